@@ -1,0 +1,19 @@
+PYTHON ?= python
+
+.PHONY: check test full bench
+
+check:  ## what a change must pass before review
+	ruff format --check .
+	ruff check .
+	mypy
+	$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+
+test:  ## the quick form of every suite
+	$(PYTHON) -m pytest -q -m "not slow and not gpu and not multi_gpu"
+
+full:  ## everything a CPU can run
+	$(PYTHON) -m pytest -q -m "not gpu and not multi_gpu"
+
+bench:  ## every benchmark; JSON goes to benchmarks/results
+	$(PYTHON) benchmarks/probe_cost.py
+	$(PYTHON) benchmarks/launch_cost.py
