@@ -1,0 +1,1 @@
+"""Pure functions and frozen values: no file, process, clock or environment."""

@@ -1,0 +1,67 @@
+"""Motion: what one rank did between two looks at it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from harness.core.evidence import Frame, Process, RankSnapshot, Stack
+from harness.core.stacks import training_stack
+
+BUSY_SHARE = 0.5  # of one core; below it a rank does not compute
+
+
+class Motion(StrEnum):
+    MOVING = "moving"
+    WAITING = "waiting"
+    BURNING = "burning"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
+    """What one rank did between two looks, collectives aside."""
+    if after.process is None or after.process.state in "ZX":
+        return Motion.GONE
+    if after.process.state == "T":
+        return Motion.STOPPED
+    if before is None or before.process is None or _marked(before, after):
+        return Motion.MOVING
+    if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
+        return Motion.BURNING
+    if _transferred(before, after) or _leaf(before) != _leaf(after):
+        return Motion.MOVING
+    return Motion.WAITING
+
+
+def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
+    return (after.cpu_s - before.cpu_s) / elapsed_s
+
+
+def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
+    if before.board is None or after.board is None:
+        return before.board is not after.board
+    counts = [sum(mark.count for mark in board.marks) for board in (before.board, after.board)]
+    return counts[0] != counts[1] or before.board.completed != after.board.completed
+
+
+def _transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Bytes moved, apart from those our own questions cost."""
+    own = [_own_bytes(before), _own_bytes(after)]
+    return None not in own and own[0] != own[1]
+
+
+def _own_bytes(snapshot: RankSnapshot) -> int | None:
+    if snapshot.process is None or snapshot.process.io_bytes is None:
+        return None
+    return snapshot.process.io_bytes - snapshot.asked_bytes
+
+
+def _leaf(snapshot: RankSnapshot) -> Frame | None:
+    stack = rank_stack(snapshot)
+    return stack.frames[0] if stack and stack.frames else None
+
+
+def rank_stack(snapshot: RankSnapshot) -> Stack | None:
+    """The stack of the thread that trains."""
+    tids = [mark.tid for mark in snapshot.board.marks] if snapshot.board else []
+    return training_stack(snapshot.stacks, snapshot.pid, tids)

@@ -1,0 +1,85 @@
+"""RunSpec: one launch, fully resolved. It repeats the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Launcher(StrEnum):
+    TORCHRUN = "torchrun"  # torchrun --standalone --nproc-per-node N PROGRAM
+    PLAIN = "plain"  # the command itself: one process, or a launcher of the user's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds. None means: chosen while watching (`auto`), or no limit for the deadline."""
+
+    stall_s: float | None = None
+    busy_s: float | None = None
+    open_wait_s: float | None = None
+    start_s: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault planted on purpose. Only the launch sees it; judge and diagnosis never do."""
+
+    kind: str
+    rank: int
+    layer: int | None = None
+    step: int = 1
+    heals_s: float | None = None  # the healthy twin: the same path, over after this many seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What a metric must satisfy; every bound given must hold."""
+
+    lt: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    ge: float | None = None
+    eq: float | None = None
+    regex: str | None = None  # foreign programs: group 1 of the last match in output.log is the value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    verdict: str = "PASS"
+    cause: str | None = None
+    missing_grads: int | None = None
+    metrics: tuple[tuple[str, Bound], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One launch. `spec_hash` covers everything that decides what runs, and nothing of where."""
+
+    schema: int = 1
+    scenario: str
+    about: str
+    ranks: int
+    launcher: Launcher
+    program: tuple[str, ...]  # what follows torchrun's options, or the whole command: file or module, then arguments
+    env: tuple[tuple[str, str], ...]  # declared only, sorted
+    cwd: str | None
+    backend: str  # "gloo", "nccl", or "any" for a program whose choice is unknown
+    device: str  # "cpu", "cuda" or "any"
+    subject: str  # one line for people: "shape ci (4 layers, dim 128, T 256, fp32)", or the script
+    limits: Limits
+    expect: Expect
+    fault: Fault | None
+    notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
+    not_covered: tuple[str, ...]  # what this form of the scenario cannot show
+    spec_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """A scenario this machine cannot run."""
+
+    scenario: str
+    about: str
+    reason: str

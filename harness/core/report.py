@@ -1,0 +1,191 @@
+"""Verdict, Finding, Outcome, Report: what a run comes to, and the exit code that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.core.evidence import Place, Trouble
+
+
+class Status(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    HANG = "HANG"
+    SKIP = "SKIP"
+    ERROR = "ERROR"
+
+
+class HangKind(StrEnum):
+    DEADLOCK = "deadlock"
+    LIVELOCK = "livelock"
+    STARVED = "starved"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What happened, with the one sentence that justifies it."""
+
+    status: Status
+    kind: HangKind | None  # only for HANG
+    cause: str | None  # None for PASS
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRef:
+    group: str
+    seq: int | None
+    op: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    ranks: tuple[int, ...]
+    step: int | None
+    collective: CollectiveRef | None
+    place: Place | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A stable code, a claim, and where the proof lies."""
+
+    code: str
+    claim: str
+    ranks: tuple[int, ...]
+    place: Place | None
+    confidence: float
+    proof: tuple[str, ...]  # paths relative to the run directory, ":line" allowed
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where one rank stood at the end: a row of the table people read first."""
+
+    rank: int
+    stands_in: str
+    waits_for: str
+    quiet_s: float | None
+    culprit: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vital:
+    """One rank of a run that ended: a row of the PASS screen."""
+
+    rank: int
+    loss: float | None
+    gradients: str | None  # "67 of 67"
+    buckets: str | None  # "2 · 0.9 M fp32"
+    longest_quiet_s: float | None
+    peak_rss_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    launch_s: float | None
+    wall_s: float
+    quiet_s: float | None
+    detected_s: float | None
+    teardown_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    peak_rss_bytes: int | None
+    peak_gpu_bytes: int | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A file of the run, or the reason why it is not there."""
+
+    path: str
+    count: int | None  # lines, rows or files; None when absent
+    absent: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One attempt of one scenario."""
+
+    scenario: str
+    about: str
+    spec_hash: str
+    attempt: int
+    final: bool
+    verdict: Verdict
+    expected: bool
+    flaky: bool
+    phase: str | None
+    culprit: Culprit | None
+    victims: tuple[int, ...]
+    last_step: dict[int, int | None]
+    exit_codes: dict[int, int | None]  # as before our own kill
+    findings: tuple[Finding, ...]
+    trouble: tuple[Trouble, ...]
+    timing: Timing
+    usage: Usage
+    dir: str
+    # What follows is for people; report.json carries it under "detail".
+    subject: str
+    ranks: int
+    backend: str
+    notes: tuple[str, ...]
+    checked: tuple[str, ...]  # what was looked at and found in order
+    not_covered: tuple[str, ...]
+    ruled_out: tuple[str, ...]
+    standings: tuple[Standing, ...]
+    vitals: tuple[Vital, ...]
+    metrics: dict[str, float]
+    artifacts: tuple[Artifact, ...]
+    why: str | None  # why a HANG is one: the proof in a sentence
+    ended: str  # what was done to the processes
+    repeat: str | None  # the command that repeats it
+    next: str | None  # the command to go on with
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    host: str
+    cpus: int
+    gpus: tuple[str, ...]
+    torch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    run_id: str
+    harness: str
+    machine: MachineFacts
+    command: str  # as typed
+    interrupted: bool
+    outcomes: tuple[Outcome, ...]
+
+
+def exit_code(report: Report, *, strict: bool = False) -> int:
+    """124 an unexpected HANG, else 1 an unexpected FAIL or PASS, else 125 not judged, else 0; 130 interrupted."""
+    if report.interrupted:
+        return 130
+    final = [outcome for outcome in report.outcomes if outcome.final]
+    surprises = {outcome.verdict.status for outcome in final if not outcome.expected}
+    skipped = [outcome for outcome in final if outcome.verdict.status is Status.SKIP]
+    if Status.HANG in surprises:
+        return 124
+    if surprises & {Status.FAIL, Status.PASS}:
+        return 1
+    if any(outcome.verdict.status is Status.ERROR for outcome in final):
+        return 125
+    if len(skipped) == len(final) or (strict and skipped):
+        return 125
+    return 0
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
+    """How often each verdict was given, over the outcomes that count, in the order of `Status`."""
+    return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

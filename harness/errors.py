@@ -1,0 +1,38 @@
+"""Every error a user can cause. The text names the thing, the value, the place and the next step.
+
+    HarnessError
+    ├── UsageError      a wrong option, pattern, override or environment value      exit 2
+    ├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
+    ├── StoredRunError  a run directory that cannot be read                         exit 2
+    └── MissingNeed     named on the command line, and this machine cannot          exit 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HarnessError(Exception):
+    """An error the user can mend. Printed as it is, without a traceback."""
+
+    exit_code = 2
+
+
+class UsageError(HarnessError):
+    pass
+
+
+class ScenarioError(HarnessError):
+    """All mistakes of the files that were read, one line each, `file:line:column: key: what is wrong`."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(self.mistakes))
+
+
+class StoredRunError(HarnessError):
+    pass
+
+
+class MissingNeed(HarnessError):
+    pass
