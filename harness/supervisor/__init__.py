@@ -1,0 +1,1 @@
+"""Effects on one node: files, processes, clocks. Never imports torch."""

@@ -1,0 +1,281 @@
+"""Reduces the files of one attempt to Evidence. Reads only what lies in the attempt's directory, so it can be repeated.
+
+Every file may be missing, torn or hostile: what cannot be read becomes `trouble`, and the rest still counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from harness import protocol
+from harness.core.board import parse as parse_board
+from harness.core.evidence import (
+    Board,
+    Collective,
+    Evidence,
+    Exit,
+    Frame,
+    Raised,
+    RankEvidence,
+    Snapshot,
+    Stack,
+    Trouble,
+)
+from harness.core.flight import essential, parse_flight
+from harness.core.plan import Expect, RunSpec
+from harness.core.stacks import parse_faulthandler
+from harness.core.tracebacks import error_lines, last_traceback
+from harness.core.traces import RankTraces, read_traces, trace_lines
+from harness.supervisor.journals import Journals, first_line
+from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_document
+
+_MAX_DOCUMENT_BYTES = 64 << 20
+_KEPT_CALLS = 96
+_METRIC_COLUMNS = ("loss", "grad_norm", "tokens_per_s", "seconds", "peak_rss_bytes")
+
+_Value = TypeVar("_Value")
+_SNAPSHOT = TypeAdapter(Snapshot)
+_EVIDENCE = TypeAdapter(Evidence)
+
+
+def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json."""
+    gather = _Gather(attempt=attempt, spec=spec)
+    evidence = gather.evidence(node)
+    attempt.evidence.mkdir(exist_ok=True)
+    write_document(attempt.evidence / f"{node}.json", _EVIDENCE.dump_json(evidence, indent=1).decode())
+    return evidence
+
+
+def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
+    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log."""
+    log = log_tail(attempt.output)
+    found = {name: re.findall(bound.regex, log) for name, bound in expect.metrics if bound.regex}
+    values = {name: _number(matches[-1] if matches else None) for name, matches in found.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class _Gather:
+    """The journals of one attempt, read once."""
+
+    attempt: AttemptDir
+    spec: RunSpec
+    trouble: list[Trouble] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
+
+    def evidence(self, node: str) -> Evidence:
+        journals = self.journals
+        exits = tuple(journals.exits())
+        said = journals.said("ending")
+        ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
+        return Evidence(
+            node=node,
+            world_size=self.spec.ranks,
+            backend=self.spec.backend,
+            ending=journals.ending(),
+            limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
+            ended_s=ended_s,
+            launch_s=journals.said("started").get("t_s"),
+            teardown_s=journals.teardown_s(),
+            launcher=next((exit for exit in exits if exit.rank is None), None),
+            launcher_error=said.get("error"),
+            ranks=ranks,
+            exits=exits,
+            snapshots=tuple(self._snapshots()),
+            samples=tuple(journals.samples()),
+            last_progress_s=said.get("last_progress_s"),
+            leftovers=tuple(journals.left("outlived")),
+            undead=tuple(journals.left("left")),
+            metrics=self._metrics(),
+            trouble=tuple(self._all_trouble()),
+        )
+
+    # Ranks.
+
+    def _snapshots(self) -> Iterator[Snapshot]:
+        found = []
+        for path in self.attempt.dumps.glob("snapshot*.json"):
+            snapshot = self._read(path, _SNAPSHOT.validate_json)
+            if snapshot is not None:
+                found.append(snapshot)
+        return iter(sorted(found, key=lambda snapshot: snapshot.number))
+
+    def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
+        home = self.attempt.rank(rank)
+        home.mkdir(exist_ok=True)
+        pid = self.journals.pids.get(rank)
+        self._bring_logs(rank, home)
+        if pid is not None:
+            self._bring_boards(pid, home)
+        board = self._board(home, rank, pid)
+        errors = log_tail(home / "stderr.log")
+        peaks = self.journals.said("peaks").get("rss_bytes") or {}
+        beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        if not beats and board is not None:
+            self._heartbeat_from_board(rank, board)
+        return RankEvidence(
+            rank=rank,
+            pid=pid,
+            exit=next((exit for exit in exits if exit.rank == rank), None),
+            raised=self._raised(rank, home, errors),
+            board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
+            collectives=self._flight(home, rank),
+            death_stacks=self._death_stacks(home),
+            peak_rss_bytes=peaks.get(str(rank)),
+            peak_gpu_bytes=_whole(_last_number(beats, "gpu_peak_bytes")),
+            traces=self._traces(rank, home),
+            last_loss=_last_number(beats, "loss"),
+            error_lines=error_lines(errors),
+        )
+
+    def _bring_logs(self, rank: int, home: Path) -> None:
+        """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
+        for stream in ("stdout", "stderr"):
+            written = sorted(self.attempt.logs.glob(f"*/attempt_*/{rank}/{stream}.log"))
+            if written:
+                shutil.copyfile(written[-1], home / f"{stream}.log")
+            elif not self.attempt.logs.exists() and rank == 0 and self.attempt.output.exists():
+                shutil.copyfile(self.attempt.output, home / f"{stream}.log")
+
+    def _bring_boards(self, pid: int, home: Path) -> None:
+        names = {
+            protocol.BOARD: "board",
+            protocol.STACKS: "stacks.txt",
+            protocol.RAISED: "raised.json",
+            protocol.FLIGHT: "flight.json",
+            protocol.TROUBLE: "trouble.jsonl",
+        }
+        for pattern, name in names.items():
+            source = self.attempt.boards / pattern.format(pid=pid)
+            if source.exists() and (source.stat().st_size or pattern == protocol.BOARD):
+                shutil.copyfile(source, home / name)
+
+    def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
+        path = home / "board"
+        if not path.exists():
+            if pid is not None:
+                self._note("board", "none was written: probe off, or not a Python program of torch's", rank)
+            return None
+        return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
+
+    def _flight(self, home: Path, rank: int) -> tuple[Collective, ...]:
+        path = home / "flight.json"
+        if not path.exists():
+            return ()
+        found = self._read(path, lambda raw: parse_flight(raw.decode(errors="replace")), rank)
+        return essential(found) if found else ()
+
+    def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
+        path = home / "stacks.txt"
+        return parse_faulthandler(log_tail(path)) if path.exists() else ()
+
+    def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
+        path = home / "raised.json"
+        record = self._read(path, json.loads, rank) if path.exists() else None
+        if isinstance(record, dict):
+            try:
+                return _raised_record(rank, record, self.journals.origin_ns)
+            except (KeyError, TypeError, ValueError) as error:
+                self._note("raised.json", repr(error), rank)
+        printed = last_traceback(errors)
+        if printed is None:
+            return None
+        kind, message, frames = printed
+        return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
+
+    def _traces(self, rank: int, home: Path) -> RankTraces:
+        path = home / "stdout.log"
+        if not path.exists():
+            return read_traces(())
+        with path.open(encoding="utf-8", errors="replace") as log:
+            lines = list(trace_lines(line.rstrip("\n") for line in log))
+        with self.attempt.traces.open("w" if rank == 0 else "a", encoding="utf-8") as traces:
+            traces.writelines(f"[rank{rank}] {line}\n" for line in lines)
+        return read_traces(lines)
+
+    def _heartbeat_from_board(self, rank: int, board: Board) -> None:
+        lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
+        if lines:
+            path = self.attempt.path / f"heartbeat_rank{rank}.jsonl"
+            path.write_text("\n".join(lines) + "\n")
+
+    # Numbers and trouble.
+
+    def _metrics(self) -> dict[str, float]:
+        """What the program reported about its training: first and last of each column of training.csv."""
+        path = self.attempt.path / "training.csv"
+        if not path.exists():
+            return {}
+        with path.open(encoding="utf-8", errors="replace", newline="") as table:
+            rows = list(csv.DictReader(line.replace("\0", "") for line in table))
+        metrics: dict[str, float] = {"steps": float(len(rows))}
+        for column in _METRIC_COLUMNS:
+            values = [value for row in rows if (value := _number(row.get(column))) is not None]
+            if values:
+                metrics |= {f"{column}_first": values[0], f"{column}_last": values[-1], column: values[-1]}
+        return metrics
+
+    def _all_trouble(self) -> Iterator[Trouble]:
+        yield from self.trouble
+        for record in self.journals.watched + self.journals.processes:
+            if record.get("event") == "trouble":
+                yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
+        for rank in self.journals.pids:
+            for record in read_lines(self.attempt.rank(rank) / "trouble.jsonl"):
+                yield Trouble(what=f"probe: {record.get('what')}", why=str(record.get("why"))[:500], rank=rank)
+
+    def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
+        try:
+            if path.stat().st_size > _MAX_DOCUMENT_BYTES:
+                self._note(path.name, f"larger than {_MAX_DOCUMENT_BYTES >> 20} MiB", rank)
+                return None
+            return parse(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            self._note(path.name, first_line(error), rank)
+            return None
+
+    def _note(self, what: str, why: str, rank: int | None = None) -> None:
+        self.trouble.append(Trouble(what=what, why=why, rank=rank))
+
+
+def _raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
+    frames = (
+        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
+    )
+    return Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=str(record["type"]),
+        message=str(record["message"]),
+        frames=tuple(frames),
+        proof=f"rank{rank}/raised.json",
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _last_number(records: list[dict[str, Any]], key: str) -> float | None:
+    values = [record[key] for record in records if isinstance(record.get(key), (int, float))]
+    return values[-1] if values else None
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)

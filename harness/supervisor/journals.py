@@ -1,0 +1,124 @@
+"""The two journals of an attempt: what the guardian did to the processes, and what the watcher saw."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.core.board import parse as parse_board
+from harness.core.evidence import Board, Ending, Exit, Sample, Trouble
+from harness.core.limits import in_force
+from harness.core.plan import Limits
+from harness.supervisor.rundir import AttemptDir, log_tail, read_lines
+
+_KEPT_SAMPLES = 200
+_SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
+_TORCHRUN_FAILURE = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid:\s*(\d+)\)")
+_SAMPLE = TypeAdapter(Sample)
+_LIMITS = TypeAdapter(Limits)
+
+
+@dataclass(kw_only=True)
+class Journals:
+    """Read once; a record that does not make sense becomes `trouble`."""
+
+    attempt: AttemptDir
+    trouble: list[Trouble] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.processes = list(read_lines(self.attempt.processes))
+        self.watched = list(read_lines(self.attempt.watch))
+        self.origin_ns = int(self.said("origin").get("origin_ns", self._first_ns()))
+        self.pids = self._rank_pids()
+
+    def _first_ns(self) -> int:
+        return next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
+
+    def said(self, event: str) -> dict[str, Any]:
+        """The last record of that kind; empty when there is none."""
+        return next((one for one in reversed(self.watched) if one.get("event") == event), {})
+
+    def _seconds(self, event: dict[str, Any]) -> float:
+        return (int(event["t_ns"]) - self.origin_ns) / 1e9
+
+    def ending(self) -> Ending:
+        said = self.said("ending").get("ending")
+        if said in set(Ending):
+            return Ending(said)
+        if self.attempt.interrupted.exists() or not self._of("exit"):
+            return Ending.ABANDONED
+        return Ending.EXITED
+
+    def _of(self, event: str) -> list[dict[str, Any]]:
+        return [one for one in self.processes if one.get("event") == event and "t_ns" in one]
+
+    def _rank_pids(self) -> dict[int, int]:
+        """The process of each rank: as the watcher found it, or as the boards say."""
+        pids = {int(one["rank"]): int(one["pid"]) for one in self.watched if one.get("event") == "rank"}
+        for path in sorted(self.attempt.boards.glob("*.board")):
+            try:
+                board = parse_board(path.read_bytes(), self.origin_ns)
+            except (OSError, ValueError) as error:
+                self._note(path.name, str(error))
+                continue
+            if board.rank is not None:
+                pids.setdefault(board.rank, board.pid)
+        return pids
+
+    def exits(self) -> Iterator[Exit]:
+        """Ends in order of time. One process may be told of twice: by its exit, and by the launcher's summary."""
+        killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")]
+        begun_s = min(killing, default=float("inf"))
+        launcher = next((one.get("pid") for one in self._of("started")), None)
+        ranks = {pid: rank for rank, pid in self.pids.items()}
+        summary = self._torchrun_summary()
+        seen: set[int] = set()
+        for event in sorted(self._of("exit"), key=lambda one: int(one["t_ns"])):
+            pid = int(event["pid"])
+            if pid in seen or (pid != launcher and pid not in ranks):
+                continue
+            seen.add(pid)
+            status = event["status"] if event.get("status") is not None else summary.get(pid)
+            at_s = self._seconds(event)
+            yield Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
+
+    def _torchrun_summary(self) -> dict[int, int]:
+        log = log_tail(self.attempt.output)
+        return {int(pid): int(code) for code, pid in _TORCHRUN_FAILURE.findall(log)}
+
+    def teardown_s(self) -> float:
+        ended = self._of("ended")
+        began = self._of("signal") or ended
+        return self._seconds(ended[-1]) - self._seconds(began[0]) if ended else 0.0
+
+    def left(self, which: str) -> Iterator[str]:
+        for event in self._of("ended"):
+            yield from (str(one)[:300] for one in event.get(which) or ())
+
+    def limits(self, declared: Limits, boards: Iterable[Board | None]) -> Limits:
+        """As they were in force at the end; as they are chosen where the watcher did not live to say."""
+        said = {key: value for key, value in self.said("limits").items() if key.endswith("_s") and key != "t_s"}
+        try:
+            return _LIMITS.validate_python(said) if said else in_force(declared, boards)
+        except ValidationError as error:
+            self._note("limits", first_line(error))
+            return in_force(declared, [])
+
+    def samples(self) -> Iterator[Sample]:
+        for record in [one for one in self.watched if one.get("event") == "sample"][-_KEPT_SAMPLES:]:
+            try:
+                yield _SAMPLE.validate_python({key: record[key] for key in _SAMPLE_KEYS if key in record})
+            except ValidationError as error:
+                self._note("a sample of the watcher", first_line(error))
+
+    def _note(self, what: str, why: str) -> None:
+        self.trouble.append(Trouble(what=what, why=why))
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [repr(error)]
+    return " ".join(lines[:2])[:300]

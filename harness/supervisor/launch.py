@@ -1,0 +1,185 @@
+"""Starts one run under the guardian, and speaks with the guardian until it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import protocol
+from harness.core.plan import Fault, Launcher, RunSpec
+from harness.supervisor.rundir import AttemptDir
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
+_GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
+_SUBJECT = _PACKAGE.parent / "nsa"
+_MEMORY = Path("/dev/shm")
+# Names the subject reads. What is not declared must not leak into it from the user's shell: the spec repeats the run.
+_SUBJECT_ENVIRONMENT = ("NSA_", "TORCH_BACKEND", "CONFIG")
+
+
+def subject_path() -> Path:
+    """The directory of the nsa package that ships with this harness. Launched by path, so nothing can shadow it."""
+    return _SUBJECT
+
+
+def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
+    """The command that is launched. Without an attempt directory: as one would type it."""
+    if spec.launcher is Launcher.PLAIN:
+        return list(spec.program)
+    logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
+    return [
+        python,
+        "-P",  # the working directory may hold a module that shadows one of torchrun's
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={spec.ranks}",
+        *logs,
+        *spec.program,
+    ]
+
+
+@dataclass(kw_only=True)
+class Guarded:
+    """A launched run: the guardian's process, and what it has said so far."""
+
+    guardian: subprocess.Popen[bytes]
+    origin_ns: int
+    boards: Path
+    tag: str
+    order: dict[str, Any]
+    pending: bytes = b""
+    lost: bool = False  # the guardian itself is gone
+
+    def events(self, wait_s: float) -> list[dict[str, Any]]:
+        """What the guardian has said since, waiting at most `wait_s` for the first word."""
+        out = self.guardian.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], wait_s)
+        if not ready:
+            return []
+        chunk = os.read(out.fileno(), 1 << 16)
+        if not chunk:
+            self.lost = True
+            return []
+        *lines, self.pending = (self.pending + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def tell(self, **command: object) -> None:
+        assert self.guardian.stdin is not None
+        try:
+            self.guardian.stdin.write(json.dumps(command).encode() + b"\n")
+            self.guardian.stdin.flush()
+        except BrokenPipeError:
+            self.lost = True
+
+    def end(self, grace_s: float, limit_s: float = 15.0) -> list[dict[str, Any]]:
+        """End every process of the run; returns what was said until then, the "ended" event last."""
+        if self.lost:
+            self._call_a_new_guardian()
+        self.tell(do="end", grace_s=grace_s)
+        said: list[dict[str, Any]] = []
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and not self.lost:
+            said += self.events(0.1)
+            if said and any(event["event"] == "ended" for event in said):
+                break
+        self.tell(do="quit")
+        self.guardian.wait(timeout=limit_s)
+        return said
+
+    def _call_a_new_guardian(self) -> None:
+        """Somebody killed the guardian: another one, which starts nothing, sweeps by the tag."""
+        fresh = _start_guardian({**self.order, "argv": None})
+        self.guardian, self.pending, self.lost = fresh, b"", False
+
+
+def launch(spec: RunSpec, attempt: AttemptDir, probe: str) -> Guarded:
+    """Start `spec`; its files go to `attempt`. Returns at once."""
+    tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
+    boards = _boards_dir(tag)
+    order = {
+        "argv": command_line(spec, sys.executable, attempt.path.resolve()),
+        "env": _environment(spec, attempt, tag, boards, probe),
+        "cwd": spec.cwd,
+        "tag": tag,
+        "output": str(attempt.output.resolve()),
+        "boards": str(boards),
+        "keep": str(attempt.boards.resolve()),
+        "journal": str(attempt.processes.resolve()),
+        "interrupted": str(attempt.interrupted.resolve()),
+    }
+    origin_ns = time.monotonic_ns()
+    return Guarded(guardian=_start_guardian(order), origin_ns=origin_ns, boards=boards, tag=tag, order=order)
+
+
+def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_GUARDIAN)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert guardian.stdin is not None
+    guardian.stdin.write(json.dumps(order).encode() + b"\n")
+    guardian.stdin.flush()
+    return guardian
+
+
+def _boards_dir(tag: str) -> Path:
+    """A private directory in memory, or in the temporary directory where there is no /dev/shm to write to."""
+    home = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    path = home / f"nsa-harness-{tag}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:
+    subject = str(subject_path()) in spec.program
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(protocol.ENV_PREFIX) and not (subject and name.startswith(_SUBJECT_ENVIRONMENT))
+    }
+    declared = dict(spec.env)
+    path = [str(_BOOTSTRAP), *filter(None, [declared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
+    ours = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "NSA_OUT_DIR": str(attempt.path.resolve()),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
+        protocol.ENV_RUN: tag,
+        protocol.ENV_BOARDS: str(boards),
+        protocol.ENV_PROBE: probe,
+        **_fault(spec.fault),
+    }
+    return {**_unbuffered(spec), **inherited, **declared, **ours}
+
+
+def _unbuffered(spec: RunSpec) -> dict[str, str]:
+    """What torchrun would set itself, and say so in five lines of warning; a plain launch gets the same."""
+    threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
+    return {"PYTHONUNBUFFERED": "1", **threads}
+
+
+def _fault(fault: Fault | None) -> dict[str, str]:
+    if fault is None:
+        return {}
+    facts = {
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "layer": fault.layer,
+        "step": fault.step,
+        "heals_s": fault.heals_s,
+    }
+    return {protocol.ENV_FAULT: json.dumps(facts)}

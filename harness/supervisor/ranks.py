@@ -1,0 +1,112 @@
+"""The ranks of a running job: which process each one is, which have left, and what their boards say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness import protocol
+from harness.core.evidence import Board
+from harness.core.limits import last_progress_s, started
+from harness.core.live import Progress, RankProgress
+from harness.core.plan import RunSpec
+from harness.supervisor import procfs
+from harness.supervisor.dump import Camera
+from harness.supervisor.launch import Guarded
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """Read from outside: neither the launcher nor a rank is asked."""
+
+    spec: RunSpec
+    guarded: Guarded
+    camera: Camera
+    pids: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    boards: dict[int, Board | None] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)  # resident bytes
+    _bytes_moved: dict[int, tuple[int, float]] = field(default_factory=dict)  # without a board: io bytes, last growth
+
+    @property
+    def alive(self) -> dict[int, int]:
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.gone and alive(pid)}
+
+    @property
+    def all_train(self) -> bool:
+        return len(self.boards) == self.spec.ranks and all(map(started, self.boards.values()))
+
+    @property
+    def some_start(self) -> bool:
+        """A rank with a board has not left start-up yet."""
+        return any(board is not None and not started(board) for board in self.boards.values())
+
+    def left(self, pid: int) -> None:
+        self.gone |= {rank for rank, known in self.pids.items() if known == pid}
+
+    def discover(self, launcher: int) -> list[tuple[int, int]]:
+        """Find each rank's process: the topmost below the launcher that was given the rank. Returns the new ones."""
+        if len(self.pids) == self.spec.ranks and all(map(alive, self.pids.values())):
+            return []
+        found = [new for stat in procfs.descendants(launcher) if (new := self._given(stat))]
+        alone = not self.pids and self.spec.ranks == 1
+        if alone and procfs.environment(launcher).get(protocol.ENV_RUN) == self.guarded.tag:
+            self.pids[0] = launcher
+            found.append((0, launcher))
+        for rank, pid in found:
+            self.guarded.tell(do="watch", pid=pid, rank=rank)
+        return found
+
+    def _given(self, stat: procfs.Stat) -> tuple[int, int] | None:
+        environment = procfs.environment(stat.pid)
+        rank = environment.get("RANK", "")
+        if not rank.isdigit() or environment.get(protocol.ENV_RUN) != self.guarded.tag:
+            return None
+        known = self.pids.get(int(rank))
+        if known == stat.pid or stat.parent in self.pids.values() or (known is not None and alive(known)):
+            return None
+        self.pids[int(rank)] = stat.pid
+        self.gone.discard(int(rank))
+        return int(rank), stat.pid
+
+    def read_boards(self, now_s: float) -> None:
+        for rank, pid in self.pids.items():
+            if rank in self.gone:
+                continue
+            self.boards[rank] = self.camera.board(pid)
+            if self.boards[rank] is None:
+                moved = procfs.io_bytes(pid) or 0
+                if moved != self._bytes_moved.get(rank, (None, 0.0))[0]:
+                    self._bytes_moved[rank] = (moved, now_s)
+
+    def read_memory(self) -> None:
+        for rank, pid in self.pids.items():
+            peak = procfs.peak_rss_bytes(pid)
+            if peak is not None:
+                self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
+
+    def last_progress_s(self) -> float:
+        """When any living rank last moved."""
+        living = [rank for rank in self.pids if rank not in self.gone]
+        times = [last_progress_s(board) for rank in living if (board := self.boards.get(rank))]
+        times += [self._bytes_moved[rank][1] for rank in living if rank in self._bytes_moved]
+        return max(times, default=0.0)
+
+    def progress(self, now_s: float) -> Progress:
+        rows = tuple(self._row(rank, board, now_s) for rank, board in sorted(self.boards.items()))
+        return Progress(elapsed_s=now_s, deadline_s=self.spec.limits.deadline_s, ranks=rows)
+
+    def _row(self, rank: int, board: Board | None, now_s: float) -> RankProgress:
+        newest = board.newest if board else None
+        return RankProgress(
+            rank=rank,
+            phase=newest.kind if newest else "start",
+            step=board.step if board else 1,
+            quiet_s=max(0.0, now_s - newest.at_s) if newest else None,
+            rss_bytes=self.peaks.get(rank),
+            module=newest.name if newest else None,
+        )
+
+
+def alive(pid: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and stat.state not in "ZX"

@@ -1,0 +1,135 @@
+"""Every file name of a run, and the two ways to write one: whole documents aside and renamed, journals line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.errors import StoredRunError
+
+_TAIL_BYTES = 1 << 20  # of a log; the end of a run is at the end of its log
+
+
+class AttemptDir:
+    """One attempt of one scenario."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.json"
+        self.command = path / "command.txt"
+        self.env = path / "env.json"
+        self.output = path / "output.log"
+        self.traces = path / "traces.log"
+        self.result = path / "result.txt"
+        self.logs = path / "logs"  # torchrun's --log-dir: one stdout.log and stderr.log a rank
+        self.boards = path / "boards"  # brought home by the guardian
+        self.dumps = path / "dumps"
+        self.processes = path / "processes.jsonl"  # the guardian's journal
+        self.watch = path / "watch.jsonl"  # the watcher's journal
+        self.interrupted = path / "interrupted"
+        self.evidence = path / "evidence"
+        self.verdict = path / "verdict.json"
+
+    def rank(self, rank: int) -> Path:
+        return self.path / f"rank{rank}"
+
+
+class RunDir:
+    """One run of one or more scenarios."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "test_execution.log"
+        self.summary = path / "SUMMARY.md"
+        self.report = path / "report.json"
+        self.junit = path / "junit.xml"
+        self.html = path / "report.html"
+        self.events = path / "events.jsonl"
+        self.request = path / "run.json"
+        self.missing_params = path / "all_missing_params.txt"
+        self.buckets = path / "ddp_buckets.txt"
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    def attempt(self, scenario: str, number: int = 1) -> AttemptDir:
+        return AttemptDir(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
+
+    def attempts(self) -> Iterator[AttemptDir]:
+        """The attempts on disk, in the order in which they were launched."""
+        specs = sorted(self.path.glob("*/spec.json"), key=lambda spec: spec.stat().st_mtime_ns)
+        return (AttemptDir(spec.parent) for spec in specs)
+
+
+def create_run(parent: Path) -> RunDir:
+    """A new run directory below `parent`; `parent/latest` points at it."""
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+    path = parent / run_id
+    path.mkdir(parents=True)
+    _point_latest(parent, run_id)
+    return RunDir(path)
+
+
+def find_run(path: Path | None, parent: Path) -> RunDir:
+    """The stored run that `path` names: a run directory, an attempt or file inside one, a run id, or the newest run.
+
+    Raises StoredRunError where there is none.
+    """
+    wanted = parent / "latest" if path is None else path
+    for candidate in (wanted, parent / wanted):
+        resolved = candidate.resolve()
+        for directory in (resolved, *list(resolved.parents)[:2]):
+            if directory.is_dir() and any(directory.glob("*/spec.json")):
+                return RunDir(directory)
+    known = sorted((entry.name for entry in parent.glob("2*T*-*")), reverse=True)[:3] if parent.is_dir() else []
+    hint = f"the newest runs in {parent} are {', '.join(known)}" if known else f"{parent} holds no run"
+    raise StoredRunError(f"{wanted}: not a stored run (no */spec.json below it); {hint}")
+
+
+def write_document(path: Path, text: str) -> None:
+    """Write aside and rename: a reader sees the old document or the new one, never half of one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+    aside.replace(path)
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a journal. A torn or foreign line is passed over: the writer may have been killed in it."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as journal:
+        for line in journal:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def log_tail(path: Path) -> str:
+    """The end of a log, as text; empty when there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _point_latest(parent: Path, run_id: str) -> None:
+    aside = parent / f".latest.{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(run_id)
+    aside.replace(parent / "latest")
