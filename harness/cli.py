@@ -1,0 +1,263 @@
+"""The command line: parse, call, print, choose the exit code. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from harness.errors import HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.supervisor.planning import Plan, Question
+
+# Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
+_BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--resume")
+_DEBUG = "NSA_HARNESS_DEBUG"
+
+app = typer.Typer(
+    name="nsa-harness",
+    help="Run training scenarios, tell a hang from a slow run, and say which rank, line and collective it was.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+class Probe(StrEnum):
+    OFF = "off"
+    BOARD = "board"
+    FULL = "full"
+
+
+def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end the program.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run_command_line(sys.argv[1:]))
+
+
+def run_command_line(argv: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Errors of the user go to stderr without a traceback."""
+    words, passed_on = _split(argv)
+    try:
+        _check_environment(os.environ)
+        app(args=words, prog_name="nsa-harness", obj=passed_on)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except HarnessError as error:
+        if os.environ.get(_DEBUG) == "1":
+            raise
+        return _say(error, as_json="--json" in words)
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The harness's own words, and what stands behind the first `--`."""
+    words = list(argv)
+    behind: tuple[str, ...] = ()
+    if "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], tuple(words[at + 1 :])
+    return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in words], behind
+
+
+def _say(error: HarnessError, *, as_json: bool) -> int:
+    print(str(error), file=sys.stderr)
+    if as_json:
+        event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": str(error)}
+        print(json.dumps(event), flush=True)
+    return error.exit_code
+
+
+def _check_environment(environ: os._Environ[str]) -> None:
+    """Every option is also NSA_HARNESS_<OPTION>; a slip in such a name must not vanish."""
+    given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
+    if not given:
+        return
+    from harness.core.suggest import did_you_mean
+
+    known = sorted({_DEBUG, *_option_variables()})
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        hints = [did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown]
+        pairs = zip(unknown, hints, strict=True)
+        raise UsageError("\n".join(f"environment {name}: no option has this name{hint}" for name, hint in pairs))
+
+
+def _option_variables() -> set[str]:
+    group = typer.main.get_command(app)
+    commands = getattr(group, "commands", {}).values()
+    variables = (param.envvar for command in commands for param in command.params)
+    return {variable for variable in variables if isinstance(variable, str)}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from harness import __version__
+
+        typer.echo(f"nsa-harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    if context.obj and context.invoked_subcommand != "run":
+        raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATTERN|KEY=VALUE]", help="Name, alias, glob, YAML file or spec.json."),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Run this program; its words follow `--`."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", min=1, help="Ranks of --script.")] = 2,
+    tag: Annotated[
+        list[str] | None, typer.Option("-t", "--tag", envvar="NSA_HARNESS_TAG", help="Scenarios with this tag.")
+    ] = None,
+    expression: Annotated[
+        str | None,
+        typer.Option("-k", envvar="NSA_HARNESS_K", metavar="EXPR", help="Words with and, or, not and brackets."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the commands, launch nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+    ] = False,
+    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+) -> None:
+    """Run scenarios and judge them."""
+    from harness.supervisor.machine import machine_facts
+    from harness.supervisor.planning import planned
+
+    question = _question(context, words, tag, expression, script, ranks)
+    plan = planned(question, machine_facts())
+    if dry_run:
+        _print_commands(plan, as_json=as_json)
+        return
+    from harness.request import RunRequest
+    from harness.run import run_all
+
+    request = RunRequest(
+        specs=plan.specs,
+        out=out,
+        json=as_json,
+        strict=strict,
+        probe=probe.value,
+        command=_typed(),
+        notes=plan.notes,
+    )
+    raise typer.Exit(run_all(request))
+
+
+@app.command("list")
+def list_scenarios(
+    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="A JSON list.")] = False,
+) -> None:
+    """List every scenario, yours in ./scenarios first."""
+    from harness.cli_text import catalog_json, catalog_lines
+    from harness.supervisor.planning import every_scenario
+
+    items, notes = every_scenario(Path.cwd())
+    _print([catalog_json(items)] if as_json else catalog_lines(items))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`.")],
+) -> None:
+    """Show a scenario's resolved YAML and where each value comes from."""
+    from harness.cli_text import explanation
+    from harness.supervisor.machine import machine_facts
+
+    _print(explanation(_question(context, words), machine_facts()))
+
+
+@app.command()
+def report(
+    stored: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
+) -> None:
+    """Judge a stored run again, from its files."""
+    from harness.run import rejudge
+
+    raise typer.Exit(rejudge(stored, json=as_json, out=out))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    from harness.core.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _question(
+    context: typer.Context,
+    words: Sequence[str] | None,
+    tag: Sequence[str] | None = None,
+    expression: str | None = None,
+    script: str | None = None,
+    ranks: int = 2,
+) -> Question:
+    from harness.supervisor.planning import Question, Script
+
+    passed_on: tuple[str, ...] = context.obj or ()
+    if passed_on and script is None:
+        raise UsageError("`--` passes words on to a program; name it with --script FILE")
+    return Question(
+        words=tuple(words or ()),
+        tags=tuple(tag or ()),
+        expression=expression,
+        script=None if script is None else Script(file=script, ranks=ranks, args=passed_on),
+        working_dir=Path.cwd(),
+        environ=os.environ,
+    )
+
+
+def _print_commands(plan: Plan, *, as_json: bool) -> None:
+    from harness.cli_text import command_events, command_lines
+
+    _print(command_events(plan) if as_json else command_lines(plan))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _typed() -> str:
+    import shlex
+
+    return shlex.join(["nsa-harness", *sys.argv[1:]])

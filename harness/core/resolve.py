@@ -1,0 +1,198 @@
+"""Scenario + machine -> RunSpec or Skip: every `auto` is decided here, and said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+
+from harness.core.layers import layers_of
+from harness.core.nsa_options import Choice, nsa_options, subject_line
+from harness.core.plan import Bound, Expect, Fault, Launcher, Limits, RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.core.scenario import NSA_TRAIN, Scenario
+from harness.core.scenario_types import Backend, Dtype, Implementation, ShapeName, Wrapper
+from harness.core.shapes import SHAPES
+
+DEADLINE_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the caller knows of the place: paths and contents. Paths never reach the spec hash."""
+
+    python: str
+    nsa_dir: str  # the directory of the nsa package, launched by path
+    content_hash: str  # of the program's source; empty for a command or an installed module
+
+
+def resolve(
+    scenario: Scenario, facts: MachineFacts, surroundings: Surroundings, notes: tuple[str, ...] = ()
+) -> RunSpec | Skip:
+    """The launch of a scenario on this machine."""
+    if reason := _missing(scenario, facts):
+        return Skip(scenario=scenario.name, about=scenario.about, reason=reason)
+    spec = _ours(scenario, facts, surroundings) if scenario.is_ours else _foreign(scenario)
+    spec = replace(spec, notes=(*spec.notes, *notes))
+    return replace(spec, spec_hash=spec_hash(spec, surroundings))
+
+
+def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
+    """Twelve hex digits over everything that decides what runs; no path of this machine goes in."""
+    names = {surroundings.nsa_dir: NSA_TRAIN, surroundings.python: "python"}
+    head = tuple(names.get(word, word) for word in spec.program)
+    head = (PurePath(head[0]).name, *head[1:])
+    facts = {
+        "program": head,
+        "content": surroundings.content_hash,
+        "ranks": spec.ranks,
+        "env": spec.env,
+        "cwd": None if spec.cwd and PurePath(spec.cwd).is_absolute() else spec.cwd,
+        "backend": spec.backend,
+        "device": spec.device,
+        "limits": asdict(spec.limits),
+        "fault": asdict(spec.fault) if spec.fault else None,
+    }
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def machine_choice(scenario: Scenario, facts: MachineFacts) -> Choice:
+    """What `auto` comes to here."""
+    model, ranks = scenario.model, scenario.run.ranks
+    on_gpu = len(facts.gpus) >= ranks
+    shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
+    backend = scenario.needs.backend
+    if backend is Backend.AUTO:
+        backend = Backend.NCCL if on_gpu else Backend.GLOO
+    default_dtype = SHAPES[shape].dtype if on_gpu else Dtype.FLOAT32.value
+    return Choice(
+        shape=shape.value,
+        layers=model.layers or SHAPES[shape].layers,
+        seq_len=model.seq_len or SHAPES[shape].seq_len,
+        batch=scenario.train.batch or SHAPES[shape].batch,
+        dtype=default_dtype if model.dtype is Dtype.AUTO else model.dtype.value,
+        backend=backend.value,
+        device="cuda" if on_gpu else "cpu",
+    )
+
+
+def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Iterator[tuple[tuple[str, str], str]]:
+    """Keys that name a layer the model of this machine does not have, each with what is wrong."""
+    if not scenario.is_ours:
+        return
+    choice, fault = machine_choice(scenario, facts), scenario.fault
+    model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
+    highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
+    if highest >= choice.layers:
+        yield ("gc", "layers"), f"{scenario.gc.layers} names layer {highest}; {model}"
+    if fault is not None and fault.layer is not None and fault.layer >= choice.layers:
+        yield ("fault", "layer"), f"got {fault.layer}; {model}"
+
+
+def _missing(scenario: Scenario, facts: MachineFacts) -> str | None:
+    have, needs, ranks = len(facts.gpus), scenario.needs, scenario.run.ranks
+    here = f"this machine has {_gpus(have)}"
+    if needs.gpus > have:
+        return f"needs {_gpus(needs.gpus)}; {here}"
+    if needs.backend is Backend.NCCL and have < ranks:
+        return f"nccl needs a GPU for each of {ranks} ranks; {here}"
+    if scenario.is_ours and scenario.model.impl is Implementation.FLASH and have < ranks:
+        return f"flash-attn needs a GPU for each of {ranks} ranks; {here}"
+    return None
+
+
+def _gpus(count: int) -> str:
+    return {0: "no GPU", 1: "1 GPU"}.get(count, f"{count} GPUs")
+
+
+def _ours(scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
+    choice = machine_choice(scenario, facts)
+    words = (surroundings.nsa_dir, *nsa_options(scenario, choice), *scenario.run.args)
+    alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
+    return replace(
+        _common(scenario),
+        launcher=Launcher.PLAIN if alone else Launcher.TORCHRUN,
+        program=(surroundings.python, *words) if alone else words,
+        backend=choice.backend,
+        device=choice.device,
+        subject=subject_line(scenario, choice),
+        notes=_notes(scenario, facts, choice),
+        not_covered=_not_covered(scenario, choice),
+    )
+
+
+def _foreign(scenario: Scenario) -> RunSpec:
+    run, needs = scenario.run, scenario.needs
+    spec = replace(_common(scenario), backend="any" if needs.backend is Backend.AUTO else needs.backend.value)
+    if run.command is not None:
+        command = (*run.command, *run.args)
+        return replace(spec, launcher=Launcher.PLAIN, program=command, subject=" ".join(command))
+    words = (run.program,) if run.program.endswith(".py") else ("-m", run.program)
+    return replace(spec, program=(*words, *run.args), subject=" ".join((run.program, *run.args)))
+
+
+def _common(scenario: Scenario) -> RunSpec:
+    """The parts that do not depend on the machine; the rest is filled in."""
+    limits = scenario.limits
+    return RunSpec(
+        scenario=scenario.name,
+        about=scenario.about,
+        ranks=scenario.run.ranks,
+        launcher=Launcher.TORCHRUN,
+        program=(),
+        env=tuple(sorted(scenario.run.env.items())),
+        cwd=scenario.run.cwd,
+        backend="any",
+        device="any",
+        subject="",
+        limits=Limits(
+            stall_s=limits.stall_s,
+            busy_s=limits.busy_s,
+            open_wait_s=limits.open_wait_s,
+            start_s=limits.start_s,
+            deadline_s=DEADLINE_S if limits.deadline_s is None else limits.deadline_s,
+        ),
+        expect=_expect(scenario),
+        fault=_fault(scenario),
+        notes=(),
+        not_covered=(),
+        spec_hash="",
+    )
+
+
+def _expect(scenario: Scenario) -> Expect:
+    expect = scenario.expect
+    bounds = tuple((name, Bound(**bound.model_dump())) for name, bound in sorted(expect.metrics.items()))
+    return Expect(verdict=expect.verdict.value, cause=expect.cause, missing_grads=expect.missing_grads, metrics=bounds)
+
+
+def _fault(scenario: Scenario) -> Fault | None:
+    fault = scenario.fault
+    if fault is None:
+        return None
+    return Fault(kind=fault.kind.value, rank=fault.rank, layer=fault.layer, step=fault.step, heals_s=fault.heals_s)
+
+
+def _notes(scenario: Scenario, facts: MachineFacts, choice: Choice) -> tuple[str, ...]:
+    notes = []
+    if choice.device == "cpu":
+        why = _gpus(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
+        notes.append(f"CPU form, chosen because this machine has {why}")
+    if scenario.parallel.static_graph and scenario.parallel.wrapper is not Wrapper.DDP:
+        notes.append(f"parallel.static_graph has no effect: the wrapper is {scenario.parallel.wrapper}")
+    return tuple(notes)
+
+
+def _not_covered(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
+    """What the CPU form cannot show, unless the scenario asks for just that."""
+    if choice.device != "cpu":
+        return ()
+    missing = []
+    if scenario.needs.backend is Backend.AUTO and scenario.run.ranks > 1:
+        missing.append("nccl")
+    if choice.dtype != Dtype.BFLOAT16.value:
+        missing.append("bf16")
+    return (*missing, "flash-attn")

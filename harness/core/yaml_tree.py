@@ -1,0 +1,292 @@
+"""Positioned trees: YAML 1.2 text as nodes that know where each value stands.
+
+Built from parser events, so a hostile text cannot expand aliases, construct objects or exhaust the stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+)
+
+DEPTH_LIMIT = 16
+NODE_LIMIT = 20_000
+
+Scalar = str | int | float | bool | None
+Plain = Scalar | list["Plain"] | dict[str, "Plain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a value was given: a place in a file, or a source without lines (`command line`)."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A value and the place of its key, or of the item in a list."""
+
+    origin: Origin
+    content: Scalar | tuple[Node, ...] | dict[str, Node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One thing the user has to mend."""
+
+    origin: Origin
+    key: str  # dotted; empty when the whole file is meant
+    what: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.origin), self.key, self.what) if part)
+
+
+def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
+    """As they stand in the file."""
+    return tuple(sorted(mistakes, key=lambda mistake: (mistake.origin.line or 0, mistake.origin.column or 0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    root: Node | None  # None: the text could not be read at all
+    mistakes: tuple[Mistake, ...]
+
+
+def parse_yaml(text: str, source: str) -> Parsed:
+    """The tree of one document. Never raises; duplicate keys are all reported, a broken syntax once."""
+    builder = _Builder(source)
+    try:
+        root: Node | None = builder.document(text)
+    except _UnreadableError as error:
+        return Parsed(root=None, mistakes=(*builder.mistakes, error.mistake))
+    return Parsed(root=root, mistakes=in_order(builder.mistakes))
+
+
+def plain(node: Node) -> Plain:
+    """The value without positions."""
+    if isinstance(node.content, dict):
+        return {key: plain(child) for key, child in node.content.items()}
+    if isinstance(node.content, tuple):
+        return [plain(child) for child in node.content]
+    return node.content
+
+
+def merged(under: Node, over: Node) -> Node:
+    """`over` laid upon `under`: maps merge, everything else replaces."""
+    if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
+        return over
+    content = dict(under.content)
+    for key, child in over.content.items():
+        content[key] = merged(content[key], child) if key in content else child
+    return replace(over, content=content)
+
+
+def nested(key: str, value: Node) -> Node:
+    """The tree that sets one dotted key."""
+    for name in reversed(key.split(".")):
+        value = Node(origin=value.origin, content={name: value})
+    return value
+
+
+def without(node: Node, keys: Sequence[str]) -> Node:
+    """The map without some of its top-level keys."""
+    assert isinstance(node.content, dict)
+    return replace(node, content={key: child for key, child in node.content.items() if key not in keys})
+
+
+def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
+    """The origin of the deepest part of `location` that exists."""
+    for step in location:
+        content = node.content
+        if isinstance(content, dict) and step in content:
+            node = content[str(step)]
+        elif isinstance(content, tuple) and isinstance(step, int) and step < len(content):
+            node = content[step]
+        else:
+            break
+    return node.origin
+
+
+def from_plain(value: Plain, origin: Origin) -> Node:
+    """A tree in which every node has the same origin."""
+    if isinstance(value, Mapping):
+        return Node(origin=origin, content={str(key): from_plain(child, origin) for key, child in value.items()})
+    if isinstance(value, list):
+        return Node(origin=origin, content=tuple(from_plain(child, origin) for child in value))
+    return Node(origin=origin, content=value)
+
+
+class _UnreadableError(Exception):
+    def __init__(self, mistake: Mistake) -> None:
+        self.mistake = mistake
+        super().__init__(str(mistake))
+
+
+class _Builder:
+    """Turns the events of one document into nodes, counting nodes and depth as it goes."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.mistakes: list[Mistake] = []
+        self._nodes = 0
+
+    def document(self, text: str) -> Node:
+        events = self._events(text)
+        self._expect_start(events)
+        root = self._node(next(events), events, path=())
+        next(events)  # the document's end
+        if isinstance(extra := next(events), DocumentStartEvent):
+            raise self._unreadable(extra, "a second document begins here; write one scenario a file")
+        return root
+
+    def _expect_start(self, events: Iterator[Event]) -> None:
+        first = next(event for event in events if not isinstance(event, StreamStartEvent))
+        if isinstance(first, StreamEndEvent):
+            raise self._unreadable(
+                None, "the file is empty; `nsa-harness explain ddp_onestep` shows a complete scenario"
+            )
+
+    def _events(self, text: str) -> Iterator[Event]:
+        try:
+            yield from YAML(typ="safe", pure=True).parse(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
+            raise _UnreadableError(Mistake(origin=origin, key="", what=_syntax_words(error))) from None
+        except (YAMLError, ValueError) as error:
+            raise _UnreadableError(self._character_mistake(text, error)) from None
+
+    def _character_mistake(self, text: str, error: Exception) -> Mistake:
+        position = getattr(error, "position", 0)
+        line = text.count("\n", 0, position)
+        column = position - (text.rfind("\n", 0, position) + 1)
+        character = text[position : position + 1]
+        what = f"the character U+{ord(character):04X} cannot stand in a YAML file" if character else "is not YAML"
+        return Mistake(origin=self._origin(line, column), key="", what=what)
+
+    def _node(self, event: Event, events: Iterator[Event], path: tuple[str, ...], at: Origin | None = None) -> Node:
+        self._check(event, path)
+        origin = at or self._origin(event.start_mark.line, event.start_mark.column)
+        if isinstance(event, MappingStartEvent):
+            return Node(origin=origin, content=self._mapping(events, path))
+        if isinstance(event, SequenceStartEvent):
+            return Node(origin=origin, content=tuple(self._items(events, path)))
+        return Node(origin=origin, content=self._scalar(event))
+
+    def _items(self, events: Iterator[Event], path: tuple[str, ...]) -> Iterator[Node]:
+        index = 0
+        while not isinstance(event := next(events), SequenceEndEvent):
+            yield self._node(event, events, (*path, str(index)))
+            index += 1
+
+    def _mapping(self, events: Iterator[Event], path: tuple[str, ...]) -> dict[str, Node]:
+        content: dict[str, Node] = {}
+        while not isinstance(event := next(events), MappingEndEvent):
+            self._check(event, path)
+            if not isinstance(event, ScalarEvent):
+                raise self._unreadable(event, "a key must be one word, not a list or a map")
+            key, at = str(event.value), self._origin(event.start_mark.line, event.start_mark.column)
+            value = self._node(next(events), events, (*path, key), at)
+            if key in content:
+                what = f"given twice, first in line {content[key].origin.line}; keep one"
+                self.mistakes.append(Mistake(origin=at, key=".".join((*path, key)), what=what))
+            else:
+                content[key] = value
+        return content
+
+    def _check(self, event: Event, path: tuple[str, ...]) -> None:
+        self._nodes += 1
+        if self._nodes > NODE_LIMIT:
+            raise self._unreadable(event, f"more than {NODE_LIMIT} values; a scenario has a few dozen")
+        if len(path) > DEPTH_LIMIT:
+            raise self._unreadable(event, f"nested deeper than {DEPTH_LIMIT} levels; a scenario has at most five")
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
+            raise self._unreadable(event, "anchors and aliases are not read; share keys with `extends: PARENT`")
+        if tag := getattr(event, "tag", None):
+            raise self._unreadable(event, f"the tag {shown(str(tag))} is not read; remove it")
+
+    def _scalar(self, event: Event) -> Scalar:
+        assert isinstance(event, ScalarEvent)
+        is_plain = event.implicit[0] and not event.style
+        try:
+            return scalar(event.value) if is_plain else str(event.value)
+        except ValueError:  # Python refuses to read an integer of thousands of digits
+            raise self._unreadable(event, "a number with too many digits") from None
+
+    def _unreadable(self, event: Event | None, what: str) -> _UnreadableError:
+        mark = event.start_mark if event is not None else None
+        origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
+        return _UnreadableError(Mistake(origin=origin, key="", what=what))
+
+    def _origin(self, line: int, column: int) -> Origin:
+        return Origin(source=self.source, line=line + 1, column=column + 1)
+
+
+# YAML 1.2 core schema: `off`, `yes`, `0:6` and `1:30` are text.
+_SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+    (re.compile(r"~|null|Null|NULL|"), lambda _: None),
+    (re.compile(r"true|True|TRUE"), lambda _: True),
+    (re.compile(r"false|False|FALSE"), lambda _: False),
+    (re.compile(r"[-+]?[0-9]+"), int),
+    (re.compile(r"0o[0-7]+"), lambda text: int(text[2:], 8)),
+    (re.compile(r"0x[0-9a-fA-F]+"), lambda text: int(text[2:], 16)),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+)
+
+
+def scalar(text: str) -> Scalar:
+    """What an unquoted word means. Raises ValueError for an integer too long to read."""
+    for pattern, convert in _SCALARS:
+        if pattern.fullmatch(text):
+            value: Scalar = convert(text)
+            return value
+    return text
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as messages print it: quoted if text, no control characters, at most `limit` characters."""
+    if isinstance(value, str):
+        return f'"{visible(value, limit)}"'
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return visible(str(value), limit)
+
+
+def visible(text: str, limit: int = 200) -> str:
+    """Text on one line, without characters that a terminal obeys."""
+    cut = text[:limit] + "..." if len(text) > limit else text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
+
+
+def _syntax_words(error: MarkedYAMLError) -> str:
+    problem = visible(str(error.problem or "is not YAML"))
+    if "'\\\\t'" in problem or "'\\t'" in problem:
+        return "indented with a tab; YAML takes only spaces"
+    if problem.startswith("mapping values"):
+        return "a key cannot stand here; quote a text that holds `: `, or check the indentation"
+    context = f" {visible(str(error.context))}" if error.context else ""
+    return f"not YAML: {problem}{context}"

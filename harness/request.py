@@ -1,0 +1,19 @@
+"""RunRequest: what a `run` command asks for, once every scenario is resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.plan import RunSpec, Skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    specs: tuple[RunSpec | Skip, ...]
+    out: Path | None  # the parent of run directories; None = ./reports
+    json: bool
+    strict: bool
+    probe: str  # off | board | full
+    command: str  # as typed
+    notes: tuple[str, ...] = ()  # what is true of the whole plan, such as a shadowed scenario

@@ -1,0 +1,192 @@
+"""Finding and reading scenario files: two places, parents, matrices, shadowing, and files that are no scenarios."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.core.scenario_check import checked_scenario
+from harness.core.yaml_tree import origin_of
+from harness.errors import ScenarioError
+from harness.supervisor.scenario_files import SIZE_LIMIT_BYTES, Catalog, load_catalog, load_file, shipped_root
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Path:
+    root = tmp_path / "wheel" / "_scenarios"
+    write(root / "base" / "ddp.yaml", "run: {ranks: 2}\ntags: [ddp]\n")
+    write(root / "ddp_onestep.yaml", "extends: base/ddp\nabout: shipped\naliases: [onestep]\n")
+    return root
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def mistakes_of(here: Path, shipped: Path) -> list[str]:
+    with pytest.raises(ScenarioError) as caught:
+        load_catalog(here, shipped)
+    return list(caught.value.mistakes)
+
+
+def names(catalog: Catalog) -> list[str]:
+    return [declared.name for declared in catalog.declared]
+
+
+def test_the_shipped_scenarios_are_sound_and_shipped_from_the_checkout() -> None:
+    assert shipped_root() == REPOSITORY / "scenarios"
+    catalog = load_catalog(REPOSITORY, shipped_root())
+    assert {"ddp_onestep", "text_train", "fault_deadlock"} <= set(names(catalog))
+    assert catalog.notes == ()
+
+
+def test_every_shipped_fault_says_what_it_expects() -> None:
+    catalog = load_catalog(REPOSITORY, shipped_root())
+    scenarios = {declared.name: checked_scenario(declared.tree).scenario for declared in catalog.declared}
+    found = {
+        name: (scenario.fault.kind.value, scenario.expect.verdict.value, scenario.expect.cause, scenario.tags)
+        for name, scenario in scenarios.items()
+        if scenario is not None and scenario.fault is not None
+    }
+    assert found == {
+        "fault_deadlock": ("deadlock", "HANG", "backward_function_blocked", ("fault",)),
+        "fault_skip_collective": ("skip_collective", "FAIL", "rank_conditional_collective", ("fault",)),
+        "fault_raise": ("raise", "FAIL", "exception", ("fault",)),
+        "fault_sigkill": ("sigkill", "FAIL", "killed", ("fault",)),
+        "fault_endless_loop": ("endless_loop", "HANG", "infinite_loop", ("fault",)),
+        "fault_slow_step": ("slow_step", "PASS", None, ("fault",)),
+    }
+
+
+def test_shipped_files_tell_editors_where_the_schema_lies() -> None:
+    for path in (REPOSITORY / "scenarios").rglob("*.yaml"):
+        first = path.read_text().splitlines()[0]
+        schema = first.removeprefix("# yaml-language-server: $schema=")
+        assert (path.parent / schema).resolve() == REPOSITORY / "scenarios" / "scenario.schema.json", path
+
+
+def test_a_users_scenario_shadows_the_shipped_one_and_that_is_said(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "mine.yaml", "name: ddp_onestep\nabout: mine\n")
+    catalog = load_catalog(here, shipped)
+    assert [(declared.name, declared.file) for declared in catalog.declared] == [("ddp_onestep", "scenarios/mine.yaml")]
+    assert catalog.notes == ("scenarios/mine.yaml shadows the shipped scenario ddp_onestep",)
+
+
+def test_a_users_file_extends_a_shipped_parent_and_its_own_goes_first(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "a.yaml", "extends: base/ddp\n")
+    scenario = checked_scenario(load_catalog(here, shipped).declared[0].tree).scenario
+    assert scenario is not None
+    assert scenario.tags == ("ddp",)
+    write(here / "scenarios" / "base" / "ddp.yaml", "tags: [own]\n")
+    catalog = load_catalog(here, shipped)
+    tags = {d.name: checked_scenario(d.tree).scenario for d in catalog.declared}
+    assert {name: scenario and scenario.tags for name, scenario in tags.items()} == {
+        "a": ("own",),
+        "ddp_onestep": ("ddp",),  # a shipped scenario never extends a user's file
+    }
+
+
+def test_a_child_inherits_keys_with_their_places_but_neither_name_nor_aliases(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "child.yaml", "extends: ddp_onestep\nrun: {ranks: 4}\n")
+    (child,) = [d for d in load_catalog(here, shipped).declared if d.name == "child"]
+    scenario = checked_scenario(child.tree).scenario
+    assert scenario is not None
+    assert (scenario.about, scenario.aliases, scenario.run.ranks) == ("shipped", (), 4)
+    assert str(origin_of(child.tree, ("run", "ranks"))) == "scenarios/child.yaml:2:7"
+    assert str(origin_of(child.tree, ("tags",))) == f"{shipped}/base/ddp.yaml:2:1"
+
+
+def test_a_file_named_by_its_path_may_extend_its_neighbour(here: Path, shipped: Path) -> None:
+    write(here / "deep" / "parent.yaml", "about: from next door\n")
+    path = write(here / "deep" / "child.yaml", "extends: parent\n")
+    scenario = checked_scenario(load_file(path, here, shipped).tree).scenario
+    assert scenario is not None
+    assert (scenario.name, scenario.about) == ("child", "from next door")
+
+
+def test_the_mistakes_of_all_files_are_reported_at_once_and_each_once(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "base" / "p.yaml", "gc: {laiers: all}\n")
+    write(here / "scenarios" / "a.yaml", "extends: base/p\ntrain: {stepps: 1}\n")
+    write(here / "scenarios" / "b.yaml", "extends: base/p\n")
+    write(here / "scenarios" / "sub" / "c.yml", "gc: {layers: 8:4}\n")
+    assert sorted(mistakes_of(here, shipped)) == [
+        'scenarios/a.yaml:2:9: train.stepps: unknown key; did you mean "steps"?',
+        'scenarios/base/p.yaml:1:6: gc.laiers: unknown key; did you mean "layers"?',
+        'scenarios/sub/c.yml:1:6: gc.layers: expected "start:stop" with start < stop, got "8:4"',
+    ]
+
+
+def test_a_value_that_only_the_child_makes_wrong_is_found_in_the_child(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "base" / "p.yaml", "train: {steps: 2}\n")
+    write(here / "scenarios" / "a.yaml", "extends: base/p\nfault: {kind: raise, rank: 1, layer: 0, step: 3}\n")
+    assert mistakes_of(here, shipped) == [
+        "scenarios/a.yaml:2:41: fault.step: expected at most train.steps, which is 2, got 3"
+    ]
+
+
+def test_every_variant_of_a_matrix_is_checked(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "a.yaml", "matrix: {gc.layers: [all, 8:4], gc.mode: [sideways]}\n")
+    assert mistakes_of(here, shipped) == [
+        'scenarios/a.yaml:1:27: gc.layers: expected "start:stop" with start < stop, got "8:4"',
+        'scenarios/a.yaml:1:43: gc.mode: expected one of non_reentrant, reentrant, got "sideways"',
+    ]
+
+
+def test_circles_of_any_length_are_named(here: Path, shipped: Path) -> None:
+    for name, parent in (("a", "b"), ("b", "c"), ("c", "a")):
+        write(here / "scenarios" / f"{name}.yaml", f"extends: {parent}\n")
+    circle = "scenarios/a.yaml -> scenarios/b.yaml -> scenarios/c.yaml -> scenarios/a.yaml"
+    message = f"scenarios/c.yaml:1:1: extends: goes in a circle: {circle}; take one `extends` out"
+    assert message in mistakes_of(here, shipped)
+
+
+def test_two_files_with_one_name_are_a_mistake(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "a.yaml", "about: first\naliases: [q]\n")
+    write(here / "scenarios" / "b.yaml", "name: a\n")
+    write(here / "scenarios" / "c.yaml", "aliases: [q]\n")
+    assert mistakes_of(here, shipped) == [
+        'scenarios/b.yaml:1:1: name: "a" is already the name or an alias of scenarios/a.yaml; rename one',
+        'scenarios/c.yaml:1:1: aliases: "q" is already the name or an alias of scenarios/a.yaml; rename one',
+    ]
+
+
+def test_what_is_no_file_is_said_and_never_opened(here: Path, shipped: Path) -> None:
+    (here / "scenarios" / "folder.yaml").mkdir(parents=True)
+    os.mkfifo(here / "scenarios" / "pipe.yaml")
+    (here / "scenarios" / "gone.yaml").symlink_to(here / "nothing")
+    with (here / "scenarios" / "huge.yaml").open("wb") as huge:
+        huge.truncate(10_000_000)
+    assert sorted(mistakes_of(here, shipped)) == [
+        "scenarios/folder.yaml:1:1: is a directory; a scenario is a file",
+        "scenarios/gone.yaml:1:1: cannot be read: No such file or directory",
+        f"scenarios/huge.yaml:1:1: has 10000000 bytes; a scenario file has at most {SIZE_LIMIT_BYTES}",
+        "scenarios/pipe.yaml:1:1: is not a regular file",
+    ]
+
+
+def test_a_file_name_cannot_write_to_the_terminal(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "a\x1b[31m.yaml", "gc: 1\n")
+    assert mistakes_of(here, shipped) == ["scenarios/a\\x1b[31m.yaml:1:1: gc: expected keys and values, got 1"]
+
+
+def test_a_byte_order_mark_is_no_mistake(here: Path, shipped: Path) -> None:
+    (here / "scenarios").mkdir()
+    (here / "scenarios" / "a.yaml").write_bytes(b"\xef\xbb\xbfabout: x\n")
+    assert "a" in names(load_catalog(here, shipped))
+
+
+def test_a_place_without_scenarios_still_has_the_shipped_ones(here: Path, shipped: Path) -> None:
+    assert names(load_catalog(here, shipped)) == ["ddp_onestep"]

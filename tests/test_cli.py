@@ -1,0 +1,255 @@
+"""The command line as a user meets it: processes, exit codes, what stands on stdout and what on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.core.plan import RunSpec
+from harness.core.scenario import json_schema
+from harness.core.scenario_check import checked_scenario
+from harness.core.yaml_tree import parse_yaml
+from harness.request import RunRequest
+from harness.supervisor.machine import machine_facts
+from harness.supervisor.planning import Plan, Question, planned
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli import main; main()"
+HEAVY = ("torch", "pydantic", "ruamel.yaml", "rich", "jinja2", "psutil")
+
+
+def nsa_harness(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**clean, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **environ},
+        check=False,
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("NSA_", "TORCH_BACKEND"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the same plan on every machine
+    return tmp_path
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
+    """What `run` would launch: the stage behind the command line is replaced, everything before it is real."""
+    taken: list[RunRequest] = []
+
+    def take(request: RunRequest) -> int:
+        taken.append(request)
+        return 124
+
+    monkeypatch.setattr("harness.run.run_all", take)
+    return taken
+
+
+def program_of(request: RunRequest) -> str:
+    (spec,) = request.specs
+    assert isinstance(spec, RunSpec)
+    return " ".join(spec.program)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from harness.cli import run_command_line
+assert run_command_line(["--help"]) == 0
+print("heavy:", [name for name in {HEAVY} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_help_answers_in_three_tenths_of_a_second() -> None:
+    def took_s() -> float:
+        begin = time.perf_counter()
+        assert nsa_harness("--help").returncode == 0
+        return time.perf_counter() - begin
+
+    # The quickest of five: other work on the machine makes it slower, nothing makes it quicker.
+    assert min(took_s() for _ in range(5)) <= 0.3
+
+
+def test_version_is_the_packages() -> None:
+    from harness import __version__
+
+    assert nsa_harness("--version").stdout == f"nsa-harness {__version__}\n"
+
+
+def test_list_names_every_scenario_with_its_aliases() -> None:
+    lines = nsa_harness("list").stdout.splitlines()
+    assert lines[0].split()[:3] == ["ddp_onestep", "plan", "ddp"]
+    assert lines[0].endswith("One DDP step with every trace on  (also ddp_onestep_trace)")
+    names = [entry["name"] for entry in json.loads(nsa_harness("list", "--json").stdout)]
+    assert names == [line.split()[0] for line in lines]
+
+
+def test_the_committed_schema_is_current() -> None:
+    committed = (REPOSITORY / "scenarios" / "scenario.schema.json").read_text()
+    assert json.loads(committed) == json_schema()
+    assert nsa_harness("schema").stdout == committed
+
+
+def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
+    done = nsa_harness("explain", "ddp_onestep", "gc.layers=[1,3]", "run.env.A=0", NSA_DDP_STATIC_GRAPH="1")
+    assert done.returncode == 0, done.stderr
+    origins = {
+        line.split(":")[0].strip(): line.split("  # ")[-1] for line in done.stdout.splitlines() if "  # " in line
+    }
+    assert origins["layers"] == "command line"
+    assert origins["static_graph"] == "environment NSA_DDP_STATIC_GRAPH"
+    assert origins["ranks"].startswith("scenarios/base/ddp.yaml:")
+    assert origins["steps"].startswith("scenarios/ddp_onestep.yaml:")
+    assert origins["seed"] == "default"
+    root = parse_yaml(done.stdout, "explained").root
+    assert root is not None
+    scenario = checked_scenario(root).scenario
+    assert scenario is not None
+    assert (scenario.gc.layers, scenario.run.env, scenario.parallel.static_graph) == ("1,3", {"A": "0"}, True)
+
+
+def test_a_dry_run_prints_the_command_and_writes_nothing(here: Path) -> None:
+    question = Question(words=("ddp_onestep",), working_dir=here, environ={})
+    plan: Plan = planned(question, machine_facts())
+    assert isinstance(plan.specs[0], RunSpec)
+    done = nsa_harness("run", "ddp_onestep", "train.steps=7", "run.env.GREETING=a b", "--dry-run")
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[:2] == ["env", "GREETING=a b"]
+    assert command[command.index("--steps") + 1] == "7"
+    assert "torch.distributed.run" in command
+    assert list(here.iterdir()) == []
+
+
+def test_a_dry_run_in_json_is_one_plan_event_a_scenario() -> None:
+    done = nsa_harness("run", "ddp_onestep", "fault_raise", "--dry-run", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(event["schema"], event["event"], event["scenario"]) for event in events] == [
+        (1, "plan", "ddp_onestep"),
+        (1, "plan", "fault_raise"),
+    ]
+    assert all(event["command"][0] == sys.executable for event in events)
+
+
+@pytest.mark.usefixtures("here")
+def test_run_hands_over_what_was_asked_and_returns_its_exit_code(requests: list[RunRequest]) -> None:
+    code = cli.run_command_line(["run", "fault_raise", "ddp_onestep_trace", "--out", "elsewhere", "--strict", "--json"])
+    assert code == 124
+    (request,) = requests
+    assert [spec.scenario for spec in request.specs] == ["fault_raise", "ddp_onestep"]
+    assert (request.out, request.strict, request.json, request.probe) == (Path("elsewhere"), True, True, "full")
+
+
+@pytest.mark.usefixtures("here")
+def test_an_option_is_also_an_environment_variable(requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSA_HARNESS_PROBE", "board")
+    monkeypatch.setenv("NSA_HARNESS_OUT", "there")
+    cli.run_command_line(["run", "ddp_onestep"])
+    assert (requests[0].probe, requests[0].out) == ("board", Path("there"))
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_line_wins_over_the_environment_and_the_environment_over_yaml(
+    requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_GC_RANGE", "0:2")
+    monkeypatch.setenv("NSA_TRACE_DDP_BUCKETS", "0")
+    cli.run_command_line(["run", "ddp_onestep", "gc.layers=[3]"])
+    assert " --gc 3 " in program_of(requests[0])
+    assert " --no-trace-buckets " in program_of(requests[0])
+    (spec,) = requests[0].specs
+    assert isinstance(spec, RunSpec)
+    assert spec.notes[-1] == "NSA_TRACE_DDP_BUCKETS=0 in the environment set trace.buckets"
+    assert not any("NSA_GC_RANGE" in note for note in spec.notes)
+
+
+def test_a_script_takes_the_words_behind_the_dashes(here: Path, requests: list[RunRequest]) -> None:
+    (here / "train me.py").write_text("print()\n")
+    words = ["run", "--script", "train me.py", "--ranks", "3", "limits.deadline_s=9", "--", "--resume", "--", "x"]
+    cli.run_command_line(words)
+    (spec,) = requests[0].specs
+    assert isinstance(spec, RunSpec)
+    assert spec.scenario == "train_me"
+    assert spec.program == ("train me.py", "--resume", "--", "x")
+    assert (spec.ranks, spec.limits.deadline_s, spec.backend) == (3, 9.0, "any")
+
+
+def test_a_wrong_nsa_name_in_the_environment_does_not_stop_a_foreign_script(
+    here: Path, requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_GC_RANGE", "theirs, not ours")
+    (here / "train.py").write_text("print()\n")
+    cli.run_command_line(["run", "--script", "train.py"])
+    assert len(requests) == 1
+
+
+def test_a_stored_spec_runs_exactly_as_it_stands(here: Path, requests: list[RunRequest]) -> None:
+    import dataclasses
+
+    cli.run_command_line(["run", "ddp_onestep"])
+    (spec,) = requests[0].specs
+    assert isinstance(spec, RunSpec)
+    (here / "spec.json").write_text(json.dumps(dataclasses.asdict(spec)))
+    cli.run_command_line(["run", "spec.json"])
+    assert requests[1].specs == (spec,)
+
+
+def test_a_file_outside_the_catalog_runs_beside_a_name(here: Path, requests: list[RunRequest]) -> None:
+    (here / "mine.yaml").write_text("extends: base/ddp\nmatrix: {gc.layers: [none, all]}\n")
+    cli.run_command_line(["run", "mine.yaml", "ddp_onestep"])
+    assert [spec.scenario for spec in requests[0].specs] == [
+        "mine@gc.layers=all",
+        "mine@gc.layers=none",
+        "ddp_onestep",
+    ]
+
+
+def test_two_scenarios_of_one_name_cannot_share_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("a", "b"):
+        (here / folder).mkdir()
+        (here / folder / "x.yaml").write_text("about: x\n")
+    assert cli.run_command_line(["run", "a/x.yaml", "b/x.yaml"]) == 2
+    message = 'two of the selected scenarios are named "x"; run them one after the other\n'
+    assert capsys.readouterr().err == message
+
+
+def test_an_error_with_json_is_also_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command_line(["run", "ddp_onestp", "--json"]) == 2
+    said = capsys.readouterr()
+    event = json.loads(said.out)
+    assert (event["schema"], event["event"]) == (1, "error")
+    assert event["message"] + "\n" == said.err
+
+
+def test_a_bare_option_that_may_take_a_value_means_auto() -> None:
+    assert cli._split(["run", "x", "--resume", "--", "--resume"]) == (["run", "x", "--resume=auto"], ("--resume",))
+
+
+def test_the_traceback_is_there_for_those_who_ask() -> None:
+    quiet = nsa_harness("run", "ddp_onestp")
+    loud = nsa_harness("run", "ddp_onestp", NSA_HARNESS_DEBUG="1")
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in loud.stderr
+    assert "UsageError" in loud.stderr
+
+
+def test_a_terminal_without_our_characters_still_gets_the_text() -> None:
+    done = nsa_harness("run", "ddp_onestep", "--dry-run", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    assert "ddp_onestep: 2 ranks" in done.stdout
