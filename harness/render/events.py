@@ -1,0 +1,92 @@
+"""The `--json` stream: one JSON object a line on stdout, for programs that follow a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.core.live import Progress
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
+from harness.render.report_json import outcome_values
+from harness.render.text import escape, escaped
+
+SCHEMA = 1
+
+
+class Events:
+    """A listener that writes a line for each event; every line is flushed, so that a reader is never behind."""
+
+    def __init__(self, stream: TextIO, run_id: str, elapsed_s: Callable[[], float], *, strict: bool = False) -> None:
+        self._stream = stream
+        self._run_id = run_id
+        self._elapsed_s = elapsed_s
+        self._strict = strict
+        self._phases: dict[str, str] = {}
+
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+        self._write("plan", None, machine=asdict(facts), scenarios=[_planned(spec) for spec in escaped(tuple(specs))])
+
+    def launched(self, spec: RunSpec) -> None:
+        self._write("launch", spec.scenario, **_planned(escaped(spec)))
+
+    def phase(self, scenario: str, phase: str, progress: Progress) -> None:
+        """Written when the phase changes."""
+        if self._phases.get(scenario) == phase:
+            return
+        self._phases[scenario] = phase
+        self._write("phase", scenario, phase=escape(phase), **asdict(escaped(progress)))
+
+    def suspect(self, scenario: str, text: str) -> None:
+        self._write("suspect", scenario, text=escape(text))
+
+    def released(self, scenario: str, text: str) -> None:
+        self._write("released", scenario, text=escape(text))
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        self._phases.pop(outcome.scenario, None)
+        self._write("outcome", outcome.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
+
+    def done(self, report: Report, run_dir: Path) -> None:
+        given = {status.value: number for status, number in counts(report.outcomes).items()}
+        code = exit_code(report, strict=self._strict)
+        self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
+
+    def error(self, text: str) -> None:
+        self._write("error", None, text=[escape(line) for line in text.splitlines()])
+
+    def close(self) -> None:
+        self._stream.flush()
+
+    def _write(self, event: str, scenario: str | None, **values: Any) -> None:
+        head = {
+            "schema": SCHEMA,
+            "event": event,
+            "t_s": round(self._elapsed_s(), 3),
+            "run_id": self._run_id,
+            "scenario": None if scenario is None else escape(scenario),
+        }
+        # One write a line: a reader of a pipe sees whole lines.
+        self._stream.write(json.dumps({**head, **values}) + "\n")
+        self._stream.flush()
+
+
+def _planned(spec: RunSpec | Skip) -> dict[str, Any]:
+    """The same keys for what will run and what will not; null where there is nothing to say."""
+    if isinstance(spec, Skip):
+        empty = dict.fromkeys(("spec_hash", "ranks", "backend", "subject", "deadline_s", "notes"))
+        return {"name": spec.scenario, "about": spec.about, "skip": spec.reason, **empty}
+    return {
+        "name": spec.scenario,
+        "about": spec.about,
+        "skip": None,
+        "spec_hash": spec.spec_hash,
+        "ranks": spec.ranks,
+        "backend": spec.backend,
+        "subject": spec.subject,
+        "deadline_s": spec.limits.deadline_s,
+        "notes": list(spec.notes),
+    }

@@ -1,0 +1,36 @@
+"""report.html: the report as one page that needs no network and no script."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from harness.core.report import Report, counts
+from harness.render import lanes, words
+from harness.render.text import escaped, link_target
+
+
+def report_html(report: Report) -> str:
+    """What SUMMARY.md says, with a picture of the ranks. Same report, same bytes."""
+    report = escaped(report)
+    given = counts(report.outcomes)
+    return _template().render(
+        total=sum(given.values()),
+        report=report,
+        tally=[(status, given[status]) for status in words.LOUDEST_FIRST if given[status]],
+        numbered=list(enumerate(report.outcomes, start=1)),
+        sections=words.bad_news_first(report),
+        words=words,
+        draw=lanes.lanes,
+        canvas=lanes,
+        link_target=link_target,
+    )
+
+
+@cache
+def _template() -> Template:
+    source = files("harness.render").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source)

@@ -1,0 +1,96 @@
+"""Lines of a given width: paragraphs, labelled paragraphs and tables that fit 40, 80 or 120 columns.
+
+Widths are columns on the screen, so a sign of two columns counts twice. A single word wider than the line stays whole:
+a broken path or command is worth less than a line that the terminal wraps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+NARROW = 60  # columns; below, a text stands under its label
+LABEL_WIDTH = 14
+# A dot ends the item before it, and a unit belongs to its number.
+_GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
+
+
+def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
+    """The text in lines of at most `width`, the first with one indent, the others with another."""
+    indent, hanging = first, first if rest is None else rest
+    line = ""
+    for glued in _GLUE.sub("\N{NO-BREAK SPACE}", text).split(" "):
+        word = glued.replace("\N{NO-BREAK SPACE}", " ")
+        grown = f"{line} {word}" if line else word
+        if line and cell_len(indent + grown) > width:
+            yield indent + line
+            indent, line = hanging, word
+        else:
+            line = grown
+    yield (indent + line).rstrip()
+
+
+def labelled(label: str, text: str, width: int) -> Iterator[str]:
+    """ "  cause        ready_twice (certain)"; the text stands below its label where the line is narrow."""
+    if width < NARROW:
+        yield f"  {label}"
+        yield from paragraph(text, width, "    ")
+        return
+    yield from paragraph(text, width, f"  {label:<{LABEL_WIDTH}}", " " * (LABEL_WIDTH + 2))
+
+
+def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
+    """A command or path in one piece, so that it can be copied."""
+    line = f"  {label:<{label_width}}{text}"
+    if width >= NARROW and cell_len(line) <= width:
+        yield line
+        return
+    if label:
+        yield f"  {label}"
+    yield f"    {text}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str = "  ") -> Iterator[str]:
+    """A head that ends in a colon aligns its column to the right; one without a name holds a remark on the row.
+
+    Too wide for the line, each row becomes a list.
+    """
+    names = [name.rstrip(":") for name in head]
+    columns = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    if cell_len(indent) + sum(columns) + 3 * (len(columns) - 1) > width:
+        yield from _listed(names, rows, width, indent)
+        return
+    for cells in (names, *rows):
+        padded = [
+            _padded(cell, column, right=name.endswith(":"))
+            for cell, column, name in zip(cells, columns, head, strict=True)
+        ]
+        yield (indent + "   ".join(padded)).rstrip()
+
+
+def cropped(text: str, width: int) -> str:
+    """At most `width` columns, for lines that are drawn again and again and must not wrap."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
+
+
+def bar(share: float, columns: int) -> str:
+    """At least one sign, so that something that took time never looks like nothing."""
+    return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
+
+
+def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
+    label_width = max(map(cell_len, names[1:]), default=0) + 2
+    for row in rows:
+        remarks = [cell for name, cell in zip(names, row, strict=True) if cell and not name]
+        yield " ".join((f"{indent}{names[0]} {row[0]}", *remarks))
+        for name, cell in zip(names[1:], row[1:], strict=True):
+            if cell and name:
+                first = f"{indent}  {name:<{label_width}}"
+                yield from paragraph(cell, width, first, " " * len(first))
+
+
+def _padded(text: str, columns: int, *, right: bool) -> str:
+    space = " " * (columns - cell_len(text))
+    return space + text if right else text + space

@@ -1,0 +1,51 @@
+"""Listener: what a run tells whoever follows it, and how one that fails is kept from harming the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from harness.core.evidence import Trouble
+from harness.core.live import Progress
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts, Outcome, Report
+
+
+class Listener(Protocol):
+    """Called from one thread, in the order in which things happen."""
+
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
+
+    def launched(self, spec: RunSpec) -> None: ...
+
+    def phase(self, scenario: str, phase: str, progress: Progress) -> None:
+        """Where the ranks are. Called as often as the watch looks, also when nothing changed."""
+
+    def suspect(self, scenario: str, text: str) -> None:
+        """A stall: it may move again."""
+
+    def released(self, scenario: str, text: str) -> None:
+        """What was suspected moves again."""
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
+
+    def done(self, report: Report, run_dir: Path) -> None: ...
+
+    def error(self, text: str) -> None:
+        """An error of the user or the harness; no report follows."""
+
+    def close(self) -> None:
+        """Leave the screen in order. Safe to call twice and at any time."""
+
+
+def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> tuple[Trouble, ...]:
+    """Tell every listener. A listener that raises costs only itself; what it could not be told is returned."""
+    trouble = []
+    for listener in listeners:
+        try:
+            tell(listener)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            trouble.append(Trouble(what=f"output through {type(listener).__name__}", why=why))
+    return tuple(trouble)

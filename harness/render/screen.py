@@ -1,0 +1,220 @@
+"""What the terminal shows, as lines: pure functions of the values and the width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.cells import cell_len
+
+from harness.core.evidence import Place
+from harness.core.live import Progress, RankProgress
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from harness.render import words
+from harness.render.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from harness.render.text import escape, escaped
+
+BAR_COLUMNS = 20
+SHOWN_RANKS = 8  # of a running attempt
+STANDINGS = 16  # rows of a table; SUMMARY.md has all
+
+
+def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
+    facts, planned = escaped((facts, tuple(specs)))
+    yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
+    skipped = [spec for spec in planned if isinstance(spec, Skip)]
+    if len(planned) > 1:
+        yield from paragraph(f"{words.plural(len(planned) - len(skipped), 'run')} to do", width)
+    for spec in skipped:
+        yield from paragraph(f"{spec.scenario}   not run: {spec.reason}", width, "", "  ")
+
+
+def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
+    spec = escaped(spec)
+    what = words.launch_line(spec.ranks, spec.backend, spec.subject)
+    yield from paragraph(f"{spec.scenario}   {what}", width, "", "  ")
+    for note in spec.notes:
+        yield from paragraph(note, width, " " * (len(spec.scenario) + 3) if width >= NARROW else "  ")
+
+
+def progress_lines(scenario: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
+    """The running attempt: time against the deadline, then the ranks, the quietest first where not all fit."""
+    scenario, phase, progress = escaped((scenario, phase, progress))
+    limit = "no deadline" if progress.deadline_s is None else f"of at most {words.seconds(progress.deadline_s)}"
+    yield cropped(f"  {scenario} · {phase} · {words.seconds(progress.elapsed_s)} {limit}", width)
+    quietest = sorted(progress.ranks, key=lambda rank: -(rank.quiet_s or 0.0))[:SHOWN_RANKS]
+    for rank in sorted(quietest, key=lambda rank: rank.rank):
+        yield cropped(f"    {_rank_progress(rank)}", width)
+    if len(progress.ranks) > SHOWN_RANKS:
+        yield cropped(f"    {len(progress.ranks) - SHOWN_RANKS} more ranks were quiet for less long", width)
+
+
+def _rank_progress(rank: RankProgress) -> str:
+    quiet = "no mark yet" if rank.quiet_s is None else f"quiet {words.seconds(rank.quiet_s)}"
+    memory = None if rank.rss_bytes is None else words.size(rank.rss_bytes)
+    known = (f"rank {rank.rank}", quiet, f"step {rank.step}", rank.phase, memory, rank.module)
+    return " · ".join(word for word in known if word)
+
+
+def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
+    outcome = escaped(outcome)
+    if outcome.verdict.status is Status.PASS:
+        yield from _passed(outcome, width)
+    else:
+        yield from _not_passed(outcome, width)
+
+
+def files_lines(outcome: Outcome, run_dir: Path, width: int) -> Iterator[str]:
+    """Where the proof lies, for an outcome that someone will want to look into."""
+    if outcome.verdict.status not in (Status.PASS, Status.SKIP):
+        yield from command("files", escape(f"{run_dir}/{outcome.dir}"), width)
+
+
+def done_lines(report: Report, run_dir: Path, width: int) -> Iterator[str]:
+    report = escaped(report)
+    if report.interrupted:
+        yield from paragraph("Interrupted: only what is listed was judged.", width)
+    yield words.counts_line(report)
+    yield ""
+    yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, 9)
+    yield from command("page", f"{escape(str(run_dir))}/report.html", width, 9)
+    following = [outcome.next for _, outcome in words.bad_news_first(report) if outcome.next]
+    if following:
+        yield from command("next", following[0], width, 9)
+
+
+def headline(outcome: Outcome) -> str:
+    """ "HANG  NAME   deadlock · proven · 5.2 s after the last progress"."""
+    status, timing = outcome.verdict.status, outcome.timing
+    parts = [words.headline_tag(outcome)]
+    if status is Status.HANG:
+        parts += ["proven"]
+        parts += (
+            [f"{words.seconds(timing.detected_s)} after the last progress"] if timing.detected_s is not None else []
+        )
+    else:
+        parts += [words.wall_time(outcome)]
+    return f"{status.value}  {outcome.scenario}   {' · '.join(p for p in (*parts, *words.remarks(outcome)) if p)}"
+
+
+def _passed(outcome: Outcome, width: int) -> Iterator[str]:
+    yield from _times(outcome, width)
+    yield from _vitals(outcome, width)
+    yield from _lists(outcome, width)
+    yield ""
+    yield from paragraph(headline(outcome), width, "", "      ")
+
+
+def _not_passed(outcome: Outcome, width: int) -> Iterator[str]:
+    yield from paragraph(headline(outcome), width, "", "      ")
+    yield ""
+    yield from paragraph(outcome.verdict.summary, width, "  ")
+    if outcome.culprit and outcome.culprit.place:
+        yield ""
+        yield from _place(outcome.culprit.place, outcome.culprit.step, width)
+    yield from _standings(outcome, width)
+    yield from _vitals(outcome, width)
+    yield ""
+    if outcome.why:
+        yield from labelled("why a hang", outcome.why, width)
+    elif outcome.verdict.status is not Status.SKIP:
+        yield from labelled("meaning", words.meaning(outcome), width)
+    for finding in outcome.findings:
+        yield from _finding(outcome, finding, width)
+    yield from _lists(outcome, width)
+    if outcome.ended:
+        yield from labelled("ended", outcome.ended, width)
+    if outcome.repeat:
+        yield from command("repeat", outcome.repeat, width)
+
+
+def _place(place: Place, step: int | None, width: int) -> Iterator[str]:
+    name, details = words.place_name(place), words.place_details(place, step)
+    one_line = f"    {name}   {details}" if name and details else f"    {name}{details}"
+    if cell_len(one_line) <= width or not details:
+        yield one_line
+    else:
+        if name:
+            yield f"    {name}"
+        yield from paragraph(details, width, "      ")
+    yield from (cropped(f"    {line}", width) for line in words.source_lines(place))
+
+
+def _standings(outcome: Outcome, width: int) -> Iterator[str]:
+    # Culprits are never among the rows that are left out.
+    shown = sorted(outcome.standings, key=lambda row: not row.culprit)[:STANDINGS]
+    rows = [
+        (str(row.rank), row.stands_in, row.waits_for, words.seconds(row.quiet_s), "◀ culprit" if row.culprit else "")
+        for row in sorted(shown, key=lambda row: row.rank)
+    ]
+    if rows:
+        yield ""
+        yield from table(("rank:", "stands in", "waits for", "quiet:", ""), rows, width)
+    if len(outcome.standings) > len(rows):
+        yield from paragraph(f"{len(outcome.standings) - len(rows)} more ranks stand in SUMMARY.md", width, "  ")
+
+
+def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
+    rows = [
+        (
+            str(row.rank),
+            words.loss(row.loss),
+            row.gradients or words.UNKNOWN,
+            row.buckets or words.UNKNOWN,
+            words.seconds(row.longest_quiet_s),
+            words.size(row.peak_rss_bytes),
+        )
+        for row in outcome.vitals[:STANDINGS]
+    ]
+    if rows:
+        yield ""
+        head = ("rank:", "loss:", "gradients", "buckets", "longest quiet:", "peak memory:")
+        yield from table(head, rows, width)
+    if len(outcome.vitals) > len(rows):
+        yield from paragraph(f"{len(outcome.vitals) - len(rows)} more ranks stand in SUMMARY.md", width, "  ")
+
+
+def _times(outcome: Outcome, width: int) -> Iterator[str]:
+    timing = outcome.timing
+    launch_s, finish_s = timing.launch_s or 0.0, timing.teardown_s or 0.0
+    running = " · ".join(words.numbers(outcome))
+    rows = (
+        ("launch", timing.launch_s, ""),
+        ("run", max(timing.wall_s - launch_s - finish_s, 0.0), running),
+        ("finish", timing.teardown_s, outcome.ended),
+    )
+    for name, took_s, remark in rows:
+        if took_s is not None:
+            drawn = bar(took_s / timing.wall_s if timing.wall_s else 0.0, BAR_COLUMNS)
+            first = f"  {name:<8} {drawn:<{BAR_COLUMNS}} {words.seconds(took_s):>8}"
+            yield from _with_remark(first, remark, width)
+
+
+def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
+    indent = " " * (len(line) + 3)
+    if not remark or len(indent) + 24 > width:
+        yield line
+        yield from paragraph(remark, width, "    ") if remark else ()
+    else:
+        yield from paragraph(remark, width, f"{line}   ", indent)
+
+
+def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
+    label = "cause" if finding.code == outcome.verdict.cause else "also"
+    yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}", width)
+    if finding.advice:
+        yield from labelled("do", finding.advice, width)
+    for number, path in enumerate(finding.proof):
+        yield from command("proof" if number == 0 else "", path, width)
+
+
+def _lists(outcome: Outcome, width: int) -> Iterator[str]:
+    lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.not_covered))
+    if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
+        yield ""
+    for name, items in lists:
+        if items:
+            yield from labelled(name, " · ".join(items), width)
+    for trouble in outcome.trouble:
+        yield from labelled("not captured", words.trouble(trouble), width)

@@ -1,0 +1,144 @@
+"""The one escape that all text passes before any renderer, and what Markdown needs on top of it.
+
+Messages, paths and source lines come from programs under test. After `escape` a text is one line without control
+characters, terminal sequences, text-direction overrides, invisible characters or lone surrogates, of bounded length.
+Jinja and ElementTree do the escaping of their own formats; nothing that XML 1.0 forbids is left for them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import TypeVar, cast
+from urllib.parse import quote
+
+from harness.core.evidence import Place
+
+LIMIT = 4000  # characters of one text; logs and evidence hold the whole
+BLOCK_LINES = 40
+
+T = TypeVar("T")
+
+
+def escape(text: str) -> str:
+    """The text as one line that is safe to show. Applied twice it changes nothing more."""
+    lines = _SEQUENCE.sub("", text).splitlines()
+    return _cut(_visible(" / ".join(kept for line in lines if (kept := line.strip()))))
+
+
+def escape_block(text: str) -> str:
+    """The same for source code: line ends and indentation stay."""
+    lines = _SEQUENCE.sub("", text).splitlines()
+    kept = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
+    return "\n".join(kept).strip("\n")
+
+
+def escaped(value: T) -> T:
+    """The value with every text in it escaped, however deep it lies."""
+    return cast(T, _walk(value))
+
+
+def markdown(text: str) -> str:
+    """The text as Markdown that shows exactly it, in a paragraph and in a table cell, and reads well unrendered."""
+    return _MARKDOWN_START.sub(r"\1\\\2", _MARKDOWN.sub(_markdown_character, escape(text)))
+
+
+def markdown_link(text: str, target: str) -> str:
+    label = _MARKDOWN_LABEL.sub(_markdown_character, escape(text))
+    return f"[{label}]({target})"
+
+
+def markdown_code(text: str, *, in_table: bool = False) -> str:
+    """The text as a code span. A table row is split at pipes before its spans are seen."""
+    text = escape(text) or " "
+    fence = "`" * (_longest_backticks(text) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    span = f"{fence}{pad}{text}{pad}{fence}"
+    return span.replace("|", "\\|") if in_table else span
+
+
+def markdown_fence(text: str, language: str) -> list[str]:
+    """The text as a fenced block that nothing in it can close."""
+    fence = "`" * max(3, _longest_backticks(text) + 1)
+    return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
+
+
+def link_target(path: str) -> str | None:
+    """The address of a file in the run directory, or None for anything that leads out of it."""
+    path = re.sub(r":[0-9]+$", "", path)
+    if not path or path.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", path):
+        return None
+    return quote(path)  # also the colon of a scheme: "javascript:" becomes a file name
+
+
+def ascii_only(text: str) -> str:
+    """The text for a terminal that cannot show our signs: stand-ins of one column, then backslash escapes."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+# Strings end at the first control character, so that a start without an end costs no second scan.
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"
+)
+# Control, format (direction, zero width, tags), surrogate and non-characters.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+# Only where the sign means something to Markdown: "all_reduce", "a -> b" and "\x1b" stay as they are.
+_MARKDOWN = re.compile(
+    r"[`*|~$<]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|\\(?=[!-/:-@\[-`{-~]|$)|\](?=[(\[:])|&(?=#?[0-9A-Za-z]+;)"
+)
+_MARKDOWN_LABEL = re.compile(rf"{_MARKDOWN.pattern}|[\[\]]")
+_MARKDOWN_START = re.compile(r"^([0-9]*)(>|[#+=-](?![0-9A-Za-z])|(?<=[0-9])[.)](?= |$))")
+_ASCII = str.maketrans("━─│▸◀·×→–—…■", "=-|><-x>--~#")
+
+
+def _visible(text: str) -> str:
+    return _UNSAFE.sub(_escape_character, text.replace("\t", " "))
+
+
+def _escape_character(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LIMIT:
+        return text
+    head, tail = text[: LIMIT * 3 // 4].rstrip(), text[-LIMIT // 6 :].lstrip()
+    return f"{head} … {len(text) - len(head) - len(tail)} characters left out … {tail}"
+
+
+def _walk(value: object) -> object:
+    match value:
+        case Enum():
+            return value
+        case str():
+            return escape(value)
+        case tuple():
+            return tuple(_walk(item) for item in value)
+        case dict():
+            return {_walk(key): _walk(item) for key, item in value.items()}
+        case Place(text=str(text)):
+            return replace(_walk_fields(replace(value, text=None)), text=escape_block(text))
+    return _walk_fields(value) if is_dataclass(value) else value
+
+
+def _walk_fields(value: T) -> T:
+    changes = {field.name: _walk(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]
+    return replace(value, **changes)  # type: ignore[type-var]
+
+
+def _markdown_character(match: re.Match[str]) -> str:
+    return {"<": "&lt;", "&": "&amp;"}.get(match.group(), "\\" + match.group())
+
+
+def _longest_backticks(text: str) -> int:
+    return max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -1,0 +1,269 @@
+"""Words for values: the same number, place or verdict reads the same in every document."""
+
+from __future__ import annotations
+
+import math
+import signal
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from harness.core.evidence import Place, Trouble
+from harness.core.report import HangKind, MachineFacts, Outcome, Report, Status, counts
+
+UNKNOWN = "not known"
+# The order in which people want to hear it.
+LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
+
+
+def seconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value < 99.95:
+        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if rest == 0 and minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(value_bytes: int | None) -> str:
+    if value_bytes is None:
+        return UNKNOWN
+    value_bytes = min(value_bytes, 10**18)
+    if value_bytes < 999_500_000:
+        return f"{value_bytes / 1e6:.0f} MB"
+    return f"{value_bytes / 1e9:.1f} GB"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
+
+
+def loss(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.4f}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def certainty(confidence: float) -> str:
+    if confidence >= 0.9:
+        return "certain"
+    return "likely" if confidence >= 0.6 else "unknown"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """ "rank 1", "ranks 0-2, 5": inclusive, for people."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(numbers)):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    single = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"rank {text}" if single else f"ranks {text}"
+
+
+def place_name(place: Place) -> str:
+    """ "nsa/model.py:212"; empty where only the module or parameter is known."""
+    if place.file is None:
+        return ""
+    return place.file if place.line is None else f"{place.file}:{place.line}"
+
+
+def place_details(place: Place, step: int | None = None) -> str:
+    """What belongs to the place: function, layer, module, parameter, step."""
+    known = (
+        place.function,
+        None if place.layer is None else f"layer {place.layer}",
+        place.module,
+        None if place.parameter is None else f"parameter {place.parameter}",
+        None if step is None else f"step {step}",
+    )
+    return " · ".join(word for word in known if word)
+
+
+def source_lines(place: Place) -> Iterator[str]:
+    """The statement with its line numbers. A text of several lines ends in the line of the place."""
+    lines = textwrap.dedent(place.text).split("\n") if place.text else []
+    digits = len(str(place.line or ""))
+    for offset, line in enumerate(lines, start=1 - len(lines)):
+        number = "" if place.line is None else max(place.line + offset, 1)
+        yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
+
+
+def headline_tag(outcome: Outcome) -> str:
+    """What stands beside the verdict: the kind of a HANG, else the cause."""
+    kind = outcome.verdict.kind
+    return kind.value if kind is not None else outcome.verdict.cause or ""
+
+
+def remarks(outcome: Outcome) -> Iterator[str]:
+    """What one must know to read the verdict: expectation, attempt, flakiness."""
+    status = outcome.verdict.status
+    if status is Status.PASS and not outcome.expected:
+        yield "PASS was not expected"
+    if status in (Status.HANG, Status.FAIL) and outcome.expected:
+        yield "as expected"
+    if outcome.attempt > 1 or not outcome.final:
+        yield f"attempt {outcome.attempt}"
+    if not outcome.final:
+        yield "does not count"
+    if outcome.flaky:
+        yield "flaky: its attempts disagree"
+
+
+def counts_line(report: Report) -> str:
+    """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first."""
+    given = counts(report.outcomes)
+    total = sum(given.values())
+    parts = " · ".join(f"{given[status]} {status.value}" for status in LOUDEST_FIRST if given[status])
+    return f"{plural(total, 'run')}: {parts}" if parts else "0 runs: nothing was judged"
+
+
+def machine_line(facts: MachineFacts) -> str:
+    torch = f"torch {facts.torch}" if facts.torch else "no torch"
+    gpus = ", ".join(facts.gpus) if facts.gpus else "no GPU"
+    return f"{torch} · {plural(facts.cpus, 'core')} · {gpus}"
+
+
+def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
+    """The outcomes with their numbers from 1, those that passed last."""
+    numbered = enumerate(report.outcomes, start=1)
+    return sorted(numbered, key=lambda pair: pair[1].verdict.status is Status.PASS)
+
+
+def subject_line(outcome: Outcome) -> str:
+    return launch_line(outcome.ranks, outcome.backend, outcome.subject)
+
+
+def launch_line(rank_count: int, backend: str, subject: str) -> str:
+    """ "2 ranks · gloo · shape ci"; the backend "any" of a program that chooses by itself is left out."""
+    known = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
+    return " · ".join(word for word in known if word)
+
+
+def exit_word(status: int | None) -> str:
+    if status is None:
+        return "had not ended"
+    if status >= 0:
+        return str(status)
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
+def nothing_wrong(report: Report) -> bool:
+    bad = (Status.HANG, Status.FAIL, Status.ERROR)
+    return bool(report.outcomes) and not any(outcome.verdict.status in bad for outcome in report.outcomes)
+
+
+def wall_time(outcome: Outcome) -> str:
+    return "not run" if outcome.verdict.status is Status.SKIP else seconds(outcome.timing.wall_s)
+
+
+def facts(outcome: Outcome) -> tuple[str, ...]:
+    """What was run, and what one must know of it."""
+    known = (outcome.about, subject_line(outcome), *remarks(outcome), *outcome.notes)
+    return tuple(fact for fact in known if fact)
+
+
+def saw_nothing(outcome: Outcome) -> bool:
+    tables = (outcome.standings, outcome.exit_codes, outcome.vitals, culprit_line(outcome))
+    return not any(tables) and not any(numbers(outcome))
+
+
+def nothing_seen(outcome: Outcome) -> str:
+    ran = outcome.verdict.status is not Status.SKIP
+    return "Nothing: no rank left anything to be read." if ran else "Nothing: it was not run."
+
+
+def meaning(outcome: Outcome) -> str:
+    """What the verdict says, and what it does not say, in the same words everywhere."""
+    verdict = outcome.verdict
+    if verdict.kind is not None:
+        return _MEANING_OF_KIND[verdict.kind]
+    if verdict.status is Status.FAIL:
+        return _MEANING_OF_CAUSE.get(verdict.cause or "", _MEANING[verdict.status])
+    return _MEANING[verdict.status]
+
+
+_MEANING_OF_KIND = {
+    HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
+    HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
+    HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
+    HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
+}
+_MEANING_OF_CAUSE = {
+    "slow": "Slow, not stuck: it was still moving at its deadline.",
+    "expectation_missed": "The program ended by itself and missed what was expected of it.",
+    "flaky": "The same launch does not always end the same way; a single attempt proves nothing.",
+}
+_MEANING = {
+    Status.HANG: "Proven to move no more.",
+    Status.FAIL: "The program ended wrongly.",
+    Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
+    Status.SKIP: "This machine cannot run it. That says nothing about the program.",
+    Status.ERROR: "The harness could not judge. That is neither a PASS nor a FAIL of the program.",
+}
+
+
+def step(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def culprit_line(outcome: Outcome) -> str:
+    """ "culprit rank 1 · all_reduce #42 (group dp) · step 3 · victims rank 0 · phase backward"."""
+    culprit = outcome.culprit
+    collective = culprit.collective if culprit else None
+    seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
+    known = (
+        f"culprit {ranks(culprit.ranks)}" if culprit and culprit.ranks else "",
+        f"{collective.op}{seq} (group {collective.group})" if collective else "",
+        f"step {culprit.step}" if culprit and culprit.step is not None else "",
+        f"phase {outcome.phase}" if outcome.phase and outcome.verdict.status is not Status.PASS else "",
+        f"victims: {ranks(outcome.victims)}" if outcome.victims else "",
+    )
+    return " · ".join(word for word in known if word)
+
+
+def numbers(outcome: Outcome) -> Iterator[str]:
+    """Every number of the run that is known."""
+    yield from (f"{name} {number(value)}" for name, value in sorted(outcome.metrics.items()))
+    if outcome.usage.tokens_per_s is not None and "tokens_per_s" not in outcome.metrics:
+        yield f"{number(outcome.usage.tokens_per_s)} tokens/s"
+    if outcome.usage.peak_rss_bytes is not None:
+        yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
+    if outcome.usage.peak_gpu_bytes is not None:
+        yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
+
+
+def times(outcome: Outcome) -> Iterator[str]:
+    timing = outcome.timing
+    named = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
+    yield from (f"{name} {seconds(value)}" for name, value in named if value is not None)
+    yield f"{seconds(timing.wall_s)} in all"
+
+
+def looked_at(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The lists that say what the verdict rests on; an empty list is said, not left out."""
+    skipped = outcome.verdict.status is Status.SKIP
+    if not outcome.findings and not skipped:
+        yield "findings", ("none",)
+    if outcome.ruled_out:
+        yield "ruled out", outcome.ruled_out
+    if not skipped:
+        yield "checked", outcome.checked or ("nothing",)
+    if outcome.not_covered:
+        yield "not covered", outcome.not_covered
+    if not skipped:
+        yield "times", tuple(times(outcome))
+    if outcome.ended:
+        yield "ended", (outcome.ended,)
+    if not outcome.trouble and not skipped:
+        yield "not captured", ("nothing; every source that was asked answered",)
+
+
+def trouble(item: Trouble) -> str:
+    who = "" if item.rank is None else f" of rank {item.rank}"
+    return f"{item.what}{who}: {item.why}"

@@ -1,0 +1,333 @@
+"""Reports to render: one of each verdict, and one that attacks its readers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.evidence import Place, Trouble
+from harness.core.report import (
+    Artifact,
+    CollectiveRef,
+    Culprit,
+    Finding,
+    HangKind,
+    MachineFacts,
+    Outcome,
+    Report,
+    Standing,
+    Status,
+    Timing,
+    Usage,
+    Verdict,
+    Vital,
+)
+
+MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
+
+PASSED = Outcome(
+    scenario="ddp_onestep",
+    about="One DDP step with every trace on",
+    spec_hash="9c1e",
+    attempt=1,
+    final=True,
+    verdict=Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank exited 0 and met what was expected"),
+    expected=True,
+    flaky=False,
+    phase="exit",
+    culprit=None,
+    victims=(),
+    last_step={0: 1, 1: 1},
+    exit_codes={0: 0, 1: 0},
+    findings=(),
+    trouble=(),
+    timing=Timing(launch_s=2.9, wall_s=4.6, quiet_s=0.07, detected_s=None, teardown_s=0.3),
+    usage=Usage(peak_rss_bytes=412_000_000, peak_gpu_bytes=None, tokens_per_s=731.4),
+    dir="ddp_onestep",
+    subject="shape ci (4 layers, dim 128, T 256, fp32)",
+    ranks=2,
+    backend="gloo",
+    notes=("CPU form, chosen because this machine has no GPU",),
+    checked=("losses finite", "gradients equal on all ranks", "41 of 41 collectives matched"),
+    not_covered=("nccl", "bf16", "flash-attn"),
+    ruled_out=(),
+    standings=(),
+    vitals=(
+        Vital(
+            rank=0,
+            loss=5.5479,
+            gradients="67 of 67",
+            buckets="2 · 0.9 M fp32",
+            longest_quiet_s=0.06,
+            peak_rss_bytes=412_000_000,
+        ),
+        Vital(
+            rank=1,
+            loss=5.5512,
+            gradients="67 of 67",
+            buckets="2 · 0.9 M fp32",
+            longest_quiet_s=0.07,
+            peak_rss_bytes=410_000_000,
+        ),
+    ),
+    metrics={"loss_first": 5.5512, "loss_last": 5.5479, "steps": 1.0},
+    artifacts=(
+        Artifact(path="output.log", count=38, absent=None),
+        Artifact(path="traces.log", count=71, absent=None),
+        Artifact(path="k_stats.csv", count=None, absent="the sel branch was not reached"),
+    ),
+    why=None,
+    ended="by itself, no process left",
+    repeat="nsa-harness run reports/latest/ddp_onestep/spec.json",
+    next="nsa-harness run -t plan",
+)
+
+PLACE = Place(
+    file="nsa/model.py",
+    line=212,
+    function="Block.forward",
+    module="blocks.3.attn.sel",
+    layer=3,
+    parameter=None,
+    text="        if selected.any():\n            dist.all_reduce(usage)",
+)
+
+DEADLOCK = replace(
+    PASSED,
+    scenario="branch_sel_only",
+    about="Only the selection branch is open",
+    spec_hash="77aa",
+    verdict=Verdict(
+        status=Status.HANG,
+        kind=HangKind.DEADLOCK,
+        cause="rank_conditional_collective",
+        summary="rank 1 skipped all_reduce #14 (group dp) and waits in barrier #14; rank 0 waits for it",
+    ),
+    expected=False,
+    phase="forward",
+    culprit=Culprit(ranks=(1,), step=1, collective=CollectiveRef(group="dp", seq=14, op="all_reduce"), place=PLACE),
+    victims=(0,),
+    exit_codes={0: None, 1: None},
+    findings=(
+        Finding(
+            code="rank_conditional_collective",
+            claim="all_reduce at nsa/model.py:212 ran 4 times on rank 0 and 3 times on rank 1 in step 1",
+            ranks=(1,),
+            place=PLACE,
+            confidence=0.97,
+            proof=("branch_sel_only/dumps/rank1.txt:8", "branch_sel_only/dumps/flight.json"),
+            advice="call it on every rank: reduce zeros when nothing is selected",
+        ),
+        Finding(
+            code="memory_excess",
+            claim="rank 0 holds 9.1 GB for a model of 0.9 M parameters",
+            ranks=(0,),
+            place=None,
+            confidence=0.7,
+            proof=("branch_sel_only/heartbeat_rank0.jsonl",),
+            advice="run the same scenario with model.seq_len=128 and compare",
+        ),
+    ),
+    trouble=(Trouble(what="native stack", why="ptrace is not permitted here (kernel.yama.ptrace_scope = 2)", rank=1),),
+    timing=Timing(launch_s=2.8, wall_s=14.2, quiet_s=5.2, detected_s=5.2, teardown_s=0.4),
+    usage=Usage(peak_rss_bytes=9_100_000_000, peak_gpu_bytes=None, tokens_per_s=None),
+    dir="branch_sel_only",
+    notes=(),
+    checked=("42 collectives compared", "both batches arrived"),
+    ruled_out=("slow", "network (0 retransmits)", "data (both batches arrived)"),
+    standings=(
+        Standing(rank=0, stands_in="all_reduce #14", waits_for="rank 1", quiet_s=5.2, culprit=False),
+        Standing(rank=1, stands_in="barrier #14", waits_for="rank 0", quiet_s=5.1, culprit=True),
+    ),
+    vitals=(),
+    metrics={},
+    why="a closed wait of two ranks; no mark, CPU or bytes in 2 samples 3 s apart",
+    ended="TERM, 0.4 s, no process left; torch alone would wait 30 min",
+    repeat="nsa-harness run reports/latest/branch_sel_only/spec.json",
+    next="nsa-harness bisect branch_sel_only --layers",
+)
+
+LIVELOCK = replace(
+    DEADLOCK,
+    scenario="gc_bisect_layers_0_5",
+    about="Gradient checkpointing in layers 0-5 [0:6]",
+    spec_hash="1b2c",
+    verdict=Verdict(
+        status=Status.HANG,
+        kind=HangKind.LIVELOCK,
+        cause="infinite_loop",
+        summary="rank 0 burns CPU at one line for 61 s and finishes nothing; rank 1 waits for it",
+    ),
+    phase="backward",
+    culprit=Culprit(ranks=(0,), step=2, collective=None, place=replace(PLACE, line=9, text="while not done.is_set():")),
+    victims=(1,),
+    last_step={0: 2, 1: 3},
+    exit_codes={0: None, 1: -6},
+    findings=(),
+    trouble=(),
+    dir="gc_bisect_layers_0_5",
+    standings=(
+        Standing(rank=0, stands_in="nsa/model.py:9", waits_for="nothing", quiet_s=61.0, culprit=True),
+        Standing(rank=1, stands_in="all_reduce #77", waits_for="rank 0", quiet_s=60.4, culprit=False),
+    ),
+    why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
+    repeat="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
+    next=None,
+)
+
+FAILED = replace(
+    PASSED,
+    scenario="gc_baseline_full",
+    about="Gradient checkpointing in all layers",
+    spec_hash="ab12",
+    verdict=Verdict(
+        status=Status.FAIL,
+        kind=None,
+        cause="ready_twice",
+        summary="rank 0 raised RuntimeError: Expected to mark a variable ready only once",
+    ),
+    expected=False,
+    phase="backward",
+    culprit=Culprit(ranks=(0,), step=1, collective=None, place=replace(PLACE, text=None, parameter="blocks.3.w_q")),
+    victims=(1,),
+    last_step={0: 1, 1: None},
+    exit_codes={0: 1, 1: -15},
+    findings=(
+        Finding(
+            code="ready_twice",
+            claim="reentrant gradient checkpointing runs the backward of layer 3 twice under DDP",
+            ranks=(0,),
+            place=None,
+            confidence=0.5,
+            proof=("gc_baseline_full/output.log:112",),
+            advice="set gc.mode=non_reentrant",
+        ),
+    ),
+    dir="gc_baseline_full",
+    notes=(),
+    checked=("41 of 41 collectives matched",),
+    vitals=(Vital(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None),),
+    metrics={"loss_first": float("nan")},
+    ended="rank 1 by torchrun, no process left",
+    repeat="nsa-harness run reports/latest/gc_baseline_full/spec.json",
+    next=None,
+)
+
+SKIPPED = replace(
+    PASSED,
+    scenario="ddp_nccl",
+    about="DDP over NCCL",
+    spec_hash="cd34",
+    verdict=Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="needs 2 GPUs, this machine has none"),
+    last_step={},
+    exit_codes={},
+    timing=Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None),
+    usage=Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None),
+    dir="ddp_nccl",
+    backend="nccl",
+    phase=None,
+    notes=(),
+    checked=(),
+    not_covered=(),
+    vitals=(),
+    metrics={},
+    artifacts=(),
+    ended="",
+    repeat="nsa-harness run ddp_nccl",
+    next=None,
+)
+
+ERRED = replace(
+    SKIPPED,
+    scenario="fsdp",
+    about="FSDP2",
+    spec_hash="ef56",
+    verdict=Verdict(
+        status=Status.ERROR, kind=None, cause="infra", summary="torchrun could not be started: No space left on device"
+    ),
+    expected=False,
+    trouble=(Trouble(what="progress boards", why="/dev/shm is full"),),
+    dir="fsdp",
+    backend="gloo",
+    ended="never started",
+    repeat="nsa-harness run fsdp",
+)
+
+FLAKY_FIRST = replace(
+    DEADLOCK,
+    scenario="ddp_gloo",
+    spec_hash="5566",
+    final=False,
+    flaky=True,
+    dir="ddp_gloo",
+    repeat="nsa-harness run reports/latest/ddp_gloo/spec.json",
+)
+FLAKY_SECOND = replace(
+    PASSED,
+    scenario="ddp_gloo",
+    spec_hash="5566",
+    attempt=2,
+    flaky=True,
+    expected=False,
+    verdict=Verdict(status=Status.FAIL, kind=None, cause="flaky", summary="attempt 1 hung, attempt 2 passed"),
+    dir="ddp_gloo~2",
+    repeat="nsa-harness run reports/latest/ddp_gloo~2/spec.json",
+)
+
+MIXED = Report(
+    run_id="20261121T101500-3f2a",
+    harness="0.1.0",
+    machine=MACHINE,
+    command="nsa-harness run -t plan --retries 1",
+    interrupted=False,
+    outcomes=(PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST, FLAKY_SECOND),
+)
+QUIET = replace(MIXED, command="nsa-harness run ddp_onestep", outcomes=(PASSED,))
+
+POISON = (
+    "\x1b[31mred\x1b[0m\x1b]0;title\x07 a|b `c` ```d``` <script>alert(1)</script> [x](http://evil) ![i](x) *b* _e_ "
+    "\u202egnp\u2066 \ud800 \x00\x9b31m]]> &lt; ${{ 7*7 }} {{ 7*7 }} ' \" \n# head\r\n| row |\u2028end"
+)
+
+
+def hostile() -> Report:
+    """The mixed report with the poison in every text that a program can choose."""
+    poisoned = [poison(outcome) for outcome in (PASSED, DEADLOCK)]
+    return replace(MIXED, command=POISON, outcomes=tuple(poisoned))
+
+
+def poison(outcome: Outcome) -> Outcome:
+    place = replace(PLACE, file=POISON, function=POISON, module=POISON, parameter=POISON, text=POISON)
+    return replace(
+        outcome,
+        scenario=outcome.scenario + POISON,
+        about=POISON,
+        verdict=replace(outcome.verdict, cause=POISON, summary=POISON),
+        phase=POISON,
+        culprit=Culprit(ranks=(1,), step=1, collective=CollectiveRef(group=POISON, seq=1, op=POISON), place=place),
+        findings=(
+            Finding(
+                code=POISON,
+                claim=POISON,
+                ranks=(0,),
+                place=place,
+                confidence=0.6,
+                proof=(POISON, "javascript:alert(1)", "../../etc/passwd", "//evil/x", "dumps/a b(1).txt:7"),
+                advice=POISON,
+            ),
+        ),
+        trouble=(Trouble(what=POISON, why="x" * 5000, rank=0),),
+        dir="hostile",
+        subject=POISON,
+        notes=(POISON,),
+        checked=(POISON,),
+        not_covered=(POISON,),
+        ruled_out=(POISON,),
+        standings=(Standing(rank=0, stands_in=POISON, waits_for=POISON, quiet_s=None, culprit=True),),
+        vitals=(Vital(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),),
+        metrics={POISON: float("inf")},
+        artifacts=(Artifact(path=POISON, count=1, absent=None), Artifact(path=POISON, count=None, absent=POISON)),
+        why=POISON,
+        ended=POISON,
+        repeat=POISON,
+        next=POISON,
+    )

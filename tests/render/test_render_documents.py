@@ -1,0 +1,291 @@
+"""SUMMARY.md, report.json, junit.xml and report.html as whole documents."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from junitparser import Error, Failure, JUnitXml, Skipped
+from render_samples import DEADLOCK, ERRED, FAILED, FLAKY_FIRST, MIXED, PASSED, QUIET, SKIPPED, hostile
+
+from harness.core.report import HangKind, Outcome, Report, Status
+from harness.errors import StoredRunError
+from harness.render import words
+from harness.render.html import report_html
+from harness.render.junit import junit_xml
+from harness.render.report_json import from_json, to_json
+from harness.render.summary_md import summary_md
+from harness.render.text import escaped
+
+Golden = Callable[[str, str], None]
+REPORTS = {
+    "mixed": MIXED,
+    "quiet": QUIET,
+    "hostile": hostile(),
+    "interrupted": replace(MIXED, interrupted=True, outcomes=()),
+}
+RENDERERS = {"SUMMARY.md": summary_md, "report.json": to_json, "junit.xml": junit_xml, "report.html": report_html}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("document", RENDERERS)
+def test_the_whole_document_is_as_recorded(golden: Golden, document: str, report: str) -> None:
+    golden(f"{report}.{document}", RENDERERS[document](REPORTS[report]))
+
+
+@pytest.mark.parametrize("document", RENDERERS)
+def test_the_same_report_gives_the_same_bytes(document: str) -> None:
+    render = RENDERERS[document]
+    assert render(MIXED) == render(from_json(to_json(MIXED)))
+
+
+@pytest.mark.parametrize("document", ["SUMMARY.md", "report.html"])
+def test_no_document_guesses(document: str) -> None:
+    text = RENDERERS[document](MIXED).lower()
+    assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
+
+
+def test_the_first_line_of_the_summary_is_the_counts() -> None:
+    assert summary_md(MIXED).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
+    assert summary_md(QUIET).split("\n")[0] == "# 1 run: 1 PASS"
+
+
+def test_all_rows_of_a_summary_table_have_as_many_cells_as_its_head() -> None:
+    for report in REPORTS.values():
+        rows = [line for line in summary_md(report).split("\n") if line.startswith("| ")]
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+        if not rows:
+            continue
+        heads = [index for index, row in enumerate(rows) if re.fullmatch(r"[|: -]+", row)]
+        for start, end in zip(heads, [*(head - 1 for head in heads[1:]), len(rows)], strict=True):
+            assert set(cells[start - 1 : end]) == {cells[start]}
+
+
+def test_the_contract_of_report_json_is_complete() -> None:
+    stored = json.loads(to_json(MIXED))
+    assert list(stored) == ["schema", "run_id", "harness", "machine", "outcomes", "detail"]
+    assert list(stored["machine"]) == ["host", "cpus", "gpus", "torch"]
+    expected = [
+        "scenario",
+        "spec_hash",
+        "attempt",
+        "final",
+        "verdict",
+        "kind",
+        "cause",
+        "summary",
+        "expected",
+        "flaky",
+        "phase",
+        "culprit",
+        "victims",
+        "last_step",
+        "exit_codes",
+        "findings",
+        "trouble",
+        "timing",
+        "usage",
+        "dir",
+        "detail",
+    ]
+    assert [list(outcome) for outcome in stored["outcomes"]] == [expected] * len(MIXED.outcomes)
+    hang = stored["outcomes"][1]
+    assert (hang["verdict"], hang["kind"]) == ("HANG", "deadlock")
+    assert list(hang["culprit"]) == ["ranks", "step", "collective", "place"]
+    assert list(hang["culprit"]["place"]) == ["file", "line", "function", "module", "layer", "parameter"]
+    assert list(hang["findings"][0]) == ["code", "claim", "ranks", "place", "confidence", "proof", "advice"]
+    assert hang["exit_codes"] == {"0": None, "1": None}
+    assert hang["timing"] == {"launch_s": 2.8, "wall_s": 14.2, "quiet_s": 5.2, "detected_s": 5.2, "teardown_s": 0.4}
+
+
+def test_a_number_json_cannot_say_is_named_in_the_detail_and_null_in_the_contract() -> None:
+    usage = replace(PASSED.usage, tokens_per_s=float("inf"))
+    stored = json.loads(to_json(replace(QUIET, outcomes=(replace(FAILED, usage=usage),))))["outcomes"][0]
+    assert stored["usage"]["tokens_per_s"] is None
+    assert stored["detail"]["metrics"] == {"loss_first": "nan"}
+    assert stored["detail"]["vitals"][0]["loss"] == "nan"
+
+
+def _finite(value: Any) -> Any:
+    """The value as the harness can make it: no infinite times. Metrics and losses may be anything."""
+    if isinstance(value, Outcome):
+        vitals = tuple(replace(row, longest_quiet_s=None) for row in value.vitals)
+        standings = tuple(replace(row, quiet_s=1.5) for row in value.standings)
+        findings = tuple(replace(finding, confidence=0.5) for finding in value.findings)
+        timing = replace(PASSED.timing, wall_s=2.0)
+        return replace(value, vitals=vitals, standings=standings, findings=findings, timing=timing, usage=PASSED.usage)
+    return replace(value, outcomes=tuple(map(_finite, value.outcomes)))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.from_type(Report).map(_finite))
+def test_a_stored_report_comes_back_as_it_was(report: Report) -> None:
+    # By repr, because nan is not equal to itself.
+    assert repr(from_json(to_json(report))) == repr(escaped(report))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.from_type(Report))
+def test_every_report_can_be_rendered(report: Report) -> None:
+    JUnitXml.fromstring(junit_xml(report).encode())
+    json.loads(to_json(report), parse_constant=pytest.fail)
+    assert summary_md(report).startswith("# ")
+    assert report_html(report).rstrip().endswith("</html>")
+
+
+def test_a_report_cut_anywhere_is_refused() -> None:
+    text = to_json(QUIET).rstrip()
+    for end in range(0, len(text), 61):
+        with pytest.raises(StoredRunError, match="cut short"):
+            from_json(text[:end])
+
+
+def type_name(value: object) -> str:
+    return type(value).__name__
+
+
+def _paths(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, key))
+
+
+@pytest.mark.parametrize("intruder", [None, [], {}, "x\x1b[2J", -1, 10**4000, True, [[[]]], {"a": None}], ids=type_name)
+def test_a_wrong_value_anywhere_is_refused_or_harmless(intruder: object) -> None:
+    text = to_json(replace(MIXED, outcomes=(DEADLOCK,)))
+    for path in list(_paths(json.loads(text)))[1:]:
+        stored = json.loads(text)
+        holder = stored
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = intruder
+        try:
+            report = from_json(json.dumps(stored))
+        except StoredRunError as error:
+            shown = str(error)
+        else:
+            shown = summary_md(report) + junit_xml(report) + report_html(report)
+        assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON, or cut short"),
+        ("[" * 200_000, "not JSON, or cut short"),
+        ("[]", "schema: expected 1, got 'list'"),
+        ('{"schema": 2}', "schema: expected 1, got 2"),
+        ('{"schema": 1}', "outcomes: expected a list"),
+        ('{"schema": NaN}', "NaN is no finite number"),
+        ('{"schema": 1e999}', "1e999 is no finite number"),
+        ('{"schema": 1, "outcomes": [3]}', "outcomes.0: expected an object, got int"),
+        ('{"schema": 1, "outcomes": [], "detail": {}}', "run_id: Field required"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong_and_what_to_do(text: str, message: str) -> None:
+    with pytest.raises(StoredRunError) as caught:
+        from_json(text, "runs/a/report.json")
+    assert str(caught.value).startswith("runs/a/report.json cannot be read as a report:\n")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("nsa-harness report RUN")
+
+
+def test_junit_fails_where_the_exit_code_does() -> None:
+    suite = next(iter(JUnitXml.fromstring(junit_xml(MIXED).encode())))
+    marks = {case.name: [type(mark) for mark in case.result] for case in suite}
+    assert marks == {
+        "ddp_onestep": [],
+        "branch_sel_only": [Failure],
+        "gc_bisect_layers_0_5": [Failure],
+        "gc_baseline_full": [Failure],
+        "ddp_nccl": [Skipped],
+        "fsdp": [Error],
+        "ddp_gloo": [Failure],
+    }
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (7, 4, 1, 1)
+
+
+def test_junit_shows_earlier_attempts_and_the_paths_of_the_proof() -> None:
+    suite = next(iter(JUnitXml.fromstring(junit_xml(MIXED).encode())))
+    output = {case.name: case.system_out for case in suite}
+    assert "attempt 1 (does not count): HANG deadlock: rank 1 skipped" in output["ddp_gloo"]
+    assert "attempt 2: FAIL: attempt 1 hung, attempt 2 passed" in output["ddp_gloo"]
+    assert "proof: branch_sel_only/dumps/rank1.txt:8" in output["branch_sel_only"]
+
+
+def test_junit_counts_an_expected_hang_as_in_order_and_an_unexpected_pass_as_failure() -> None:
+    outcomes = (replace(DEADLOCK, expected=True), replace(PASSED, expected=False))
+    suite = next(iter(JUnitXml.fromstring(junit_xml(replace(MIXED, outcomes=outcomes)).encode())))
+    assert [[mark.type for mark in case.result] for case in suite] == [[], ["PASS not expected"]]
+
+
+def test_junit_names_the_attempt_only_where_two_count() -> None:
+    outcomes = (PASSED, replace(PASSED, attempt=2), FAILED)
+    suite = next(iter(JUnitXml.fromstring(junit_xml(replace(MIXED, outcomes=outcomes)).encode())))
+    assert [case.name for case in suite] == ["ddp_onestep~1", "ddp_onestep~2", "gc_baseline_full"]
+
+
+class _Page(html.parser.HTMLParser):
+    """What a browser would load, run or follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action", "srcset")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_no_network_and_no_script_even_from_a_hostile_report() -> None:
+    page = _Page()
+    page.feed(report_html(hostile()))
+    assert page.open == []
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
+    assert [address for address in page.addresses if re.match(r"[a-z]+:|/|\\", address) or ".." in address] == []
+
+
+def test_every_address_in_the_page_and_its_anchors_exist() -> None:
+    text = report_html(MIXED)
+    for number in re.findall(r'href="#run-([0-9]+)"', text):
+        assert f'id="run-{number}"' in text
+
+
+@pytest.mark.parametrize(
+    "outcome", [DEADLOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST], ids=lambda outcome: outcome.scenario
+)
+def test_every_run_that_did_not_pass_says_what_was_seen_what_it_means_and_how_to_repeat_it(outcome: Outcome) -> None:
+    text = summary_md(replace(MIXED, outcomes=(outcome,)))
+    assert re.findall(r"^### (.*)$", text, re.M)[:3] == [
+        "What we saw",
+        "What it means",
+        "Repeat it",
+    ]
+    assert words.meaning(outcome) in text
+    assert outcome.repeat is not None
+    assert outcome.repeat in text
+
+
+def test_each_kind_of_hang_and_each_status_has_a_meaning() -> None:
+    kinds = {words.meaning(replace(DEADLOCK, verdict=replace(DEADLOCK.verdict, kind=kind))) for kind in HangKind}
+    plain = replace(PASSED.verdict, cause="exception")
+    statuses = {
+        words.meaning(replace(PASSED, verdict=replace(plain, status=status))) for status in set(Status) - {Status.HANG}
+    }
+    assert len(kinds | statuses) == len(HangKind) + len(Status) - 1

@@ -1,0 +1,252 @@
+"""The terminal, the event stream, and the rule that one of them failing costs only itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from render_samples import (
+    DEADLOCK,
+    ERRED,
+    FAILED,
+    FLAKY_SECOND,
+    LIVELOCK,
+    MACHINE,
+    MIXED,
+    PASSED,
+    POISON,
+    QUIET,
+    SKIPPED,
+    poison,
+)
+from rich.cells import cell_len
+
+from harness.core.live import Progress, RankProgress
+from harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.render.events import Events
+from harness.render.listener import Listener, notify
+from harness.render.screen import (
+    SHOWN_RANKS,
+    STANDINGS,
+    done_lines,
+    files_lines,
+    launched_lines,
+    outcome_lines,
+    plan_lines,
+    progress_lines,
+)
+from harness.render.terminal import Terminal
+
+Golden = Callable[[str, str], None]
+RUN_DIR = Path("reports/20261121T101500-3f2a")
+SPEC = RunSpec(
+    scenario="ddp_onestep",
+    about="One DDP step with every trace on",
+    ranks=2,
+    launcher=Launcher.TORCHRUN,
+    program=("nsa.train",),
+    env=(),
+    cwd=None,
+    backend="gloo",
+    device="cpu",
+    subject="shape ci (4 layers, dim 128, T 256, fp32)",
+    limits=Limits(deadline_s=600.0),
+    expect=Expect(),
+    fault=None,
+    notes=("CPU form, chosen because this machine has no GPU",),
+    not_covered=("nccl",),
+    spec_hash="9c1e",
+)
+SKIP = Skip(scenario="ddp_nccl", about="DDP over NCCL", reason="needs 2 GPUs, this machine has none")
+
+
+def rank_progress(rank: int, quiet_s: float | None = 0.4) -> RankProgress:
+    return RankProgress(
+        rank=rank, phase="backward", step=3, quiet_s=quiet_s, rss_bytes=412_000_000, module="blocks.3.attn.sel"
+    )
+
+
+PROGRESS = Progress(elapsed_s=4.2, deadline_s=600.0, ranks=(rank_progress(0), rank_progress(1, None)))
+
+
+class Screen(io.StringIO):
+    """A stream with an encoding, that is a terminal or not."""
+
+    def __init__(self, *, tty: bool, encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._tty = tty
+        self._encoding = encoding
+
+    def isatty(self) -> bool:
+        return self._tty
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def tell_a_run(listener: Listener) -> None:
+    listener.plan(MACHINE, [SPEC, SKIP])
+    listener.launched(SPEC)
+    listener.phase("ddp_onestep", "launch", replace(PROGRESS, ranks=()))
+    listener.phase("ddp_onestep", "backward", PROGRESS)
+    listener.phase("ddp_onestep", "backward", replace(PROGRESS, elapsed_s=5.0))
+    listener.suspect("ddp_onestep", "rank 1 is quiet for 5.0 s in all_reduce #14")
+    listener.released("ddp_onestep", "rank 1 left all_reduce #14; the limit is 12.0 s")
+    listener.outcome(replace(DEADLOCK, scenario="ddp_onestep"), RUN_DIR)
+    listener.outcome(SKIPPED, RUN_DIR)
+    listener.done(MIXED, RUN_DIR)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
+    screens: list[Sequence[str]] = [list(plan_lines("0.1.0", MACHINE, [SPEC, SKIP], width))]
+    screens += [list(launched_lines(SPEC, width)), list(progress_lines("ddp_onestep", "backward", PROGRESS, width))]
+    for outcome in (PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_SECOND):
+        screens += [[*outcome_lines(outcome, width), *files_lines(outcome, RUN_DIR, width)]]
+    screens += [list(done_lines(MIXED, RUN_DIR, width)), list(done_lines(QUIET, RUN_DIR, width))]
+    golden(f"screens.{width}.txt", "".join("\n".join(lines) + "\n" + "." * width + "\n" for lines in screens))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("outcome", [*MIXED.outcomes, poison(DEADLOCK)], ids=lambda outcome: outcome.dir)
+def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_or_a_path_whole(width: int, outcome: object) -> None:
+    assert isinstance(outcome, type(PASSED))
+    whole = {path for finding in outcome.findings for path in finding.proof} | {outcome.repeat}
+    lines = [line for line in outcome_lines(outcome, width) if cell_len(line) > width]
+    kept = [line for line in lines if outcome.dir != "hostile" and line.strip() not in whole]
+    assert kept == []
+    assert not [line for line in lines if "\x1b" in line or "\n" in line]
+
+
+def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
+    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, culprit=rank == 700) for rank in range(1000))
+    lines = list(outcome_lines(replace(DEADLOCK, standings=standings), 80))
+    assert any(line.startswith("   700 ") and line.endswith("◀ culprit") for line in lines)
+    assert f"  {1000 - STANDINGS} more ranks stand in SUMMARY.md" in lines
+
+
+def test_the_running_screen_shows_the_quietest_ranks() -> None:
+    ranks = tuple(rank_progress(rank, float(rank % 50)) for rank in range(100))
+    lines = list(progress_lines("a", "backward", replace(PROGRESS, ranks=ranks, deadline_s=None), 80))
+    assert lines[0] == "  a · backward · 4.2 s no deadline"
+    assert lines[1].startswith("    rank 46 · quiet 46.0 s · step 3 · backward · 412 MB · blocks.3")
+    assert lines[-1] == f"    {100 - SHOWN_RANKS} more ranks were quiet for less long"
+
+
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_the_running_screen_never_wraps(width: int) -> None:
+    assert all(cell_len(line) <= width for line in progress_lines("名" * 50, "backward", PROGRESS, width))
+
+
+def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
+    stream = Screen(tty=False)
+    tell_a_run(Terminal(stream, version="0.1.0", environ={"COLUMNS": "100"}))
+    golden("plain.txt", stream.getvalue())
+
+
+def test_a_stream_that_is_not_utf_8_gets_ascii(golden: Golden) -> None:
+    stream = Screen(tty=False, encoding="ascii")
+    tell_a_run(Terminal(stream, version="0.1.0", environ={"COLUMNS": "100"}))
+    assert stream.getvalue().isascii()
+    golden("plain.ascii.txt", stream.getvalue())
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) -> None:
+    plain, asked = Screen(tty=False), Screen(tty=True)
+    tell_a_run(Terminal(plain, version="0.1.0", environ={"COLUMNS": "100"}))
+    tell_a_run(Terminal(asked, version="0.1.0", environ={"COLUMNS": "100", **environ}))
+    assert asked.getvalue() == plain.getvalue()
+
+
+def test_the_live_screen_ends_as_the_static_one_with_the_cursor_back() -> None:
+    stream = Screen(tty=True)
+    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm-256color"})
+    tell_a_run(terminal)
+    shown = stream.getvalue()
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", shown.rpartition("\x1b[?25h")[2])
+    assert "\n".join(outcome_lines(replace(DEADLOCK, scenario="ddp_onestep"), 100)) in text
+    assert "rank 0 · quiet 0.40 s · step 3 · backward · 412 MB" in shown
+    assert "\x1b[1;37;41mHANG\x1b[0m" in shown
+
+
+def test_two_scenarios_share_the_live_screen_until_the_last_one_ends() -> None:
+    stream = Screen(tty=True)
+    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm"})
+    terminal.phase("one", "forward", PROGRESS)
+    terminal.phase("two", "forward", PROGRESS)
+    terminal.outcome(replace(PASSED, scenario="one"), RUN_DIR)
+    assert "\x1b[?25h" not in stream.getvalue()
+    terminal.outcome(replace(PASSED, scenario="two"), RUN_DIR)
+    assert stream.getvalue().count("\x1b[?25h") == 1
+
+
+def test_closing_twice_and_after_an_error_leaves_the_cursor_visible() -> None:
+    stream = Screen(tty=True)
+    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm"})
+    terminal.phase("one", "forward", PROGRESS)
+    terminal.error("scenarios/a.yaml:1:1: x\x1b[2J\nsecond")
+    terminal.close()
+    assert stream.getvalue().endswith("error: scenarios/a.yaml:1:1: x\nsecond\n")
+    assert stream.getvalue().count("\x1b[?25h") == 1
+
+
+def test_hostile_text_cannot_steer_the_terminal() -> None:
+    stream = Screen(tty=False)
+    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "80"})
+    terminal.plan(MachineFacts(host=POISON, cpus=1, gpus=(POISON,), torch=POISON), [replace(SPEC, subject=POISON)])
+    terminal.launched(replace(SPEC, scenario=POISON, notes=(POISON,)))
+    terminal.phase(POISON, POISON, PROGRESS)
+    terminal.suspect(POISON, POISON)
+    terminal.outcome(poison(DEADLOCK), Path(POISON.replace("\x00", "")))
+    assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
+
+
+def test_the_event_stream_is_as_recorded(golden: Golden) -> None:
+    stream = io.StringIO()
+    times = iter(range(100))
+    events = Events(stream, MIXED.run_id, lambda: float(next(times)))
+    tell_a_run(events)
+    events.error("one\x1b[31m\ntwo")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == (
+        ["plan", "launch", "phase", "phase", "suspect", "released", "outcome", "outcome", "done", "error"]
+    )
+    assert all(list(line)[:5] == ["schema", "event", "t_s", "run_id", "scenario"] for line in lines)
+    golden("events.jsonl", stream.getvalue())
+
+
+def test_an_outcome_event_holds_what_report_json_holds() -> None:
+    from harness.render.report_json import to_json
+
+    stream = io.StringIO()
+    Events(stream, "r", lambda: 0.0).outcome(DEADLOCK, RUN_DIR)
+    stored = json.loads(to_json(replace(MIXED, outcomes=(DEADLOCK,))))
+    assert json.loads(stream.getvalue())["outcome"] == stored["outcomes"][0]
+
+
+def test_a_listener_that_fails_costs_only_itself() -> None:
+    closed, first, last = io.StringIO(), io.StringIO(), io.StringIO()
+    closed.close()
+    listeners = [Events(stream, "r", lambda: 0.0) for stream in (first, closed, last)]
+    trouble = notify(listeners, lambda listener: listener.suspect("a", "quiet"))
+    assert first.getvalue() == last.getvalue() != ""
+    assert [(item.what, item.why) for item in trouble] == [
+        ("output through Events", "ValueError: I/O operation on closed file")
+    ]
+
+
+def test_an_interrupt_passes_through_the_listeners() -> None:
+    def interrupted(_: Listener) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        notify([Events(io.StringIO(), "r", lambda: 0.0)], interrupted)
