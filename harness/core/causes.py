@@ -240,6 +240,24 @@ def _crashed(case: Case) -> Finding | None:
     )
 
 
+def _bad_exit(case: Case) -> Finding | None:
+    """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.CODE or first.collateral or first.rank is None:
+        return None
+    rank = case.rank(first.rank)
+    said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
+    return finding(
+        "bad_exit",
+        f"{first.text}, {last_seen(case, first.rank)}{said}",
+        ranks=(first.rank,),
+        place=last_place(case, first.rank),
+        confidence=0.9,
+        proof=(f"rank{first.rank}/stderr.log",),
+        advice="The program chose to leave: read the end of the rank's stderr.log.",
+    )
+
+
 def unknown(case: Case) -> Finding:
     seen = [failure.text for failure in case.judgement.failures]
     seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
@@ -296,6 +314,7 @@ CAUSES: tuple[Rule, ...] = (
     _early_exit,
     _killed,
     _crashed,
+    _bad_exit,
     _stopped_process,
     _backward_function_blocked,
     _lock_cycle,

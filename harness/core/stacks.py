@@ -16,8 +16,8 @@ _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 # Packages that run other people's training code; a frame of theirs is never the line to look at.
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
 # Our own packages are the user's program when they are run as the subject, wherever they are installed.
-_SUBJECT = re.compile(r"/(?:nsa|harness/faults)/[^/]+(?:/[^/]+)*\.py$")
-_PROBE = re.compile(r"/harness/probe/|^<.*_nsa_harness")
+_SUBJECT = re.compile(r"/nsa/(?:ops/)?[^/]+\.py$|/harness/faults/acts\.py$")
+_PROBE = re.compile(r"/harness/(?:probe|faults)/")
 
 _FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.evidence import Ending, Evidence, RankEvidence
 from harness.core.report import Culprit, Standing, Status, Verdict, Vital
-from harness.core.verdict import Judgement
+from harness.core.verdict import Judgement, how_it_ended
 from harness.core.waitfor import Wait, WaitKind
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
@@ -68,12 +68,13 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
 
 def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
     mark = rank.board.newest if rank.board else None
-    ended = f", then ended ({rank.exit.status})" if rank.exit and not rank.exit.by_us else ""
+    place = f"{mark.kind} {mark.name}".strip() if mark else "no mark was written"
+    left = rank.exit is not None and not rank.exit.by_us
     return Standing(
         rank=rank.rank,
-        stands_in=f"{mark.kind} {mark.name}".strip() + ended if mark else "no mark was written" + ended,
+        stands_in=f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place,
         waits_for="",
-        quiet_s=_quiet_s(evidence, rank.rank),
+        quiet_s=None if left else _quiet_s(evidence, rank.rank),
         culprit=_blamed(rank.rank, culprit),
     )
 

@@ -105,7 +105,7 @@ def _failures(evidence: Evidence) -> tuple[Failure, ...]:
                 kind=FailureKind.LAUNCHER,
                 rank=None,
                 at_s=launcher.at_s,
-                text=_ended_text("the launcher", launcher.status),
+                text=f"the launcher {how_it_ended(launcher.status)}",
                 collateral=False,
                 status=launcher.status,
             )
@@ -137,7 +137,7 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
-        text=_ended_text(f"rank {rank.rank}", exit.status),
+        text=f"rank {rank.rank} {how_it_ended(exit.status)}",
         collateral=terminated or bool(_COLLATERAL.search(said) or _MISMATCH_ABORT.search(said)),
         status=exit.status,
     )
@@ -155,12 +155,13 @@ def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure
     return Failure(kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=0)
 
 
-def _ended_text(who: str, status: int | None) -> str:
+def how_it_ended(status: int | None) -> str:
+    """In words, after the name of a process."""
     if status is None:
-        return f"{who} ended; nobody saw how"
+        return "ended; nobody saw how"
     if status >= 0:
-        return f"{who} ended with exit code {status}"
+        return f"ended with exit code {status}"
     try:
-        return f"{who} was ended by {signal.Signals(-status).name}"
+        return f"was ended by {signal.Signals(-status).name}"
     except ValueError:
-        return f"{who} was ended by signal {-status}"
+        return f"was ended by signal {-status}"

@@ -40,7 +40,7 @@ from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_do
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _KEPT_CALLS = 96
-_METRIC_COLUMNS = ("loss", "grad_norm", "tokens_per_s", "seconds", "peak_rss_bytes")
+_COLUMNS = ("loss", "grad_norm", "tokens_per_s", "peak_rss_bytes")
 
 _Value = TypeVar("_Value")
 _SNAPSHOT = TypeAdapter(Snapshot)
@@ -215,18 +215,16 @@ class _Gather:
     # Numbers and trouble.
 
     def _metrics(self) -> dict[str, float]:
-        """What the program reported about its training: first and last of each column of training.csv."""
+        """What the program reported about its training in training.csv, by the names that `expect.metrics` takes."""
         path = self.attempt.path / "training.csv"
         if not path.exists():
             return {}
         with path.open(encoding="utf-8", errors="replace", newline="") as table:
             rows = list(csv.DictReader(line.replace("\0", "") for line in table))
-        metrics: dict[str, float] = {"steps": float(len(rows))}
-        for column in _METRIC_COLUMNS:
-            values = [value for row in rows if (value := _number(row.get(column))) is not None]
-            if values:
-                metrics |= {f"{column}_first": values[0], f"{column}_last": values[-1], column: values[-1]}
-        return metrics
+        columns = {name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in _COLUMNS}
+        found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
+        found |= {name: columns[name][-1:] for name in ("grad_norm", "tokens_per_s", "peak_rss_bytes")}
+        return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
 
     def _all_trouble(self) -> Iterator[Trouble]:
         yield from self.trouble
