@@ -1,0 +1,241 @@
+"""Native sparse attention as a layer: three branches with their own keys and values, and the gate that mixes them.
+
+Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compressed blocks, D key, E value, n places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nsa.config import Branch, Compression, Implementation, NSAConfig
+from nsa.ops.compressed import compressed_attention
+from nsa.ops.dispatch import Choice, choose_kernel, flash_function
+from nsa.ops.selected import selected_attention
+from nsa.ops.sliding import flash_sliding_attention, sliding_attention
+from nsa.ops.topk import Selection, choose_blocks
+from nsa.rope import rotate
+
+
+class SelectionMemo:
+    """What one forward pass of a layer selected, so that its recomputation reads the same blocks."""
+
+    def __init__(self) -> None:
+        self.indices: Tensor | None = None
+
+
+class NSAttention(nn.Module):
+    """Paper section 3: o = sum over the branches of gate * attention(q, K_branch, V_branch)."""
+
+    def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
+        if Branch.CMP in config.branches:
+            self.cmp = CompressedBranch(config, implementation)
+        if Branch.SEL in config.branches:
+            self.sel = SelectedBranch(config, implementation)
+        if Branch.WIN in config.branches:
+            self.win = SlidingBranch(config, implementation)
+        self.gate_mlp = GateMLP(config)
+        self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
+
+    def forward(self, x_BTM: Tensor, angles: Tensor, memo: SelectionMemo | None = None) -> Tensor:
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), angles)
+        outputs, scorer_keys = [], None
+        if Branch.CMP in self.config.branches:
+            output, scorer_keys = self.cmp(x_BTM, q_BHTD, angles)
+            outputs.append(output)
+        if Branch.SEL in self.config.branches:
+            outputs.append(self.sel(x_BTM, q_BHTD, angles, scorer_keys, memo))
+        if Branch.WIN in self.config.branches:
+            outputs.append(self.win(x_BTM, q_BHTD, angles))
+        gates = self.gate_mlp(x_BTM)  # [branches, B, H, T, 1]
+        mixed = torch.stack([gate * output for gate, output in zip(gates, outputs, strict=True)]).sum(0)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class GateMLP(nn.Linear):
+    """Sigmoid gates per branch and head. It is its own last layer, so its parameters read `gate_mlp.weight`."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        hidden = max(16, config.dim // 8)
+        super().__init__(hidden, len(config.branches) * config.heads)
+        self.heads = config.heads
+        self.hidden = nn.Linear(config.dim, hidden)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        """Gates [branches, B, H, T, 1] in (0, 1)."""
+        logits = super().forward(functional.silu(self.hidden(x_BTM)))
+        return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
+
+
+class BlockCompression(nn.Module):
+    """One vector per block of l tokens: their mean, or an MLP over them with a learned position inside the block."""
+
+    def __init__(self, config: NSAConfig, width: int) -> None:
+        super().__init__()
+        self.length, self.stride = config.block_len, config.block_stride
+        self.mlp = config.compression is Compression.MLP
+        if self.mlp:
+            self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
+            self.inner = nn.Linear(self.length * width, width)
+            self.outer = nn.Linear(width, width)
+
+    def forward(self, x_BGTD: Tensor) -> Tensor:
+        """Blocks [B, G, S, D]: only complete ones, so S = 0 for a sequence shorter than l."""
+        blocks_BGSlD = blocks_of(x_BGTD, self.length, self.stride)
+        mean = blocks_BGSlD.mean(3)
+        if not self.mlp:
+            return mean
+        # Around the mean: a fresh layer starts from sensible keys instead of noise.
+        return mean + self.outer(functional.gelu(self.inner((blocks_BGSlD + self.position).flatten(3))))
+
+
+class CompressedBranch(nn.Module):
+    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+        super().__init__()
+        self.config, self.implementation = config, implementation
+        self.runs: Counter[Choice] = Counter()
+        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.k_blocks = BlockCompression(config, config.d_k)
+        self.v_blocks = BlockCompression(config, config.d_v)
+
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [B, H, T, E] and the compressed keys, by which the selected branch ranks its blocks."""
+        config = self.config
+        k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), angles, config)
+        v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups))
+        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGSE)
+        self.runs[choice] += 1
+        output, _ = compressed_attention(
+            q_BHTD,
+            k_BGSD,
+            v_BGSE,
+            block_len=config.block_len,
+            block_stride=config.block_stride,
+            scale=config.scale,
+            kernel=kernel,
+        )
+        return output, k_BGSD
+
+
+class BlockChooser(nn.Module):
+    """A module without parameters, so that what was chosen can be seen from outside through a forward hook."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        super().__init__()
+        self.selection = Selection(
+            block_len=config.block_len,
+            block_stride=config.block_stride,
+            select_len=config.select_len,
+            select_count=config.select_count,
+            scale=config.scale,
+        )
+
+    def forward(self, q_BHTD: Tensor, scorer_keys_BGSD: Tensor) -> Tensor:
+        return choose_blocks(q_BHTD, scorer_keys_BGSD, self.selection)
+
+
+class SelectedBranch(nn.Module):
+    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+        super().__init__()
+        self.config, self.implementation = config, implementation
+        self.runs: Counter[Choice] = Counter()
+        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.chooser = BlockChooser(config)
+
+    def forward(
+        self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor, scorer_keys: Tensor | None, memo: SelectionMemo | None
+    ) -> Tensor:
+        """Output [B, H, T, E]. Without scorer keys the mean of its own keys per block ranks the blocks."""
+        config = self.config
+        k_BGTD = split_heads(self.k_proj(x_BTM), config.groups)
+        v_BGTE = split_heads(self.v_proj(x_BTM), config.groups)
+        if scorer_keys is None:
+            # Nothing would train a scorer of its own: the choice has no gradient.
+            means = blocks_of(k_BGTD, config.block_len, config.block_stride).mean(3)
+            scorer_keys = rotate_blocks(means, angles, config)
+        indices = self._indices(q_BHTD.detach(), scorer_keys.detach(), memo)
+        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGTE)
+        self.runs[choice] += 1
+        output, _ = selected_attention(
+            q_BHTD,
+            rotate(k_BGTD, angles),
+            v_BGTE,
+            indices,
+            select_len=config.select_len,
+            scale=config.scale,
+            kernel=kernel,
+        )
+        return output
+
+    def _indices(self, q_BHTD: Tensor, scorer_keys: Tensor, memo: SelectionMemo | None) -> Tensor:
+        if memo is None:
+            return self.chooser(q_BHTD, scorer_keys)
+        if memo.indices is None:
+            memo.indices = self.chooser(q_BHTD, scorer_keys)
+        return memo.indices
+
+
+class SlidingBranch(nn.Module):
+    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+        super().__init__()
+        self.config, self.implementation = config, implementation
+        self.runs: Counter[Choice] = Counter()
+        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor) -> Tensor:
+        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), angles)
+        v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
+        window, scale = self.config.window, self.config.scale
+        if self.implementation is Implementation.FLASH:
+            self.runs[Choice("flash_attn", "asked for")] += 1
+            flash = flash_function(q_BHTD.device.type)
+            return flash_sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, flash=flash)
+        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGTE)
+        self.runs[choice] += 1
+        output, _ = sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, kernel=kernel)
+        return output
+
+
+class VanillaAttention(nn.Module):
+    """The control: dense causal attention with the same heads, groups and widths."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
+        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
+
+    def forward(self, x_BTM: Tensor, angles: Tensor, _memo: SelectionMemo | None = None) -> Tensor:
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), angles)
+        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), angles)
+        v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
+        output = functional.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTE, is_causal=True, enable_gqa=True)
+        return self.out_proj(output.transpose(1, 2).flatten(2))
+
+
+def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
+    return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def blocks_of(x_BGTD: Tensor, length: int, stride: int) -> Tensor:
+    """Views of the complete blocks, [B, G, S, l, D]."""
+    if x_BGTD.shape[2] < length:
+        # No block, but still connected to the graph: the projections get a gradient of zeros, not none.
+        return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
+    return x_BGTD.unfold(2, length, stride).transpose(3, 4)
+
+
+def rotate_blocks(k_BGSD: Tensor, angles: Tensor, config: NSAConfig) -> Tensor:
+    """A compressed key stands at the position of its block's last token, the first from which it is seen."""
+    return rotate(k_BGSD, angles[config.block_len - 1 :: config.block_stride])

@@ -1,0 +1,186 @@
+"""What a model is: the shape of an NSA language model, and the shapes that have a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Branch(StrEnum):
+    CMP = "cmp"
+    SEL = "sel"
+    WIN = "win"
+
+
+class Attention(StrEnum):
+    NSA = "nsa"
+    VANILLA = "vanilla"  # causal attention in the same block, same heads and groups
+    STOCK = "stock"  # torch.nn.TransformerEncoder, none of our code in the layers
+
+
+class Implementation(StrEnum):
+    AUTO = "auto"
+    EAGER = "eager"
+    FLASH = "flash"  # flash-attn in the sliding branch, the others as with auto
+
+
+class Compression(StrEnum):
+    MEAN = "mean"
+    MLP = "mlp"  # with a learned position inside the block
+
+
+FORCED_BLOCKS = 3  # block 0, the current block and the one before it
+ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSAConfig:
+    """A model's shape. Lengths are in tokens; the paper's letters stand behind the fields."""
+
+    name: str = "custom"
+    vocab: int = 256
+    dim: int = 128
+    layers: int = 4
+    heads: int = 8
+    groups: int = 2  # key and value heads; `heads / groups` query heads share one
+    d_k: int = 16
+    d_v: int = 16
+    block_len: int = 16  # l
+    block_stride: int = 8  # d
+    select_len: int = 32  # l'
+    select_count: int = 8  # n, the forced blocks included
+    window: int = 64  # w
+    seq_len: int = 128
+    attention: Attention = Attention.NSA
+    branches: tuple[Branch, ...] = ALL_BRANCHES
+    compression: Compression = Compression.MLP
+    dtype: str = "float32"
+    batch: int = 2  # per rank, the training program's default
+    checkpointed: bool = False  # gradient checkpointing in every layer unless the command says otherwise
+
+    def __post_init__(self) -> None:
+        mistakes = config_mistakes(self)
+        if mistakes:
+            raise ValueError("\n".join(f"shape {self.name}: {mistake}" for mistake in mistakes))
+
+    @property
+    def scale(self) -> float:
+        return float(self.d_k**-0.5)
+
+
+_AT_LEAST_ONE = (
+    "vocab",
+    "dim",
+    "layers",
+    "heads",
+    "groups",
+    "d_v",
+    "block_len",
+    "block_stride",
+    "select_len",
+    "window",
+    "seq_len",
+    "batch",
+)
+
+
+def config_mistakes(config: NSAConfig) -> list[str]:
+    """Everything that makes a shape impossible, each with the value and what it must be."""
+    mistakes = [
+        f"{field}: expected at least 1, got {getattr(config, field)}"
+        for field in _AT_LEAST_ONE
+        if getattr(config, field) < 1
+    ]
+    if config.d_k < 2 or config.d_k % 2:
+        mistakes.append(f"d_k: expected an even number (rotary positions turn pairs), got {config.d_k}")
+    if config.groups >= 1 and config.heads % config.groups:
+        mistakes.append(f"heads: expected a multiple of groups ({config.groups}), got {config.heads}")
+    if config.attention is Attention.STOCK and config.heads >= 1 and config.dim % config.heads:
+        mistakes.append(f"dim: expected a multiple of heads ({config.heads}) for the stock layer, got {config.dim}")
+    if config.block_stride > config.block_len:
+        mistakes.append(
+            f"block_stride: expected at most block_len ({config.block_len}), got {config.block_stride}: "
+            "tokens between two blocks would belong to none"
+        )
+    if config.select_count < FORCED_BLOCKS:
+        mistakes.append(
+            f"select_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
+            f"always chosen), got {config.select_count}"
+        )
+    if not config.branches or len(set(config.branches)) != len(config.branches):
+        mistakes.append(f"branches: expected one or more different branches, got {list(map(str, config.branches))}")
+    return mistakes
+
+
+# Small enough for two cores; every branch has work at T=256: 31 compressed blocks, 8 selection blocks of which 4 are
+# chosen (so one is a real choice), a window of a quarter of the sequence.
+CI = NSAConfig(
+    name="ci",
+    heads=8,
+    groups=2,
+    block_len=16,
+    block_stride=8,
+    select_len=32,
+    select_count=4,
+    window=64,
+    seq_len=256,
+)
+MINIMAL = NSAConfig(
+    name="minimal",
+    dim=768,
+    layers=2,
+    heads=12,
+    groups=2,
+    d_k=64,
+    d_v=64,
+    block_len=32,
+    block_stride=16,
+    select_len=64,
+    select_count=16,
+    window=512,
+    seq_len=512,
+    dtype="bfloat16",
+)
+# Seed 3: TinyLM(256, 128, 5, 8, 2, 16, 16, 16, 8, 32, 8, 64) on one sequence of 128 tokens.
+REPRO = NSAConfig(name="repro", layers=5, seq_len=128, batch=1)
+SHOWCASE = NSAConfig(name="showcase", layers=1, seq_len=128, batch=8)
+PRODUCTION = NSAConfig(
+    name="production",
+    vocab=50257,
+    dim=768,
+    layers=12,
+    heads=12,
+    groups=2,
+    d_k=64,
+    d_v=64,
+    block_len=32,
+    block_stride=16,
+    select_len=64,
+    select_count=16,
+    window=512,
+    seq_len=2048,
+    dtype="bfloat16",
+    checkpointed=True,
+)
+# The seeds' burn-in before production: the same layers at half the length, so that a hundred steps are soon done.
+SHAKE = NSAConfig(
+    name="shake",
+    vocab=50257,
+    dim=768,
+    layers=12,
+    heads=12,
+    groups=2,
+    d_k=64,
+    d_v=64,
+    block_len=32,
+    block_stride=16,
+    select_len=64,
+    select_count=16,
+    window=512,
+    seq_len=1024,
+    batch=1,
+    dtype="bfloat16",
+    checkpointed=True,
+)
+
+SHAPES = {config.name: config for config in (CI, MINIMAL, REPRO, SHOWCASE, SHAKE, PRODUCTION)}

@@ -1,0 +1,1 @@
+"""The attention operations: one module per branch, all on the same query tiles."""

@@ -1,0 +1,188 @@
+"""The files a run leaves in its output directory, written line by line so that a killed run has them too."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa.memory import gpu_bytes, memory_text, peak_rss_bytes, rss_bytes
+from nsa.observe import EVERY_STEPS, Observer
+from nsa.ops.dispatch import Choice
+from nsa.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One finished step. `loss` is this rank's, `mean_loss` that of all ranks; None where the phase has none."""
+
+    step: int
+    phase: str
+    tokens: int  # of all ranks together
+    seconds: float
+    loss: float | None = None
+    mean_loss: float | None = None
+    grad_norm: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def line(self) -> str:
+        """The line people read."""
+        parts = [f"step {self.step}"]
+        if self.mean_loss is not None:
+            parts.append(f"loss {self.mean_loss:.4f}")
+        if self.grad_norm is not None:
+            parts.append(f"grad_norm {self.grad_norm:.3f}")
+        return " ".join([*parts, f"{self.tokens_per_s:.0f} tokens/s", f"{self.seconds:.3f} s"])
+
+
+class Telemetry:
+    """Every rank writes its heartbeat and memory; rank 0 writes the tables that are the same everywhere."""
+
+    def __init__(self, directory: Path, world: World, model: nn.Module | None, mem_dump_every: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._world, self._model = directory, world, model
+        self._mem_dump_every = mem_dump_every
+        self._observer = Observer(model) if model is not None and world.is_first else None
+        self._sampling = self._sampled = False
+        self._heartbeat = (directory / f"heartbeat_rank{world.rank}.jsonl").open("a", encoding="utf-8")
+        self._training = self._table("training.csv", "step,loss,grad_norm,tokens_per_s,seconds,peak_rss_bytes")
+        self._selection = self._table("k_stats.csv", "step,layer,mean,min,max,forced_share,empty_share")
+        self._gates = self._table("gate_health.csv", "step,layer,branch,mean,std,saturated_share")
+        self._beat(0, "start")
+        if mem_dump_every:
+            self._dump_memory(0)
+
+    def begin(self, step: int) -> None:
+        """The first step and every tenth are looked into."""
+        self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
+        self._sampled = True
+        if self._observer is not None and self._sampling:
+            self._observer.watch()
+
+    def end(self, result: StepResult) -> None:
+        self._beat(result.step, result.phase, result)
+        if self._world.is_first:
+            row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
+            self._training.write(*row, peak_rss_bytes())
+        if self._observer is not None and self._sampling:
+            self._sample(self._observer, result.step)
+        if self._mem_dump_every and result.step % self._mem_dump_every == 0:
+            self._dump_memory(result.step)
+
+    def audit_dtypes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Which dtypes parameters, gradients, activations and optimizer state really have."""
+        if self._observer is None or self._model is None:
+            return
+        text = dtypes_text(self._model, optimizer, self._observer.activation_dtypes())
+        (self._directory / "dtypes_report.txt").write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        self._count_implementations()
+        for file in (self._heartbeat, self._training, self._selection, self._gates):
+            file.close()
+
+    def _sample(self, observer: Observer, step: int) -> None:
+        observer.release()
+        for selection in observer.selections():
+            self._selection.write(step, *astuple(selection))
+        for gate in observer.gates():
+            self._gates.write(step, *astuple(gate))
+        self._count_implementations()
+
+    def _count_implementations(self) -> None:
+        if self._model is None or not self._world.is_first:
+            return
+        path = self._directory / "fallback_counters.csv"
+        path.write_text(implementations_csv(self._model), encoding="utf-8")
+
+    def _beat(self, step: int, phase: str, result: StepResult | None = None) -> None:
+        record = {
+            "step": step,
+            "phase": phase,
+            "loss": result and result.loss,
+            "mean_loss": result and result.mean_loss,
+            "tokens_per_s": result and result.tokens_per_s,
+            "t": time.time(),
+            "monotonic_s": time.monotonic(),
+            "rss_bytes": rss_bytes(),
+            "gpu_bytes": gpu_bytes(self._world.device),
+            "pid": os.getpid(),
+            "rank": self._world.rank,
+            "backend": self._world.backend,
+        }
+        self._heartbeat.write(json.dumps(record) + "\n")
+        self._heartbeat.flush()
+
+    def _dump_memory(self, step: int) -> None:
+        path = self._directory / f"mem_rank{self._world.rank}_step{step}.txt"
+        path.write_text(memory_text(self._world.device), encoding="utf-8")
+
+    def _table(self, name: str, header: str) -> _Table:
+        return _Table(self._directory / name, header) if self._world.is_first else _Table(Path(os.devnull), header)
+
+
+class _Table:
+    """A CSV file whose rows are on disk as soon as they are written. A resumed run goes on below the old rows."""
+
+    def __init__(self, path: Path, header: str) -> None:
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        if self._file.tell() == 0:
+            self.write(*header.split(","))
+
+    def write(self, *values: Any) -> None:
+        self._writer.writerow([_short(value) for value in values])
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def implementations_csv(model: nn.Module) -> str:
+    """How often which implementation ran in each branch, over all layers, and why it was chosen."""
+    runs: dict[str, Counter[Choice]] = {}
+    for name, module in model.named_modules():
+        counted = getattr(module, "runs", None)
+        if isinstance(counted, Counter):
+            runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(counted)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["branch", "implementation", "reason", "count"])
+    for branch, choices in runs.items():
+        for choice, count in choices.items():
+            writer.writerow([branch, choice.name, choice.reason, count])
+    return text.getvalue()
+
+
+def dtypes_text(model: nn.Module, optimizer: torch.optim.Optimizer, activations: dict[str, str]) -> str:
+    """One line per kind of tensor and dtype with the number of tensors, then the activations by module."""
+    parameters = list(model.parameters())
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    kinds: dict[str, list[Tensor]] = {
+        "parameters": [*parameters],
+        "buffers": list(model.buffers()),
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+        "optimizer": states,
+    }
+    lines = []
+    for kind, tensors in kinds.items():
+        counts = Counter(str(tensor.dtype) for tensor in tensors)
+        lines += [f"{kind} {dtype} {count}" for dtype, count in sorted(counts.items())]
+    lines += [f"activation {dtype} {name}" for name, dtype in activations.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value

@@ -1,0 +1,109 @@
+"""What the backward pass did, counted by hooks and printed in lines that tools and people read."""
+
+# No `from __future__ import annotations` here: DDP reads the annotations of a communication hook as types.
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+
+def say(line: str) -> None:
+    """One line in one write, so that lines of several ranks and threads never mix."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+class GradientTrace:
+    """Which parameters got a gradient in this step, in the order of their arrival."""
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], order_file: Path) -> None:
+        self._parameters = dict(parameters)
+        self._arrived: dict[str, None] = {}
+        self._order_file = order_file
+        self._last: list[str] = []
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._arrival(name))
+
+    def after_backward(self, step: int) -> None:
+        """Say what arrived and name what is missing, then start over."""
+        missing = [name for name in self._parameters if name not in self._arrived]
+        lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
+        say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
+        self._keep_order(step, list(self._arrived), missing)
+        self._arrived = {}
+
+    def _arrival(self, name: str) -> Any:
+        def arrived(_: Tensor) -> None:
+            self._arrived[name] = None
+
+        return arrived
+
+    def _keep_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
+        """The order is written when it differs from the step before; it is the same in most steps."""
+        if arrived == self._last:
+            return
+        self._last = arrived
+        with self._order_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "arrived": arrived, "missing": missing}) + "\n")
+
+
+class ModuleBackwardTrace:
+    """A line when the backward pass reaches the output of a module.
+
+    The hooks sit on the graph's nodes. A module's full backward hook wraps its inputs and outputs, which breaks
+    programs that write to them in place.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self.step = 0
+        for name, module in modules:
+            module.register_forward_hook(self._watch(name))
+
+    def _watch(self, name: str) -> Any:
+        def watch(_: nn.Module, __: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            # No node: a forward pass without a graph, such as the first one of a reentrant checkpoint.
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(lambda _: say(f"[MODULE-BWD] step={self.step} {name}"))
+
+        return watch
+
+
+@dataclass
+class BucketTrace:
+    """State of the hook below: whose buckets these are, and whether they are still spoken about.
+
+    Two steps are enough. In the first one DDP has a single bucket while it learns the order of the gradients; the
+    buckets of the second stay.
+    """
+
+    STEPS: ClassVar[int] = 2
+
+    rank: int
+    speaking: bool = True
+
+
+def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """A DDP communication hook: the default averaging, and a line per bucket while the trace speaks."""
+    if trace.speaking:
+        buffer = bucket.buffer()
+        say(f"[DDP] rank={trace.rank} bucket_elems={buffer.numel()} dtype={buffer.dtype}")
+    return allreduce_hook(None, bucket)
+
+
+def traced_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that a reader of a stuck backward pass wants to see: blocks, their halves and the branches."""
+    return [(name, module) for name, module in model.named_modules() if name.startswith("blocks.") and _is_part(name)]
+
+
+def _is_part(name: str) -> bool:
+    parts = name.split(".")
+    return len(parts) <= 3 or (len(parts) == 4 and parts[3] in ("cmp", "sel", "win", "gate_mlp"))

@@ -1,0 +1,230 @@
+"""The training program: a plain torchrun program. `python -m nsa.train --help` names every option."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from nsa.checkpoints import load_checkpoint, save_checkpoint
+from nsa.config import Implementation
+from nsa.data import Batches
+from nsa.model import TinyLM, count_parameters
+from nsa.ops.dispatch import FlashMissingError, flash_function
+from nsa.parallelize import average_gradients, freeze, parallelize
+from nsa.settings import Settings, SettingsError, read_settings
+from nsa.telemetry import StepResult, Telemetry
+from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, say, traced_modules
+from nsa.values import Phase, Wrapper
+from nsa.world import CannotRunError, World, joined
+
+
+@dataclass(kw_only=True)
+class Traces:
+    """The traces that are switched on; None where one is off."""
+
+    gradients: GradientTrace | None = None
+    modules: ModuleBackwardTrace | None = None
+    buckets: BucketTrace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything a step needs."""
+
+    settings: Settings
+    world: World
+    batches: Batches
+    bare: TinyLM
+    model: nn.Module  # the bare one as its wrapper presents it
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    traces: Traces
+    telemetry: Telemetry
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 when the settings or this machine do not allow the run."""
+    try:
+        settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        with joined(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
+            train(settings, world)
+    except (SettingsError, CannotRunError, FlashMissingError) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nsa.train: error: {line}\n")
+        return 2
+    return 0
+
+
+def train(settings: Settings, world: World) -> None:
+    """All steps of a run."""
+    torch.manual_seed(settings.seed)
+    batches = Batches(settings.data, settings.model, settings.batch, settings.seed, world.device)
+    if settings.phase is Phase.DATA:
+        _only_data(settings, world, batches)
+        return
+    run = _prepare(settings, world, batches)
+    try:
+        first = load_checkpoint(settings.resume, run.bare, run.optimizer) + 1 if settings.resume else 1
+        for step in range(first, first + settings.steps):
+            if run.traces.buckets is not None:
+                run.traces.buckets.speaking = step < first + BucketTrace.STEPS
+            _one_step(run, step, is_first=step == first)
+    finally:
+        run.telemetry.close()
+
+
+def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
+    dtype = compute_dtype(settings, world)
+    bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
+    if dtype is torch.float64:
+        bare = bare.double()
+    if settings.impl is Implementation.FLASH:
+        flash_function(world.device.type)  # missing: say so before anything runs
+    if settings.freeze:
+        freeze(bare, settings.freeze)
+    traces = Traces(buckets=BucketTrace(rank=world.rank) if settings.trace_buckets else None)
+    model = parallelize(bare, settings, world, traces.buckets)
+    telemetry = Telemetry(settings.out_dir, world, bare, settings.mem_dump_every)
+    if settings.trace_grads:
+        order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file)
+    if settings.trace_module_bwd:
+        traces.modules = ModuleBackwardTrace(traced_modules(bare))
+    trainable = [parameter for parameter in bare.parameters() if parameter.requires_grad]
+    if world.is_first:
+        say(_introduction(settings, world, count_parameters(bare), dtype))
+    return Run(
+        settings=settings,
+        world=world,
+        batches=batches,
+        bare=bare,
+        model=model,
+        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
+        traces=traces,
+        telemetry=telemetry,
+    )
+
+
+def _one_step(run: Run, step: int, *, is_first: bool) -> None:
+    settings, started_s = run.settings, time.perf_counter()
+    run.telemetry.begin(step)
+    if run.traces.modules is not None:
+        run.traces.modules.step = step
+    losses = [_micro_batch(run, step, micro, is_first=is_first) for micro in range(settings.accumulate)]
+    loss = torch.stack(losses).mean()
+    grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
+    if settings.phase is Phase.STEP:
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+    mean_loss = run.world.average_over_ranks(loss)
+    result = StepResult(
+        step=step,
+        phase=settings.phase,
+        tokens=run.world.size * settings.accumulate * settings.batch * settings.model.seq_len,
+        loss=float(loss),
+        mean_loss=float(mean_loss),
+        grad_norm=None if grad_norm is None else float(grad_norm),
+        seconds=time.perf_counter() - started_s,
+    )
+    run.telemetry.end(result)
+    if is_first:
+        run.telemetry.audit_dtypes(run.optimizer)
+    run.optimizer.zero_grad()
+    if run.world.is_first:
+        say(result.line())
+    if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+        save_checkpoint(settings.out_dir, step, run.bare, run.optimizer, run.world)
+
+
+def _micro_batch(run: Run, step: int, micro: int, *, is_first: bool) -> Tensor:
+    """Forward and backward of one micro-batch; gradients add up over the micro-batches of a step."""
+    tokens, targets = run.batches.fetch(step, micro, run.world.rank)
+    if is_first and micro == 0:
+        say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
+    last = micro == run.settings.accumulate - 1
+    with _without_reduction(run.model, last=last), _autocast(run.settings, run.world):
+        loss = loss_of(run.model(tokens), targets)
+    if run.settings.phase is not Phase.FORWARD:
+        with _without_reduction(run.model, last=last):
+            run.scaler.scale(loss / run.settings.accumulate).backward()
+    return loss.detach()
+
+
+def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy of the next token, in float32 at least."""
+    logits = logits_BTV if logits_BTV.dtype is torch.float64 else logits_BTV.float()
+    return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+
+
+def _finish_gradients(run: Run, step: int) -> Tensor:
+    """Average where the wrapper did not, report, clip. Returns the norm before clipping."""
+    if run.settings.wrapper is Wrapper.MANUAL:
+        average_gradients(run.bare, run.world)
+    if run.traces.gradients is not None:
+        run.traces.gradients.after_backward(step)
+    run.scaler.unscale_(run.optimizer)
+    return nn.utils.clip_grad_norm_(run.bare.parameters(), run.settings.clip)
+
+
+def compute_dtype(settings: Settings, world: World) -> torch.dtype:
+    """`auto` is the shape's dtype on a GPU. A CPU has no fast half type, so there it is float32."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return getattr(torch, settings.model.dtype) if world.device.type == "cuda" else torch.float32
+
+
+def _autocast(settings: Settings, world: World) -> AbstractContextManager[object]:
+    dtype = compute_dtype(settings, world)
+    if dtype in (torch.float32, torch.float64):
+        return nullcontext()
+    return torch.autocast(world.device.type, dtype)
+
+
+def _without_reduction(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+    """DDP reduces gradients in the last micro-batch only."""
+    if last or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return model.no_sync()
+
+
+def _only_data(settings: Settings, world: World, batches: Batches) -> None:
+    """The data pipeline alone: no model is built."""
+    telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every)
+    try:
+        for step in range(1, settings.steps + 1):
+            started_s = time.perf_counter()
+            tokens = [batches.fetch(step, micro, world.rank)[0] for micro in range(settings.accumulate)]
+            count = world.size * sum(part.numel() for part in tokens)
+            seconds = time.perf_counter() - started_s
+            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=seconds)
+            telemetry.end(result)
+            if world.is_first:
+                say(result.line())
+    finally:
+        telemetry.close()
+
+
+def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:
+    model = settings.model
+    layers = sorted(settings.gc.of(model.layers))
+    checkpointed = f"{settings.gc_mode} checkpointing in layers {layers}" if layers else "no checkpointing"
+    return (
+        f"nsa.train shape {model.name}: {model.attention} {'+'.join(model.branches)}, {model.layers} layers, "
+        f"dim {model.dim}, T {model.seq_len}, {parameters} parameters, {str(dtype).removeprefix('torch.')}\n"
+        f"nsa.train {world.size} ranks, wrapper {settings.wrapper}, backend {world.backend}, "
+        f"device {world.device.type}, {checkpointed}, data {settings.data}, seed {settings.seed}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

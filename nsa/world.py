@@ -1,0 +1,85 @@
+"""The ranks of a run: which one this is, on which device, and how they come together and part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore
+
+
+class CannotRunError(Exception):
+    """This machine lacks what was asked for by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+    backend: str | None  # None: no process group, one process on its own
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def average_over_ranks(self, value: Tensor) -> Tensor:
+        """The mean of a scalar over all ranks: the one collective of a step that Python code calls itself."""
+        mean = value.detach().clone()
+        if self.backend is None:
+            return mean
+        dist.all_reduce(mean)
+        return mean / self.size
+
+
+@contextmanager
+def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
+    """The world that torchrun describes, or a world of one. Its process groups end with the block, whatever happens.
+
+    Raises CannotRunError when the device or the backend was asked for by name and is not here.
+    """
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    place = _device(device, local_rank)
+    chosen = _backend(backend, place)
+    if not (launched or needs_group):
+        yield World(rank=0, local_rank=0, size=1, device=place, backend=None)
+        return
+    # A world of one needs no rendezvous, so a plain `python` launch works for every wrapper.
+    store = None if launched else HashStore()
+    try:
+        bound = place if chosen == "nccl" else None
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, device_id=bound)
+        yield World(rank=rank, local_rank=local_rank, size=size, device=place, backend=chosen)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= found:
+        raise CannotRunError(
+            f"--device {wanted}: local rank {local_rank} needs its own GPU and this machine has {found}; "
+            "start fewer ranks, or use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _backend(wanted: str, device: torch.device) -> str:
+    chosen = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    if chosen == "nccl" and device.type != "cuda":
+        raise CannotRunError("--backend nccl: nccl moves GPU memory only and the device is cpu; use --backend gloo")
+    if not dist.is_backend_available(chosen):
+        raise CannotRunError(f"--backend {chosen}: torch {torch.__version__} is built without it; use --backend auto")
+    return chosen

@@ -1,0 +1,85 @@
+"""What the tests of the subject share: one thread each, a tiny shape, and runs of the training program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsa.config import CI, NSAConfig
+from nsa.train import main
+
+ROOT = Path(__file__).resolve().parents[2]
+Program = Callable[..., subprocess.CompletedProcess[str]]
+Alone = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny() -> NSAConfig:
+    """Odd numbers wherever the semantics allow them, and every branch has work at 40 tokens."""
+    return replace(
+        CI,
+        name="tiny",
+        vocab=17,
+        dim=24,
+        layers=2,
+        heads=4,
+        groups=2,
+        d_k=6,
+        d_v=5,
+        block_len=6,
+        block_stride=3,
+        select_len=5,
+        select_count=4,
+        window=7,
+        seq_len=40,
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Run the training program in an empty directory: `program("--steps", "1", ranks=2, env={...})`."""
+
+    def run(*arguments: str, ranks: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"}
+        return subprocess.run(
+            [sys.executable, *launcher, str(ROOT / "nsa"), *arguments],
+            cwd=tmp_path,
+            env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Alone:
+    """Run the training program in this process, in an empty directory: exit status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("NSA_") or name in ("CONFIG", "RANK", "WORLD_SIZE")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(arguments)
+        return (status, *capsys.readouterr())
+
+    return run

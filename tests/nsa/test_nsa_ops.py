@@ -1,0 +1,223 @@
+"""The operations say what the reference says, in values and in every gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa import reference
+from nsa.ops import tiles
+from nsa.ops.compressed import CompletedBlocks, compressed_attention
+from nsa.ops.kernels import EagerKernel, FusedCpuKernel
+from nsa.ops.selected import selected_attention
+from nsa.ops.sliding import flash_sliding_attention, sliding_attention
+from nsa.ops.tiles import Kernel
+from nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
+
+TOLERANCE = 1e-10
+KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel()]
+# Groups, heads per group, tokens, l, d, l', n, w. T < l, T < l', odd lengths, l not a multiple of d, groups of 1 to 16.
+CASES = [
+    (1, 1, 33, 8, 4, 8, 4, 7),
+    (2, 3, 41, 6, 3, 5, 4, 9),
+    (16, 1, 19, 4, 4, 4, 3, 3),
+    (1, 16, 23, 7, 5, 9, 3, 1),
+    (2, 2, 5, 8, 4, 16, 5, 64),
+    (1, 2, 1, 4, 2, 4, 3, 2),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_blocks: Tensor
+    v_blocks: Tensor
+    block_len: int
+    block_stride: int
+    select_len: int
+    window: int
+    selection: Selection
+
+    @property
+    def scale(self) -> float:
+        return self.selection.scale
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    groups, per_group, tokens, block_len, stride, select_len, count, window = request.param
+    blocks = CompletedBlocks(block_len=block_len, block_stride=stride).count(tokens)
+
+    def leaf(heads: int, length: int) -> Tensor:
+        return torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True)
+
+    return Case(
+        q=leaf(groups * per_group, tokens),
+        k=leaf(groups, tokens),
+        v=leaf(groups, tokens),
+        k_blocks=leaf(groups, blocks),
+        v_blocks=leaf(groups, blocks),
+        block_len=block_len,
+        block_stride=stride,
+        select_len=select_len,
+        window=window,
+        selection=Selection(
+            block_len=block_len, block_stride=stride, select_len=select_len, select_count=count, scale=0.5
+        ),
+    )
+
+
+@pytest.fixture(params=[1 << 22, 1], ids=["one tile", "many tiles"])
+def tile_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", request.param)
+
+
+def per_sequence(operation, *tensors: Tensor, **numbers: int) -> tuple[Tensor, ...]:
+    """The reference for each sequence of the batch."""
+    results = [operation(*(tensor[b] for tensor in tensors), **numbers) for b in range(tensors[0].shape[0])]
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+
+def assert_same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> None:
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(ours[1], theirs[1].detach(), rtol=0, atol=TOLERANCE)
+    upstream = torch.randn_like(ours[0])
+    our_gradients = torch.autograd.grad(ours[0], inputs, upstream)
+    their_gradients = torch.autograd.grad(theirs[0], inputs, upstream)
+    for our, their in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("tile_elements")
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+class TestEachBranchEqualsItsReference:
+    def test_compressed(self, case: Case, kernel: Kernel) -> None:
+        numbers = {"block_len": case.block_len, "block_stride": case.block_stride}
+        inputs = (case.q, case.k_blocks, case.v_blocks)
+        ours = compressed_attention(*inputs, **numbers, scale=case.scale, kernel=kernel)
+        assert_same(ours, per_sequence(reference.compressed, *inputs, **numbers), inputs)
+
+    def test_sliding(self, case: Case, kernel: Kernel) -> None:
+        inputs = (case.q, case.k, case.v)
+        ours = sliding_attention(*inputs, window=case.window, scale=case.scale, kernel=kernel)
+        assert_same(ours, per_sequence(reference.sliding, *inputs, window=case.window), inputs)
+
+    def test_selected_with_the_chosen_blocks(self, case: Case, kernel: Kernel) -> None:
+        inputs = (case.q, case.k, case.v)
+        indices = choose_blocks(case.q, case.k_blocks, case.selection)
+        ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
+        theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+        assert_same(ours, theirs, inputs)
+
+    def test_selected_with_empty_repeated_and_future_blocks(self, case: Case, kernel: Kernel) -> None:
+        inputs = (case.q, case.k, case.v)
+        blocks = -(-case.q.shape[2] // case.select_len)
+        indices = torch.randint(EMPTY, blocks, (2, case.k.shape[1], case.q.shape[2], 5), dtype=torch.int32)
+        indices[:, :, 0] = EMPTY  # a query that sees nothing: output 0, log-sum-exp -inf, no NaN anywhere
+        ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
+        theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+        assert_same(ours, theirs, inputs)
+
+
+@pytest.mark.usefixtures("tile_elements")
+def test_the_same_blocks_are_chosen_as_in_the_reference(case: Case) -> None:
+    numbers = {"block_len": case.block_len, "block_stride": case.block_stride, "select_len": case.select_len}
+    for b in range(2):
+        importance = reference.importance(case.q[b].detach(), case.k_blocks[b].detach(), **numbers)
+        expected = reference.choose(importance, select_len=case.select_len, select_count=case.selection.select_count)
+        assert torch.equal(choose_blocks(case.q, case.k_blocks, case.selection)[b], expected)
+
+
+def test_no_choice_depends_on_later_keys() -> None:
+    """A softmax over blocks that do not exist yet shifts the heads' shares against each other and thereby the ranks."""
+    selection = Selection(block_len=8, block_stride=4, select_len=8, select_count=6, scale=1.0)
+    q, k = torch.randn(1, 6, 200, 4), torch.randn(1, 2, 49, 4) * 2
+    before = choose_blocks(q, k, selection)
+    for cut in (60, 101, 160):
+        changed = k.clone()
+        changed[:, :, CompletedBlocks(block_len=8, block_stride=4).count(cut) :] *= -3
+        after = choose_blocks(q, changed, selection)
+        assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+        assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
+
+
+def test_equal_importance_goes_to_the_lower_index() -> None:
+    selection = Selection(block_len=4, block_stride=4, select_len=4, select_count=5, scale=1.0)
+    q, k = torch.zeros(1, 1, 40, 2), torch.zeros(1, 1, 10, 2)
+    last_query = choose_blocks(q, k, selection)[0, 0, -1]
+    assert last_query.tolist() == [0, 8, 9, 1, 2]
+
+
+def test_early_queries_leave_places_empty() -> None:
+    selection = Selection(block_len=4, block_stride=4, select_len=4, select_count=5, scale=1.0)
+    indices = choose_blocks(torch.randn(1, 1, 12, 2), torch.randn(1, 1, 3, 2), selection)[0, 0]
+    assert indices[0].tolist() == [0, EMPTY, EMPTY, EMPTY, EMPTY]
+    assert indices[4].tolist() == [0, 1, EMPTY, EMPTY, EMPTY]
+    assert indices[11].tolist() == [0, 1, 2, EMPTY, EMPTY]
+
+
+def test_overlap_weights_of_32_16_64_are_1_2_2_2_1() -> None:
+    selection = Selection(block_len=32, block_stride=16, select_len=64, select_count=3, scale=1.0)
+    blocks, weights = overlap_weights(4, 15, selection, torch.float64, torch.device("cpu"))
+    second = {int(i): float(w) for i, w in zip(blocks[1], weights[1], strict=True) if w > 0}
+    assert second == {3: 1.0, 4: 2.0, 5: 2.0, 6: 2.0, 7: 1.0}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+def test_gradcheck_of_each_branch(kernel: Kernel) -> None:
+    def leaf(heads: int, length: int) -> Tensor:
+        return torch.randn(1, heads, length, 2, dtype=torch.float64, requires_grad=True)
+
+    q, k, v, k_blocks, v_blocks = leaf(2, 7), leaf(1, 7), leaf(1, 7), leaf(1, 3), leaf(1, 3)
+    indices = torch.tensor([[[[0, -1]] * 3 + [[1, 0]] * 3 + [[-1, 2]]]], dtype=torch.int32)
+
+    def compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return compressed_attention(q, k, v, block_len=3, block_stride=2, scale=0.7, kernel=kernel)[0]
+
+    def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sliding_attention(q, k, v, window=3, scale=0.7, kernel=kernel)[0]
+
+    def selected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return selected_attention(q, k, v, indices, select_len=3, scale=0.7, kernel=kernel)[0]
+
+    assert torch.autograd.gradcheck(compressed, (q, k_blocks, v_blocks))
+    assert torch.autograd.gradcheck(sliding, (q, k, v))
+    assert torch.autograd.gradcheck(selected, (q, k, v))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_huge_logits_stay_finite(kernel: Kernel, dtype: torch.dtype) -> None:
+    q = (torch.randn(1, 4, 32, 8) * 60).to(dtype).requires_grad_()
+    k = (torch.randn(1, 2, 32, 8) * 60).to(dtype).requires_grad_()
+    v = torch.randn(1, 2, 32, 8).to(dtype).requires_grad_()
+    output, _ = sliding_attention(q, k, v, window=5, scale=1.0, kernel=kernel)
+    output.float().sum().backward()
+    for tensor in (output, q.grad, k.grad, v.grad):
+        assert bool(tensor.isfinite().all())
+
+
+def test_flash_is_asked_for_a_window_of_w_keys() -> None:
+    """A stand-in with flash-attn's contract: `left` counts the keys before the query's own."""
+
+    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, window_size):
+        assert causal
+        left, right = window_size
+        tokens = torch.arange(q.shape[1])
+        distance = tokens[:, None] - tokens
+        allowed = (distance >= -right) & (distance <= left)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        result = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=allowed, scale=softmax_scale, enable_gqa=True
+        )
+        return result.transpose(1, 2)
+
+    q, k, v = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
+    ours, _ = sliding_attention(q, k, v, window=6, scale=0.3, kernel=EagerKernel())
+    theirs = flash_sliding_attention(q, k, v, window=6, scale=0.3, flash=flash_attn_func)
+    torch.testing.assert_close(ours, theirs)

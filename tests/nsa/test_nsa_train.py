@@ -1,0 +1,160 @@
+"""The training program as a program: alone, under torchrun, and when it cannot run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Alone, Program
+
+from nsa.config import CI
+from nsa.data import Batches, shipped_text
+from nsa.values import Data
+
+
+def losses(directory: Path) -> list[float]:
+    with (directory / "out" / "training.csv").open(encoding="utf-8", newline="") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
+    done = program(
+        *("--wrapper", "ddp", "--trace-grads", "--trace-buckets", "--trace-module-bwd", "--steps", "3"),
+        *("--freeze", "blocks.2.attn.gate_mlp.bias", "--bucket-cap-mb", "0.5"),
+        ranks=2,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("[GRAD-TRACE] after_backward_step1 arrived=109 missing=1") == 2
+    assert lines.count("  - MISSING: blocks.2.attn.gate_mlp.bias") == 6
+    for rank in (0, 1):
+        found = [re.fullmatch(rf"\[DDP\] rank={rank} bucket_elems=(\d+) dtype=torch.float32", line) for line in lines]
+        sizes = [int(match[1]) for match in found if match]
+        trainable = 900128 - 24  # every parameter but the frozen bias
+        assert sizes[0] == trainable  # DDP starts with one bucket and orders its own after the first step
+        assert len(sizes) > 2
+        assert sum(sizes[1:]) == trainable
+    assert lines.count("[MODULE-BWD] step=1 blocks.3.attn") == 2
+    assert len([line for line in lines if line.startswith("step ")]) == 3
+    assert "batch rank=1 input=(2, 256) target=(2, 256) torch.int64" in lines
+
+
+def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Program, tmp_path: Path) -> None:
+    common = ("--layers", "1", "--steps", "3", "--dtype", "float64", "--accumulate", "2")
+    assert program(*common, "--wrapper", "ddp", ranks=2).returncode == 0
+    by_ddp = losses(tmp_path)
+    beats = [
+        json.loads((tmp_path / "out" / f"heartbeat_rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        for rank in (0, 1)
+    ]
+    assert beats[0]["loss"] != beats[1]["loss"]
+    mean = (beats[0]["loss"] + beats[1]["loss"]) / 2
+    assert beats[0]["mean_loss"] == beats[1]["mean_loss"] == pytest.approx(mean, rel=1e-6)
+    assert by_ddp[-1] == pytest.approx(mean, rel=1e-5)
+    assert [beat["backend"] for beat in beats] == ["gloo", "gloo"]
+    (tmp_path / "out" / "training.csv").unlink()
+    assert program(*common, "--wrapper", "manual", ranks=2).returncode == 0
+    assert losses(tmp_path) == by_ddp
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--attention", "vanilla"),
+        ("--attention", "stock"),
+        ("--branch", "cmp+win", "--gc", "all", "--gc-mode", "reentrant"),
+        ("--wrapper", "ddp", "--static-graph", "--gc", "0:1"),
+        ("--phase", "forward", "--dtype", "bfloat16"),
+        ("--phase", "backward", "--find-unused-parameters", "--wrapper", "ddp"),
+        ("--phase", "data", "--data", "text"),
+    ],
+    ids=" ".join,
+)
+def test_a_plain_launch_runs_every_kind_of_step(alone: Alone, tmp_path: Path, options: tuple[str, ...]) -> None:
+    status, output, _ = alone(*options, "--layers", "2", "--steps", "2")
+    assert status == 0
+    assert len([line for line in output.splitlines() if line.startswith("step ")]) == 2
+    assert len((tmp_path / "out" / "heartbeat_rank0.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(alone: Alone, tmp_path: Path) -> None:
+    common = ("--layers", "1", "--data", "text")
+    assert alone(*common, "--steps", "4", "--out-dir", "whole/out")[0] == 0
+    assert alone(*common, "--steps", "2", "--checkpoint-every", "2")[0] == 0
+    assert alone(*common, "--steps", "2", "--resume", "out/checkpoint_step2.pt")[0] == 0
+    assert losses(tmp_path) == losses(tmp_path / "whole")
+    status, _, error = alone("--layers", "2", "--resume", "out/checkpoint_step2.pt")
+    assert status == 2
+    assert error == "nsa.train: error: --resume out/checkpoint_step2.pt: saved with layers 1, this run has 2\n"
+
+
+def test_a_step_that_raises_leaves_no_process_group(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Batches, "fetch", broken)
+    with pytest.raises(RuntimeError, match="planted"):
+        alone("--wrapper", "ddp", "--layers", "1")
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_users_own_nsa_package_does_not_shadow_ours(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "nsa").mkdir()
+    (tmp_path / "nsa" / "__init__.py").write_text("raise SystemExit('the wrong nsa')\n", encoding="utf-8")
+    done = program("--phase", "data")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "cuda"), "--device cuda: local rank 0 needs its own GPU and this machine has 0; "),
+        (("--device", "cpu", "--backend", "nccl", "--ddp", "1"), "--backend nccl: nccl moves GPU memory only"),
+        (("--device", "cpu", "--impl", "flash"), "--impl flash: flash-attn runs on CUDA only and the device is cpu; "),
+        (("--freeze", "nothing"), '--freeze: no parameter matches "nothing"; parameters look like embed.weight'),
+        (("--batch", "0"), '--batch: expected a whole number of at least 1, got "0"'),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_exit_status_2(alone: Alone, options: tuple[str, ...], message: str) -> None:
+    if options == ("--device", "cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    status, _, error = alone(*options)
+    assert status == 2
+    assert error.startswith(f"nsa.train: error: {message}")
+
+
+def test_a_data_file_that_is_too_short_is_an_error(alone: Alone, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short", encoding="utf-8")
+    status, _, error = alone("--data", "short.txt")
+    assert status == 2
+    assert error == "nsa.train: error: --data short.txt: 9 bytes are too few for sequences of 256 tokens\n"
+
+
+def test_targets_are_the_next_tokens_and_batches_repeat() -> None:
+    batches = Batches(Data.TEXT, CI, 3, 0, torch.device("cpu"))
+    inputs, targets = batches.fetch(1, 0, 0)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert bytes(inputs[0].to(torch.uint8).tolist()) in shipped_text()
+    assert torch.equal(batches.fetch(1, 0, 0)[0], inputs)
+    others = [batches.fetch(*place)[0] for place in ((2, 0, 0), (1, 1, 0), (1, 0, 1))]
+    assert all(not torch.equal(other, inputs) for other in others)
+
+
+def test_the_shipped_text_is_long_enough_to_learn_from() -> None:
+    text = shipped_text()
+    assert len(text) > 100_000
+    text.decode("ascii")
+
+
+@pytest.mark.slow
+def test_sixty_steps_of_text_on_two_ranks_learn(program: Program, tmp_path: Path) -> None:
+    done = program("--wrapper", "ddp", "--data", "text", "--steps", "60", ranks=2)
+    assert done.returncode == 0, done.stderr
+    curve = losses(tmp_path)
+    assert curve[0] > 5.3
+    assert sum(curve[-5:]) / 5 < 3.0
