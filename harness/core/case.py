@@ -44,8 +44,8 @@ def layer_of(module: str | None) -> int | None:
 
 def module_of(case: Case, rank: int | None) -> dict[str, str | int | None]:
     evidence = case.rank(rank) if rank is not None else None
-    marks = evidence.board.marks if evidence and evidence.board else ()
-    module = next((mark.name for mark in marks if mark.kind in ("forward", "backward")), None)
+    mark = evidence.board.training if evidence and evidence.board else None
+    module = mark.name if mark and mark.kind in ("forward", "backward") else None
     return {"module": module, "layer": layer_of(module)}
 
 
@@ -67,9 +67,21 @@ def last_place(case: Case, rank: int | None) -> Place | None:
     return place_of(case, rank, seen)
 
 
+def last_line(case: Case, rank: int | None) -> str:
+    """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
+        return ""
+    before_s = max(0.0, evidence.exit.at_s - board.beat_s)
+    place = Place(file=board.seen.file, line=board.seen.line)
+    return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
+
+
 def last_seen(case: Case, rank: int | None) -> str:
     evidence = case.rank(rank) if rank is not None else None
-    mark = evidence.board.newest if evidence and evidence.board else None
+    board = evidence.board if evidence else None
+    mark = board.training or board.newest if board else None
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
     name = f" {mark.name}" if mark.name else ""
@@ -113,9 +125,9 @@ def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
     return (rank.proof,) if rank and rank.proof else ()
 
 
-def board_proof(case: Case, rank: int) -> tuple[str, ...]:
+def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
     evidence = case.rank(rank)
-    return (f"boards/{evidence.pid}.board",) if evidence and evidence.pid else ()
+    return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
 
 
 def finding(

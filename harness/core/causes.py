@@ -12,15 +12,16 @@ from collections.abc import Callable
 from harness.core.case import (
     Case,
     at,
-    board_proof,
     busiest_rank,
     dump_proof,
     finding,
     hung_roots,
     in_function,
+    last_line,
     last_place,
     last_seen,
     layer_of,
+    ledger_proof,
     loop_place,
     most_common_user,
     place_of,
@@ -74,7 +75,7 @@ def _rank_conditional_collective(case: Case) -> Finding | None:
         ranks=(skipped.rank,),
         place=place,
         confidence=0.95,
-        proof=board_proof(case, skipped.rank),
+        proof=ledger_proof(case, skipped.rank),
         advice="Call the collective on every rank, in the same order: move it out of the condition, or contribute"
         " zeros where there is nothing to add.",
     )
@@ -213,7 +214,8 @@ def _killed(case: Case) -> Finding | None:
     name = signal.Signals(-first.status).name
     return finding(
         "killed",
-        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}",
+        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
+        f"{last_line(case, first.rank)}",
         ranks=() if first.rank is None else (first.rank,),
         place=last_place(case, first.rank),
         confidence=0.95,

@@ -11,6 +11,8 @@ from enum import StrEnum
 from harness.core.plan import Limits
 from harness.core.traces import RankTraces
 
+TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+
 
 class Ending(StrEnum):
     """Why the watching ended. It is a fact about the harness, not yet a verdict about the run."""
@@ -81,6 +83,7 @@ class Mark:
     step: int  # optimizer step in progress, 1-based
     at_s: float
     count: int
+    position: int = 0  # training marks of the process since the step began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,6 @@ class Board:
     enqueued: int
     completed: int
     collectives_changed_s: float | None
-    position: int = 0  # training marks since the step began
     seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
 
     @property
@@ -151,9 +153,19 @@ class Board:
         return self.marks[0] if self.marks else None
 
     @property
+    def training(self) -> Mark | None:
+        """The newest mark of training itself: data, forward, backward, optimizer, step."""
+        return next((mark for mark in self.marks if mark.kind in TRAINING), None)
+
+    @property
     def step(self) -> int:
-        """The optimizer step in progress, 1-based."""
-        return self.steps_s[-1][0] + 1 if self.steps_s else 1
+        """The step in progress, 1-based; a finished one until the next batch or forward begins."""
+        return self.training.step if self.training else 1
+
+    @property
+    def position(self) -> int:
+        """How far the program is in that step, in training marks."""
+        return self.training.position if self.training else 0
 
 
 @dataclass(frozen=True, kw_only=True)

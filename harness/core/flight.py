@@ -13,13 +13,13 @@ _KEPT_PER_GROUP = 16
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
     """Every recorded collective, oldest first. Raises ValueError on anything that is not a flight recorder dump."""
-    dump = json.loads(text)
-    if not isinstance(dump, dict):
-        raise ValueError("not a flight recorder dump: no object at the top")
-    entries = dump.get("entries") or []
     try:
+        dump = json.loads(text)
+        if not isinstance(dump, dict):
+            raise TypeError("no object at the top")
+        entries = dump.get("entries") or []
         return tuple(_collective(entry) for entry in entries if not entry.get("is_p2p"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a flight recorder dump: {error!r}") from error
 
 

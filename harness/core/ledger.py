@@ -28,8 +28,26 @@ class Skipped:
 
 def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
     """The earliest call that some rank left out, or None."""
-    found = sorted(_skipped(boards), key=lambda skipped: (skipped.step, skipped.call.position, skipped.rank))
+    found = sorted(_skipped(boards), key=_order)
     return found[0] if found else None
+
+
+def ledger_lines(board: Board) -> Iterator[str]:
+    """The calls as a table for people, oldest first."""
+    yield "number  step  position  entered_s     left_s  elements  call"
+    for call in board.calls:
+        left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
+        place = f"  {call.place.file}:{call.place.line} {call.place.function}" if call.place else ""
+        yield (
+            f"{call.number:6}  {call.step:4}  {call.position:8}  {call.entered_s:9.3f}  {left}  {call.elements:8}"
+            f"  {call.op} group {call.group}{place}"
+        )
+
+
+def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
+    """Whole, so that the same evidence gives the same answer in every process."""
+    call = skipped.call
+    return skipped.step, call.position, call.number, skipped.rank, call.op, call.group
 
 
 def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:

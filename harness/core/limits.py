@@ -17,7 +17,6 @@ OPEN_WAIT_FACTOR = 10.0  # times the longest quiet
 START_S = 120.0  # interpreter, imports, rendezvous, first use of the device
 BLIND_STALL_S = 20.0  # without a board only bytes and stacks tell, and both pause in a healthy run
 
-_TRAINING = {"data", "forward", "backward", "optimizer", "step"}
 _SET_UP = {"init_process_group", "new_group"}
 
 
@@ -25,7 +24,7 @@ def started(board: Board | None) -> bool:
     """The rank has left start-up: it trains, or calls collectives of its own."""
     if board is None:
         return False
-    trains = any(mark.kind in _TRAINING for mark in board.marks)
+    trains = board.training is not None
     return trains or any(call.op not in _SET_UP for call in board.calls)
 
 

@@ -158,7 +158,7 @@ def _rooted(finding: Finding, directory: str) -> Finding:
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
     marks = [
-        rank.board.newest
+        rank.board.training or rank.board.newest
         for rank in evidence.ranks
         if rank.board and rank.board.newest and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
     ]

@@ -49,20 +49,26 @@ def prove(
     open_roots = [root for root in graph.roots if not _closed(root, limits)]
     if not open_roots:
         return Proof(kind=_closed_kind(graph.roots), reason=_closed_reason(graph, span_s), graph=graph)
-    if all(root.kind is WaitKind.COMPUTE for root in open_roots):
-        if quiet_s >= _number(limits.busy_s) and all(_loops(root.rank, samples) for root in open_roots):
-            reason = f"the same {_lines(open_roots[0].rank, samples)} in {LOOP_SAMPLES} samples over {quiet_s:.0f} s"
-            return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
+    if not all(_endless(root, samples, limits, quiet_s) for root in open_roots):
         return None
-    if quiet_s >= _number(limits.open_wait_s) and not any(_wakes_in_time(root, limits) for root in open_roots):
+    looping = next((root for root in open_roots if root.kind is WaitKind.COMPUTE), None)
+    if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
-    return None
+    reason = f"the same {_lines(looping.rank, samples)} in {LOOP_SAMPLES} samples over {quiet_s:.0f} s"
+    return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
 
 
 def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
     """The innermost lines of the rank's last samples."""
     burning = [one for one in samples if one.rank == rank and one.motion == Motion.BURNING and one.leaf]
     return {(one.leaf.file, one.leaf.line) for one in burning[-LOOP_SAMPLES:] if one.leaf}
+
+
+def _endless(root: Wait, samples: Sequence[Sample], limits: Limits, quiet_s: float) -> bool:
+    """An open root that has shown for long enough that it does not end."""
+    if root.kind is WaitKind.COMPUTE:
+        return quiet_s >= _number(limits.busy_s) and _loops(root.rank, samples)
+    return quiet_s >= _number(limits.open_wait_s) and not _wakes_in_time(root, limits)
 
 
 def _loops(rank: int, samples: Sequence[Sample]) -> bool:

@@ -25,14 +25,14 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
     """The threads of `py-spy dump --json`. Raises ValueError on anything else."""
-    threads = json.loads(text)
-    if not isinstance(threads, list):
-        raise ValueError("not a list of threads")
     try:
+        threads = json.loads(text)
+        if not isinstance(threads, list):
+            raise ValueError("not a list of threads")
         return tuple(
             Stack(
                 thread=str(thread.get("thread_name") or ""),
-                tid=thread.get("os_thread_id"),
+                tid=None if thread.get("os_thread_id") is None else int(thread["os_thread_id"]),
                 active=bool(thread.get("active")) or bool(thread.get("owns_gil")),
                 frames=tuple(
                     Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]))
@@ -42,7 +42,7 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
             )
             for thread in threads[:_MAX_THREADS]
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not the form of py-spy dump --json: {error!r}") from error
 
 

@@ -67,7 +67,7 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
 
 
 def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
-    mark = rank.board.newest if rank.board else None
+    mark = rank.board.training or rank.board.newest if rank.board else None
     place = f"{mark.kind} {mark.name}".strip() if mark else "no mark was written"
     left = rank.exit is not None and not rank.exit.by_us
     return Standing(

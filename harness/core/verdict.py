@@ -72,12 +72,14 @@ def judge(evidence: Evidence) -> Judgement:
     words = {
         Ending.INTERRUPTED: "interrupted before it ended",
         Ending.ABANDONED: "the harness died before the run ended; its guardian ended the run",
+        Ending.NOT_LAUNCHED: "the launcher could not be started",
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
 
 
 def _ended(evidence: Evidence) -> Judgement:
-    if evidence.launcher is None:
+    launcher = evidence.launcher
+    if launcher is None or launcher.status is None or launcher.by_us:
         error = "nobody saw how the run ended: the record of its processes is missing"
         return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
     return Judgement(status=Status.PASS, failures=(), proof=None)

@@ -11,6 +11,7 @@ from harness.core.motion import Motion, motion, rank_stack
 from harness.core.stacks import in_function, user_frame
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
+_CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
 _LIBRARY_POLLERS = ("/harness/probe/", "tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py")
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
@@ -143,7 +144,7 @@ def _collective_wait(
     """The collective this rank waits in, and the ranks that have not come to it; None where it waits elsewhere."""
     pending = next((one for one in rank.collectives if not one.retired), None)
     call = next((one for one in reversed(rank.board.calls) if one.left_s is None), None) if rank.board else None
-    inside = bool(frames) and _TORCH_DISTRIBUTED in frames[0].file
+    inside = bool(frames) and _TORCH_DISTRIBUTED in frames[0].file and _CHECKPOINT not in frames[0].file
     absent = _absent(pending, rank, everyone, gone) if pending else ()
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
@@ -243,27 +244,23 @@ def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """The waits that others hang on: those for no rank; where there are none, the ranks of the cycle."""
+    """The waits that others hang on: those for no rank, and the cycles that no wait leads out of."""
     by_rank = {wait.rank: wait for wait in waits}
-    ends = tuple(wait for wait in waits if not wait.peers)
-    if ends and all(_reaches(wait, by_rank, {end.rank for end in ends}) for wait in waits if wait.peers):
-        return ends
-    cycle = [wait for wait in waits if wait.peers and not _reaches(wait, by_rank, {end.rank for end in ends})]
-    return (*ends, *cycle)
+    reached = {wait.rank: _reached(wait.rank, by_rank) for wait in waits}
+    roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
+    return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
 
 
-def _reaches(wait: Wait, by_rank: Mapping[int, Wait], ends: set[int]) -> bool:
+def _reached(start: int, by_rank: Mapping[int, Wait]) -> set[int]:
+    """The ranks that this one waits for, directly or not, and itself."""
     seen: set[int] = set()
-    queue = [wait.rank]
+    queue = [start]
     while queue:
         rank = queue.pop()
-        if rank in ends:
-            return True
-        if rank in seen or rank not in by_rank:
-            continue
-        seen.add(rank)
-        queue += by_rank[rank].peers
-    return False
+        if rank not in seen and rank in by_rank:
+            seen.add(rank)
+            queue += by_rank[rank].peers
+    return seen
 
 
 def _stands_in(

@@ -31,6 +31,7 @@ from harness.core.evidence import (
     Trouble,
 )
 from harness.core.flight import essential, parse_flight
+from harness.core.ledger import ledger_lines
 from harness.core.plan import Expect, RunSpec
 from harness.core.stacks import parse_faulthandler
 from harness.core.tracebacks import error_lines, last_traceback
@@ -121,6 +122,8 @@ class _Gather:
         if pid is not None:
             self._bring_boards(pid, home)
         board = self._board(home, rank, pid)
+        if board is not None:
+            write_document(home / "calls.txt", "".join(f"{line}\n" for line in ledger_lines(board)))
         errors = log_tail(home / "stderr.log")
         peaks = self.journals.said("peaks").get("rss_bytes") or {}
         beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))

@@ -24,7 +24,7 @@ _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 _SUBJECT = _PACKAGE.parent / "nsa"
 _MEMORY = Path("/dev/shm")
 # Names the subject reads. What is not declared must not leak into it from the user's shell: the spec repeats the run.
-_SUBJECT_ENVIRONMENT = ("NSA_", "TORCH_BACKEND", "CONFIG")
+_SUBJECT_PREFIX, _SUBJECT_NAMES = "NSA_", ("TORCH_BACKEND", "CONFIG")
 
 
 def subject_path() -> Path:
@@ -58,6 +58,7 @@ class Guarded:
     boards: Path
     tag: str
     order: dict[str, Any]
+    probed: bool  # a board is to be expected
     pending: bytes = b""
     lost: bool = False  # the guardian itself is gone
 
@@ -120,7 +121,14 @@ def launch(spec: RunSpec, attempt: AttemptDir, probe: str) -> Guarded:
         "interrupted": str(attempt.interrupted.resolve()),
     }
     origin_ns = time.monotonic_ns()
-    return Guarded(guardian=_start_guardian(order), origin_ns=origin_ns, boards=boards, tag=tag, order=order)
+    return Guarded(
+        guardian=_start_guardian(order),
+        origin_ns=origin_ns,
+        boards=boards,
+        tag=tag,
+        order=order,
+        probed=probe != protocol.PROBE_OFF,
+    )
 
 
 def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -150,7 +158,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(protocol.ENV_PREFIX) and not (subject and name.startswith(_SUBJECT_ENVIRONMENT))
+        if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
     }
     declared = dict(spec.env)
     path = [str(_BOOTSTRAP), *filter(None, [declared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
@@ -161,9 +169,14 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
         protocol.ENV_RUN: tag,
         protocol.ENV_BOARDS: str(boards),
         protocol.ENV_PROBE: probe,
+        **({protocol.ENV_SOLO: "1"} if spec.launcher is Launcher.PLAIN and spec.ranks == 1 else {}),
         **_fault(spec.fault),
     }
     return {**_unbuffered(spec), **inherited, **declared, **ours}
+
+
+def _read_by_subject(name: str) -> bool:
+    return name.startswith(_SUBJECT_PREFIX) or name in _SUBJECT_NAMES
 
 
 def _unbuffered(spec: RunSpec) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from harness import protocol
@@ -12,6 +13,8 @@ from harness.core.plan import RunSpec
 from harness.supervisor import procfs
 from harness.supervisor.dump import Camera
 from harness.supervisor.launch import Guarded
+
+_NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 
 
 @dataclass(kw_only=True)
@@ -48,13 +51,21 @@ class Ranks:
         if len(self.pids) == self.spec.ranks and all(map(alive, self.pids.values())):
             return []
         found = [new for stat in procfs.descendants(launcher) if (new := self._given(stat))]
-        alone = not self.pids and self.spec.ranks == 1
-        if alone and procfs.environment(launcher).get(protocol.ENV_RUN) == self.guarded.tag:
-            self.pids[0] = launcher
-            found.append((0, launcher))
+        if not self.pids and self.spec.ranks == 1 and (alone := self._alone(launcher)):
+            self.pids[0] = alone
+            found.append((0, alone))
         for rank, pid in found:
             self.guarded.tell(do="watch", pid=pid, rank=rank)
         return found
+
+    def _alone(self, launcher: int) -> int | None:
+        """The one process of a plain launch: the one with a board, or the command itself where there is no probe."""
+        below = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
+        marking = [pid for pid in below if (self.guarded.boards / protocol.BOARD.format(pid=pid)).exists()]
+        waited_s = (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
+        if marking or not self.guarded.probed or waited_s > _NO_BOARD_S:
+            return next(iter(marking), launcher)
+        return None
 
     def _given(self, stat: procfs.Stat) -> tuple[int, int] | None:
         environment = procfs.environment(stat.pid)
@@ -97,13 +108,14 @@ class Ranks:
 
     def _row(self, rank: int, board: Board | None, now_s: float) -> RankProgress:
         newest = board.newest if board else None
+        mark = (board.training or newest) if board else None
         return RankProgress(
             rank=rank,
-            phase=newest.kind if newest else "start",
+            phase=mark.kind if mark else "start",
             step=board.step if board else 1,
             quiet_s=max(0.0, now_s - newest.at_s) if newest else None,
             rss_bytes=self.peaks.get(rank),
-            module=newest.name if newest else None,
+            module=mark.name if mark else None,
         )
 
 

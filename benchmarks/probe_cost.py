@@ -1,0 +1,175 @@
+"""What the probe costs: nanoseconds of a mark, and the step time with and without its hooks, pair by pair.
+
+    python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
+    python benchmarks/probe_cost.py --pairs 2 --out F    a quick look
+
+One process trains the `ci` shape of nsa. A pair is a block of steps with the hooks and one without, its order turned
+round from pair to pair, so that a machine that slows down hits both alike. The beat is timed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from harness.probe import beat, hooks  # noqa: E402
+from harness.probe.board import Board  # noqa: E402
+from harness.probe.trouble import Trouble  # noqa: E402
+from nsa.config import SHAPES  # noqa: E402
+from nsa.model import TinyLM  # noqa: E402
+
+MARKS = 100_000
+
+
+class Switch:
+    """The probe's hooks, on or off: the global hook tables of torch with and without their entries."""
+
+    def __init__(self, board: Board, trouble: Trouble) -> None:
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        self._tables: list[Any] = [
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+            optimizer._global_optimizer_pre_hooks,
+            optimizer._global_optimizer_post_hooks,
+        ]
+        hooks.install(torch, board, trouble)
+        self._entries = [dict(table) for table in self._tables]
+
+    def turn(self, *, on: bool) -> None:
+        for table, entries in zip(self._tables, self._entries, strict=True):
+            table.clear()
+            if on:
+                table.update(entries)
+
+
+class Training:
+    """The subject: steps of the ci shape, on one thread."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        config = SHAPES["ci"]
+        self._model = TinyLM.from_config(config)
+        self._optimizer = torch.optim.AdamW(self._model.parameters())
+        self._tokens = torch.randint(config.vocab, (2, config.seq_len))
+
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """(wall, processor) seconds of one block."""
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            logits = self._model(self._tokens)
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), self._tokens.flatten()).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return time.perf_counter() - wall, time.process_time() - processor
+
+
+def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
+    """All raw samples and what follows from them. The first pair is warm-up and not kept."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        board = Board(os.path.join(directory, "bench.board"), rank=0, world_size=1)
+        trouble = Trouble(directory)
+        # The beat reads the flight recorder, which only a process group fills.
+        torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+        torch.distributed.all_reduce(torch.ones(1))
+        marks = [_mark_ns(board) for _ in range(repeats)]
+        beats = [_beat_ns(beat.Beat(board, directory, trouble)) for _ in range(repeats)]
+        samples = _pairs(Training(), Switch(board, trouble), pairs + 1, steps)[1:]
+        torch.distributed.destroy_process_group()
+        if noted := list(Path(directory).glob("*.trouble.jsonl")):
+            raise SystemExit(f"the probe gave up during the measurement: {noted[0].read_text()}")
+    return {
+        "samples": {"mark_ns": marks, "beat_ns": beats, "pairs": samples},
+        "summary": _summary(marks, beats, samples),
+    }
+
+
+def _mark_ns(board: Board) -> float:
+    what, mark = board.what("forward", "blocks.0.attn"), board.mark
+    start = time.perf_counter_ns()
+    for _ in range(MARKS):
+        mark(what)
+    return (time.perf_counter_ns() - start) / MARKS
+
+
+def _beat_ns(one: beat.Beat) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(100):
+        one._once()
+    return (time.perf_counter_ns() - start) / 100
+
+
+def _pairs(training: Training, switch: Switch, pairs: int, steps: int) -> list[dict[str, Any]]:
+    samples = []
+    for number in range(pairs):
+        pair: dict[str, Any] = {"first": "with" if number % 2 else "without"}
+        for on in (True, False) if number % 2 else (False, True):
+            switch.turn(on=on)
+            wall, processor = training.seconds(steps)
+            name = "with" if on else "without"
+            pair |= {f"{name}_wall_s": wall / steps, f"{name}_cpu_s": processor / steps}
+        samples.append(pair)
+    switch.turn(on=False)
+    return samples
+
+
+def _summary(marks: list[float], beats: list[float], samples: list[dict[str, Any]]) -> dict[str, float]:
+    wall = [pair["with_wall_s"] / pair["without_wall_s"] - 1 for pair in samples]
+    processor = [pair["with_cpu_s"] / pair["without_cpu_s"] - 1 for pair in samples]
+    return {
+        "mark_ns_median": statistics.median(marks),
+        "beat_share_percent": 100 * statistics.median(beats) / (beat.INTERVAL_S * 1e9),
+        "step_ms_without_median": 1000 * statistics.median(pair["without_wall_s"] for pair in samples),
+        "hooks_wall_percent_median": 100 * statistics.median(wall),
+        "hooks_cpu_percent_median": 100 * statistics.median(processor),
+    }
+
+
+def _circumstances(arguments: list[str]) -> dict[str, Any]:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return {
+        "command": " ".join(["python", "benchmarks/probe_cost.py", *arguments]),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(git("status", "--porcelain", "harness/probe", "harness/protocol.py", "nsa")),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "cpus": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measure what the probe costs.")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=1, help="steps of one block")
+    parser.add_argument("--repeats", type=int, default=20, help="repetitions of the mark and beat timings")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "probe_cost.json")
+    options = parser.parse_args(arguments)
+    result = {**_circumstances(arguments), **measure(pairs=options.pairs, steps=options.steps, repeats=options.repeats)}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result["summary"], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

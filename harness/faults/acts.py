@@ -1,0 +1,110 @@
+"""What the faults do. Each line that blocks, spins, raises or dies stands in a function of its own, for the stacks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+SLOW_STEP_S = 40.0
+CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), 18)"
+
+
+def take_a_held_lock(heals_s: float | None) -> None:
+    """A non-reentrant lock is taken a second time by its holder."""
+    lock = threading.Lock()
+    lock.acquire()
+    if heals_s is not None:
+        timer = threading.Timer(heals_s, lock.release)
+        timer.daemon = True
+        timer.start()
+    _wait_for_the_lock(lock)
+
+
+def _wait_for_the_lock(lock: threading.Lock) -> None:
+    lock.acquire()
+
+
+def spin_in_python(heals_s: float | None) -> None:
+    """A busy loop whose condition never turns false; its twin's does."""
+    _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
+
+
+def _spin_until(end_s: float) -> None:
+    turns = 0
+    while time.monotonic() < end_s:
+        turns += 1
+
+
+def crawl_token_by_token(torch: Any, hidden: Any, seconds: float) -> None:
+    """Slow, not stuck: what the selection branch of the seeds did, a Python loop over tokens with real small ops.
+
+    The graph is a side branch, and its saved tensors are kept from an enclosing checkpoint, which would count them.
+    """
+    end_s = time.monotonic() + seconds
+    tokens = hidden.detach().float().reshape(-1, hidden.shape[-1])[:512].clone().requires_grad_()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+        while time.monotonic() < end_s:
+            _select_token_by_token(torch, tokens, end_s)
+
+
+def _select_token_by_token(torch: Any, tokens: Any, end_s: float) -> Any:
+    selected = []
+    for token in range(len(tokens)):
+        scores = torch.mv(tokens, tokens[token])
+        best = torch.topk(scores, min(4, len(tokens))).indices
+        weights = torch.softmax(scores[best], dim=0)
+        selected.append(weights @ tokens[best])
+        if time.monotonic() >= end_s:
+            break
+    return torch.stack(selected)
+
+
+def _as_it_is(tensor: Any) -> Any:
+    return tensor
+
+
+def raise_an_error(where: str, heals_s: float | None) -> None:
+    """An exception that nobody catches; the twin's is caught on the spot."""
+    if heals_s is None:
+        _raise(where)
+    try:
+        _raise(where)
+    except RuntimeError:
+        return
+
+
+def _raise(where: str) -> None:
+    raise RuntimeError(f"planted: {where}")
+
+
+def send_itself_sigkill(heals_s: float | None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL if heals_s is None else signal.SIGCONT)
+
+
+def send_itself_sigstop(heals_s: float | None) -> None:
+    """The twin has a helper, started before, that sends SIGCONT."""
+    helper = None
+    if heals_s is not None:
+        command = [sys.executable, "-I", "-S", "-c", CONTINUE_AFTER, str(os.getpid()), str(heals_s)]
+        helper = subprocess.Popen(command)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    if helper is not None:
+        helper.wait()
+
+
+def leave_with_status_0(heals_s: float | None) -> None:
+    """The process is gone without a word and says that all went well; the twin sends a child to do it."""
+    child = 0 if heals_s is None else os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def come_late(heals_s: float) -> None:
+    """The twin of a skipped collective."""
+    time.sleep(heals_s)

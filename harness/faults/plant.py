@@ -1,0 +1,168 @@
+"""Where and when a planted fault happens: the rank, the step in progress, the layer's module, found in any model."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import acts
+from .spec import BACKWARD, COLLECTIVE, Spec
+
+# The loss is averaged by the training program itself; gradients that are averaged by hand are another collective.
+CALLERS = ("__main__", "nsa.train", "nsa.world")
+
+
+def plant(text: str) -> None:
+    """Plant the fault that `text` describes. Torch is imported by then. Raises ValueError for what is no fault."""
+    fault = Fault(Spec(text), sys.modules["torch"])
+    fault.count_steps()
+    if fault.spec.kind in COLLECTIVE:
+        fault.cover_all_reduce()
+    else:
+        fault.watch_for_the_layer()
+    atexit.register(fault.say_if_it_never_happened)
+
+
+class Fault:
+    """One fault in one process. It happens once."""
+
+    def __init__(self, spec: Spec, torch: Any) -> None:
+        self.spec = spec
+        self._torch = torch
+        self._step = 1
+        self._reductions = 0
+        self._happened = False
+        self._pid = os.getpid()
+        self._counting: Callable[[], object] = lambda: None
+
+    def count_steps(self) -> None:
+        """Steps are those of the first optimizer that steps."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+            if self._counting() is None:
+                self._counting = weakref.ref(optimizer)
+            if self._counting() is optimizer:
+                self._step += 1
+
+        register_optimizer_step_post_hook(after_step)
+
+    def cover_all_reduce(self) -> None:
+        """Outermost, so that a probe sees what a program without the call would show it: nothing."""
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        all_reduce = self._torch.distributed.all_reduce
+
+        @functools.wraps(all_reduce)
+        def perhaps_all_reduce(*arguments: Any, **options: Any) -> Any:
+            if sys._getframe(1).f_globals.get("__name__") in CALLERS and self._is_the_reduction():
+                self._happened = True
+                if self.spec.heals_s is None:
+                    return None
+                acts.come_late(self.spec.heals_s)
+            return all_reduce(*arguments, **options)
+
+        self._torch.distributed.all_reduce = perhaps_all_reduce
+        c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
+
+    def watch_for_the_layer(self) -> None:
+        """Look at each module that is called until one of them contains the layer; then hook that layer alone."""
+        hooks = self._torch.nn.modules.module
+
+        def look_inside(module: Any, _arguments: Any) -> None:
+            layer = find_layer(module, self.spec.layer)
+            if layer is not None:
+                handle.remove()
+                layer.register_forward_pre_hook(self._before_forward)
+                layer.register_forward_hook(self._after_forward)
+
+        handle = hooks.register_module_forward_pre_hook(look_inside)
+
+    def say_if_it_never_happened(self) -> None:
+        """A fault that was asked for and did not happen must not look like a healthy run."""
+        if os.getpid() == self._pid and self._is_our_rank() and not self._happened:
+            print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
+
+    def _is_our_rank(self) -> bool:
+        distributed = self._torch.distributed
+        if distributed.is_initialized():
+            return bool(distributed.get_rank() == self.spec.rank)
+        return os.environ.get("RANK", "0") == str(self.spec.rank)
+
+    def _is_the_reduction(self) -> bool:
+        """One reduction a step, before the optimizer or after it: so they are counted, not the steps."""
+        self._reductions += 1
+        return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
+
+    def _is_due(self) -> bool:
+        return not self._happened and self._step == self.spec.step and self._is_our_rank()
+
+    def _before_forward(self, _module: Any, _arguments: Any) -> None:
+        if self.spec.kind in BACKWARD or self.spec.kind == "slow_step" or not self._is_due():
+            return
+        self._happened = True
+        where = f"step {self.spec.step}, layer {self.spec.layer}, rank {self.spec.rank}"
+        heals_s = self.spec.heals_s
+        if self.spec.kind == "raise":
+            acts.raise_an_error(where, heals_s)
+        elif self.spec.kind == "sigkill":
+            acts.send_itself_sigkill(heals_s)
+        elif self.spec.kind == "sigstop":
+            acts.send_itself_sigstop(heals_s)
+        else:
+            acts.leave_with_status_0(heals_s)
+
+    def _after_forward(self, _module: Any, _arguments: Any, output: Any) -> None:
+        tensor = _first_tensor(output, self._torch.Tensor)
+        if tensor is None or not self._is_due():
+            return
+        if self.spec.kind == "slow_step":
+            self._happened = True
+            acts.crawl_token_by_token(self._torch, tensor, _seconds(self.spec.heals_s))
+        elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
+            # Where a Function.backward of the layer would run. A hook on the tensor would come before the layer's own.
+            tensor.grad_fn.register_prehook(self._in_backward)
+
+    def _in_backward(self, _gradients: Any) -> None:
+        """Once, however many recomputed forwards have hooked their outputs."""
+        if self._happened:
+            return
+        self._happened = True
+        if self.spec.kind == "deadlock":
+            acts.take_a_held_lock(self.spec.heals_s)
+        else:
+            acts.spin_in_python(self.spec.heals_s)
+
+
+def find_layer(root: Any, layer: int) -> Any:
+    """The shallowest module whose first number in its qualified name is `layer`, or its child `attn` if it has one."""
+    best: tuple[int, Any] | None = None
+    for path, module in root.named_modules():
+        parts = path.split(".")
+        numbers = [part for part in parts if part.isdigit()]
+        if numbers and int(numbers[0]) == layer and (best is None or len(parts) < best[0]):
+            best = (len(parts), module)
+    if best is None:
+        return None
+    return _attention(best[1]) or best[1]
+
+
+def _attention(block: Any) -> Any:
+    """`attn` of a block, also where FSDP or checkpoint is wrapped around the block."""
+    for path, module in block.named_modules():
+        if path.split(".")[-1] == "attn":
+            return module
+    return None
+
+
+def _first_tensor(output: Any, tensor_type: type) -> Any:
+    items = output if isinstance(output, (tuple, list)) else (output,)
+    return next((item for item in items if isinstance(item, tensor_type)), None)
+
+
+def _seconds(heals_s: float | None) -> float:
+    return acts.SLOW_STEP_S if heals_s is None else heals_s

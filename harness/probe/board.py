@@ -1,0 +1,231 @@
+"""The writing side of the progress board: where the process says what it does, one memory write a mark."""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import mmap
+import os
+import time
+
+from .. import protocol
+
+_monotonic_ns = time.monotonic_ns
+_pack_slot = protocol.SLOT.pack_into
+_KIND_SHIFT = protocol.WHAT_KIND_SHIFT
+
+
+class Board:
+    """One board, of this process. A mark costs about a microsecond and never blocks.
+
+    A forked child keeps calling the same hooks; its marks go to private memory, never to its parent's board.
+    """
+
+    def __init__(self, path: str, *, rank: int, world_size: int) -> None:
+        """Create the file, 0600, all of it allocated. Raises OSError: no space, no directory."""
+        self._memory: mmap.mmap | bytearray = _new_file(path)
+        self._threads = _thread._local()
+        self._slots_taken = 0
+        self._strings: dict[str, int] = {}
+        self._strings_used = 0
+        self._gaps = [0] * protocol.GAP_COUNT
+        self._last_at = _monotonic_ns()
+        self._last_kind = 0
+        self._step = 1
+        self._position = 0
+        self.step_done = False
+        self._call_numbers = itertools.count(1)
+        self._lock = _thread.allocate_lock()
+        self.live = True
+        self.rank = rank
+        self.string("")
+        self._created_ns = self._last_at
+        self.identify(rank, world_size)
+        os.rename(path + ".new", path)
+        os.register_at_fork(after_in_child=self._detach)
+
+    def identify(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        protocol.IDENTITY.pack_into(
+            self._memory,
+            protocol.IDENTITY_AT,
+            protocol.MAGIC,
+            protocol.LAYOUT,
+            protocol.BOARD_SIZE,
+            os.getpid(),
+            rank,
+            world_size,
+            0,
+            self._created_ns,
+        )
+
+    def string(self, text: str) -> int:
+        """The number of a string in the table; 0 when the table is full."""
+        known = self._strings.get(text)
+        if known is not None:
+            return known
+        with self._lock:
+            return self._append(text)
+
+    def what(self, kind: str, text: str) -> int:
+        """The part of a mark that is known beforehand."""
+        return protocol.KIND[kind] << _KIND_SHIFT | self.string(text) << protocol.WHAT_STRING_SHIFT
+
+    def mark(self, what: int, _gradients: object = None) -> None:
+        """Say what this thread trains. The second argument lets it serve as an autograd pre-hook as it is."""
+        now = _monotonic_ns()
+        try:
+            slot = self._threads.training
+        except AttributeError:
+            slot = self._threads.training = self._claim_slot()
+        self._position = position = self._position + 1
+        slot[2] = marks = slot[2] + 1
+        if now - self._last_at > self._gaps[self._last_kind]:
+            self._note_gap(now - self._last_at)
+        self._last_at = now
+        self._last_kind = what >> _KIND_SHIFT
+        what |= self._step
+        check = now ^ marks ^ what ^ position
+        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, check)
+
+    def note(self, what: int) -> None:
+        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
+        now = _monotonic_ns()
+        try:
+            slot = self._threads.events
+        except AttributeError:
+            slot = self._threads.events = self._claim_slot()
+        slot[2] = marks = slot[2] + 1
+        if now - self._last_at > self._gaps[self._last_kind]:
+            self._note_gap(now - self._last_at)
+        self._last_at = now
+        self._last_kind = what >> _KIND_SHIFT
+        what |= self._step
+        check = now ^ marks ^ what ^ self._position
+        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, self._position, check)
+
+    def finish_step(self) -> None:
+        """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
+        self.begin_step()
+        at = protocol.STEPS_AT + (self._step - 1) % protocol.STEPS * protocol.STEP.size
+        protocol.STEP.pack_into(self._memory, at, self._step, _monotonic_ns())
+        self.step_done = True
+
+    def begin_step(self) -> None:
+        """Marks belong to the next step from here on, if the last one is done."""
+        if self.step_done:
+            self.step_done = False
+            self._step += 1
+            self._position = 0
+
+    def enter_call(self, op: int, group: int, place: int, elements: int, dtype: int) -> int:
+        """A collective is called from Python. The numbers but `elements` are strings; the result is the call's."""
+        number = next(self._call_numbers)
+        now = _monotonic_ns()
+        protocol.CALL.pack_into(
+            self._memory,
+            _call_at(number),
+            number,
+            now,
+            0,
+            elements,
+            self._step,
+            self._position,
+            op,
+            group,
+            place,
+            dtype,
+        )
+        return number
+
+    def leave_call(self, number: int) -> None:
+        """... and has returned. A call that waited while 256 others came and went has lost its place."""
+        at = _call_at(number)
+        if protocol.U64.unpack_from(self._memory, at)[0] == number:
+            protocol.U64.pack_into(self._memory, at + protocol.CALL_LEFT_AT, _monotonic_ns())
+
+    def beat(self, answered: int) -> None:
+        protocol.BEAT.pack_into(self._memory, protocol.BEAT_AT, _monotonic_ns(), answered)
+
+    def saw(self, place: str) -> None:
+        protocol.SEEN.pack_into(self._memory, protocol.SEEN_AT, self.string(place))
+
+    def requested(self) -> int:
+        """The number of the newest request for the flight recorder."""
+        return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
+
+    def count_collectives(self, enqueued: int, completed: int) -> None:
+        protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
+
+    def end(self, flag: int) -> None:
+        """Add a flag to the end record."""
+        flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
+        protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
+
+    def _detach(self) -> None:
+        self._memory = bytearray(protocol.BOARD_SIZE)
+        self._lock = _thread.allocate_lock()
+        self.live = False
+
+    def _append(self, text: str) -> int:
+        known = self._strings.get(text)
+        if known is not None:
+            return known
+        data = text.encode("utf-8", "replace")[: protocol.STRING_LIMIT]
+        size = protocol.STRING_LENGTH.size + len(data)
+        if self._strings_used + size > protocol.STRINGS_SIZE:
+            return 0
+        at = protocol.STRINGS_AT + self._strings_used
+        protocol.STRING_LENGTH.pack_into(self._memory, at, len(data))
+        self._memory[at + protocol.STRING_LENGTH.size : at + size] = data
+        self._strings_used += size
+        number = len(self._strings)
+        # The text is complete before the count that makes it visible.
+        protocol.STRINGS_USED.pack_into(self._memory, protocol.STRINGS_USED_AT, self._strings_used, number + 1)
+        self._strings[text] = number
+        return number
+
+    def _claim_slot(self) -> list[int]:
+        """[offset, native thread id, marks] of a thread that marks for the first time."""
+        with self._lock:
+            index = self._slots_taken
+            if index < protocol.SLOTS:
+                self._slots_taken += 1
+            else:
+                index = self._slot_of_a_dead_thread()
+        return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
+
+    def _slot_of_a_dead_thread(self) -> int:
+        """The last slot is shared when all owners live: each of its marks is still whole, only the newest is kept."""
+        for index in range(protocol.SLOTS):
+            tid = protocol.SLOT.unpack_from(self._memory, protocol.SLOTS_AT + index * protocol.SLOT_SIZE)[0]
+            if not os.path.exists(f"/proc/self/task/{tid}"):
+                return index
+        return protocol.SLOTS - 1
+
+    def _note_gap(self, quiet_ns: int) -> None:
+        self._gaps[self._last_kind] = quiet_ns
+        protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + self._last_kind * protocol.GAP.size, quiet_ns)
+
+
+def _call_at(number: int) -> int:
+    return protocol.CALLS_AT + (number - 1) % protocol.CALLS * protocol.CALL.size
+
+
+def _new_file(path: str) -> mmap.mmap:
+    """A mapping of `path`.new, which the caller renames when the header stands: readers never see half a board.
+
+    The blocks are allocated here, because a write to a full tmpfs through a mapping is a SIGBUS in somebody's training.
+    """
+    fresh = path + ".new"
+    if os.path.lexists(fresh):
+        os.unlink(fresh)
+    descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, protocol.BOARD_SIZE)
+        return mmap.mmap(descriptor, protocol.BOARD_SIZE)
+    except OSError:
+        os.unlink(fresh)
+        raise
+    finally:
+        os.close(descriptor)

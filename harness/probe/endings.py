@@ -1,0 +1,123 @@
+"""The last words of a process: its last exception, stacks on a fatal signal, the recorder and a mark at exit."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+import time
+
+from .. import protocol
+from .board import Board
+from .trouble import Trouble
+
+# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import IO, Any
+
+FRAMES_LIMIT = 200
+MESSAGE_LIMIT = 4000
+
+
+class Endings:
+    """Guests at the exits: whatever the program installed there itself is called as if we were not."""
+
+    def __init__(self, board: Board, directory: str, trouble: Trouble) -> None:
+        self._board = board
+        self._directory = directory
+        self._trouble = trouble
+        self._pid = os.getpid()
+        self._raised: BaseException | None = None
+        self._stacks: IO[bytes] | None = None  # held open: the signal handler knows only its descriptor
+
+    def install(self) -> None:
+        self._trouble.attempt("excepthook", self._chain_excepthook)
+        self._trouble.attempt("faulthandler", self._enable_faulthandler)
+        atexit.register(self._at_exit)
+
+    def _chain_excepthook(self) -> None:
+        previous = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self._trouble.attempt("raised", lambda: self._write_raised(error, traceback))
+            previous(kind, error, traceback)
+
+        sys.excepthook = excepthook
+
+    def _enable_faulthandler(self) -> None:
+        """Fatal signals unless the program was started with its own faulthandler, ours if nobody has that signal."""
+        import _signal  # type: ignore[import-not-found]
+
+        path = os.path.join(self._directory, protocol.STACKS.format(pid=self._pid))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._stacks = os.fdopen(descriptor, "ab", buffering=0)
+        fatal, asked = not faulthandler.is_enabled(), _signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+        if fatal:
+            faulthandler.enable(file=self._stacks.fileno(), all_threads=True)
+        if _signal.getsignal(asked) == _signal.SIG_DFL:
+            faulthandler.register(asked, file=self._stacks.fileno(), all_threads=True, chain=False)
+            os.register_at_fork(after_in_child=lambda: faulthandler.unregister(asked))
+        if fatal:
+            os.register_at_fork(after_in_child=self._leave_the_child_alone)
+
+    def _leave_the_child_alone(self) -> None:
+        """A forked child dies as it would without us, unless the program turned faulthandler on in the meantime."""
+        faulthandler.disable()
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._trouble.attempt("raised", self._write_raised_behind_our_back)
+        self._trouble.attempt("exit", self._mark_exit)
+        if "torch.distributed" in sys.modules:
+            self._trouble.attempt("flight at exit", self._write_flight)
+
+    def _mark_exit(self) -> None:
+        self._board.note(self._board.what("exit", "atexit"))
+        self._board.end(protocol.END_ATEXIT)
+
+    def _write_flight(self) -> None:
+        from .flight import Flight
+
+        Flight(self._directory).write()
+
+    def _write_raised_behind_our_back(self) -> None:
+        """A program that replaced sys.excepthook and calls no other: the interpreter still keeps the exception."""
+        error = getattr(sys, "last_value", None)
+        if self._raised is None and isinstance(error, BaseException):
+            self._write_raised(error, error.__traceback__)
+
+    def _write_raised(self, error: BaseException, traceback: TracebackType | None) -> None:
+        if os.getpid() != self._pid or isinstance(error, SystemExit):
+            return
+        import json
+
+        self._raised = error
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        self._board.note(self._board.what("raised", name))
+        self._board.end(protocol.END_RAISED)
+        record = {
+            "type": name,
+            "message": str(error)[:MESSAGE_LIMIT],
+            "frames": _frames(traceback),
+            "at_ns": time.monotonic_ns(),
+        }
+        path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            json.dump(record, file)
+        os.replace(f"{path}.new", path)
+
+
+def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
+    """Innermost first; of an endless recursion the innermost ones."""
+    frames: list[dict[str, Any]] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append({"file": code.co_filename, "line": traceback.tb_lineno, "function": code.co_name})
+        traceback = traceback.tb_next
+    return frames[::-1][:FRAMES_LIMIT]

@@ -1,0 +1,155 @@
+"""Who is a rank, and what is set up in it and when. The bootstrap calls `enter` in every Python process of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import protocol
+from . import imports
+from .trouble import Trouble
+
+# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .board import Board
+
+# Programs that start ranks and are none, even where a cluster put RANK into their environment.
+AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+AGENT_COMMANDS = ("torchrun",)
+
+
+def enter() -> None:
+    """Get ready, for the price of one look at the environment in a process that is no rank and never loads torch."""
+    directory = os.environ.get(protocol.ENV_BOARDS)
+    mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
+    if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
+        return
+    guest = Guest(directory, mode)
+    if _rank_of_our_own():
+        guest.become_rank()
+    imports.after_torch(guest.torch_arrived, guest.trouble)
+
+
+def _rank_of_our_own() -> bool:
+    """RANK is ours unless an ancestor took it already: a rank's loader workers and tools inherit its environment."""
+    named = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if not (named or protocol.ENV_SOLO in os.environ) or _is_agent(_command()):
+        return False
+    return os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid())) == str(os.getpid())
+
+
+def _command() -> list[str]:
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:
+        return list(getattr(sys, "orig_argv", ()))
+
+
+def _is_agent(command: list[str]) -> bool:
+    return any(word in AGENT_MODULES or os.path.basename(word) in AGENT_COMMANDS for word in command[1:3])
+
+
+class Guest:
+    """The probe in one process: nothing but a listener until the process turns out to be a rank."""
+
+    def __init__(self, directory: str, mode: str) -> None:
+        self.trouble = Trouble(directory)
+        self._directory = directory
+        self._mode = mode
+        self._is_rank = False
+        self._board: Board | None = None
+
+    def become_rank(self) -> None:
+        self._is_rank = True
+        if self._mode == protocol.PROBE_OFF:
+            return
+        self.trouble.attempt("board", self._open_board)
+        if self._board is not None and self._mode == protocol.PROBE_FULL:
+            board = self._board
+            self.trouble.attempt("endings", lambda: self._set_endings(board))
+
+    def torch_arrived(self) -> None:
+        if self._is_rank:
+            self._set_up()
+        else:
+            self.trouble.attempt("late", self._wait_for_init)
+
+    def _open_board(self) -> None:
+        from .board import Board
+
+        path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
+        alone = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ
+        rank, world_size = (0, 1) if alone else (_number("RANK"), _number("WORLD_SIZE"))
+        board = Board(path, rank=rank, world_size=world_size)
+        board.note(board.what("start", os.path.basename(sys.executable or "python")))
+        self._board = board
+
+    def _set_endings(self, board: Board) -> None:
+        from .endings import Endings
+
+        Endings(board, self._directory, self.trouble).install()
+
+    def _set_up(self) -> None:
+        """Everything that needs torch. Each piece stands or falls alone."""
+        if self._board is not None:
+            board = self._board
+            board.note(board.what("imported", "torch.distributed"))
+            self.trouble.attempt("hooks", lambda: self._set_hooks(board))
+            self.trouble.attempt("collectives", lambda: self._set_collectives(board))
+            self.trouble.attempt("beat", lambda: self._start_beat(board))
+        if protocol.ENV_FAULT in os.environ:
+            self.trouble.attempt("fault", _plant_fault)
+
+    def _set_hooks(self, board: Board) -> None:
+        from .hooks import install
+
+        install(sys.modules["torch"], board, self.trouble)
+
+    def _set_collectives(self, board: Board) -> None:
+        from .collectives import install
+
+        install(sys.modules["torch"], board, self.trouble)
+
+    def _start_beat(self, board: Board) -> None:
+        from .beat import Beat
+
+        Beat(board, self._directory, self.trouble).start()
+
+    def _wait_for_init(self) -> None:
+        """A process without RANK that calls init_process_group is one all the same (srun, mp.spawn, accelerate)."""
+        torch = sys.modules["torch"]
+        if not hasattr(torch.distributed, "init_process_group"):
+            return
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        original = torch.distributed.init_process_group
+
+        def init_process_group(*arguments: Any, **options: Any) -> Any:
+            if not self._is_rank:
+                torch.distributed.init_process_group = original
+                c10d.init_process_group = original
+                self.become_rank()
+                self._set_up()
+            return c10d.init_process_group(*arguments, **options)
+
+        init_process_group.__doc__ = original.__doc__
+        init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
+        torch.distributed.init_process_group = init_process_group
+        c10d.init_process_group = init_process_group
+
+
+def _plant_fault() -> None:
+    from ..faults import plant
+
+    plant.plant(os.environ[protocol.ENV_FAULT])
+
+
+def _number(name: str) -> int:
+    """An integer of the environment; -1, which the board reads as unknown, if it is none."""
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return -1

@@ -1,0 +1,154 @@
+"""Marks from inside a training step: module forward, backward, optimizer and data, without touching a single value."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .board import Board
+from .names import ModuleNames
+from .trouble import Trouble
+
+OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
+DEPTH_LIMIT = 4  # containers inside containers
+COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+
+
+def install(torch: Any, board: Board, trouble: Trouble) -> None:
+    """Each kind of hook stands alone; what this torch does not have is noted and left out."""
+    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble))
+    trouble.attempt("optimizer hooks", lambda: _hook_optimizers(board, trouble))
+    trouble.attempt("data hook", lambda: _hook_data(board))
+
+
+def compiling_test(torch: Any) -> Callable[[], bool]:
+    """torch.compiler.is_compiling, under the name this torch has for it. Dynamo folds it to a constant."""
+    compiler = getattr(torch, "compiler", None)
+    return getattr(compiler, "is_compiling", None) or (lambda: False)
+
+
+def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
+    """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
+
+    The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
+    """
+    names = ModuleNames(board)
+    is_compiling = compiling_test(torch)
+    tensor_type = torch.Tensor
+    mark = board.mark
+    handles: list[Any] = []
+    inner_output: list[Callable[[], object | None]] = [lambda: None]
+
+    def give_up(error: Exception) -> None:
+        trouble.note("module hooks", error)
+        for handle in handles:
+            handle.remove()
+
+    def before_forward(module: Any, _arguments: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            if board.step_done:
+                board.begin_step()
+            mark(names.of(module).forward)
+        except Exception as error:
+            give_up(error)
+
+    def after_forward(module: Any, _arguments: Any, output: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            if isinstance(output, tensor_type):
+                node = output.grad_fn
+                # A container returns its last child's tensor; the child's name says more, so the container is silent.
+                if node is None or inner_output[0]() is output:
+                    return
+                inner_output[0] = weakref.ref(output)
+                node.register_prehook(names.of(module).on_backward)
+            elif output is not None:
+                on_backward = names.of(module).on_backward
+                for tensor in _tensors(output, tensor_type):
+                    tensor.grad_fn.register_prehook(on_backward)
+        except Exception as error:
+            give_up(error)
+
+    # torch.compile warns of global hooks that fire once more for its wrapper; ours may, and the user has none to mend.
+    warnings.filterwarnings("ignore", message=COMPILE_WARNING, category=UserWarning)
+    handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_forward))
+    handles.append(torch.nn.modules.module.register_module_forward_hook(after_forward))
+
+
+def _tensors(output: Any, tensor_type: type) -> list[Any]:
+    """Tensors with a grad_fn in tuples, lists and dicts, a bounded number."""
+    found: list[Any] = []
+    for tensor in _walk(output, tensor_type, DEPTH_LIMIT):
+        if tensor.grad_fn is not None:
+            found.append(tensor)
+        if len(found) == OUTPUTS_LIMIT:
+            break
+    return found
+
+
+def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
+    if isinstance(output, tensor_type):
+        yield output
+    elif depth and isinstance(output, (tuple, list)):
+        for item in output:
+            yield from _walk(item, tensor_type, depth - 1)
+    elif depth and isinstance(output, dict):
+        for item in output.values():
+            yield from _walk(item, tensor_type, depth - 1)
+
+
+def _hook_optimizers(board: Board, trouble: Trouble) -> None:
+    """The first optimizer that steps counts the steps; when it is gone, the next one that steps takes over."""
+    from torch.optim import optimizer as optimizers
+
+    counting: list[Callable[[], object | None]] = [lambda: None]
+    handles: list[Any] = []
+
+    def give_up(error: Exception) -> None:
+        trouble.note("optimizer hooks", error)
+        for handle in handles:
+            handle.remove()
+
+    def before_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+        try:
+            if counting[0]() is None:
+                counting[0] = weakref.ref(optimizer)
+            board.mark(board.what("optimizer", type(optimizer).__name__))
+        except Exception as error:
+            give_up(error)
+
+    def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+        try:
+            board.mark(board.what("step", type(optimizer).__name__))
+            if counting[0]() is optimizer:
+                board.finish_step()
+        except Exception as error:
+            give_up(error)
+
+    handles.append(optimizers.register_optimizer_step_pre_hook(before_step))
+    handles.append(optimizers.register_optimizer_step_post_hook(after_step))
+
+
+def _hook_data(board: Board) -> None:
+    """A mark when a DataLoader is asked for a batch, and one when it has answered."""
+    from torch.utils.data import dataloader
+
+    iterator = dataloader._BaseDataLoaderIter
+    fetch = iterator.__next__
+    asked, answered = board.what("data", "fetch"), board.what("data", "fetched")
+
+    @functools.wraps(fetch)
+    def next_batch(self: Any) -> Any:
+        board.begin_step()
+        board.mark(asked)
+        batch = fetch(self)
+        board.mark(answered)
+        return batch
+
+    iterator.__next__ = next_batch

@@ -1,0 +1,77 @@
+"""What the modules of a stranger's model are called, learnt without being told which module is the model."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .board import Board
+
+# Wrappers add these; the user's own names have none of them.
+WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
+
+
+class Known:
+    """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
+
+    __slots__ = ("_board", "backward", "forward", "module", "name", "on_backward")
+
+    def __init__(self, board: Board, module: Callable[[], Any], name: str) -> None:
+        self._board = board
+        self.module = module
+        self.name = name
+        self.forward = 0
+
+    def prepare(self) -> None:
+        self.forward = self._board.what("forward", self.name)
+        self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
+
+
+class ModuleNames:
+    """Qualified names by identity. A weak reference beside each tells a module from a later one at the same address."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._known: dict[int, Known] = {}
+        self._roots: list[Callable[[], Any]] = []
+
+    def of(self, module: Any) -> Known:
+        known = self._known.get(id(module))
+        if known is None or known.module() is not module:
+            self._learn(module)
+            known = self._known[id(module)]
+        if not known.forward:
+            known.prepare()
+        return known
+
+    def _learn(self, root: Any) -> None:
+        """A module called for the first time is the root of a tree. The first tree has bare names, others a prefix."""
+        members = dict(root.named_modules())
+        inside = {id(member) for member in members.values()}
+        others = [other for other in (ref() for ref in self._roots) if other is not None and id(other) not in inside]
+        prefix = f"{type(root).__name__}." if others else ""
+        self._roots = [*(weakref.ref(other) for other in others), weakref.ref(root)]
+        for path, member in members.items():
+            bare = strip(path)
+            name = prefix + bare if bare else type(member).__name__
+            self._known[id(member)] = Known(self._board, self._reference(member), name)
+
+    def _reference(self, module: Any) -> Callable[[], Any]:
+        key = id(module)
+
+        def forget(reference: Any) -> None:
+            known = self._known.get(key)
+            if known is not None and known.module is reference:
+                del self._known[key]
+
+        return weakref.ref(module, forget)
+
+
+def strip(path: str) -> str:
+    """A module path without what DDP, FSDP, checkpoint and compile wrapped around it."""
+    parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
+    while parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts)

@@ -1,0 +1,18 @@
+"""Source lines as the board keeps them: "file:line:function" of the user's own code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+FILE_LIMIT = 300  # the end of a path says more than its beginning
+
+
+def place_text(file: str, line: int, function: str) -> str:
+    return f"{file[-FILE_LIMIT:]}:{line}:{function}"
+
+
+def foreign_code(torch: Any) -> tuple[str, str, str]:
+    """How file names begin that are not the user's: torch, the harness (probe and fault), frozen modules."""
+    harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "

@@ -1,0 +1,119 @@
+"""What crosses into a rank: environment names, file names and the layout of the progress board.
+
+Loaded by file path inside other people's processes, so: standard library only, Python >= 3.9.
+
+The board is one memory-mapped file per process. Writers are the threads that train; the reader is another process that
+never asks them. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds, comparable between the
+processes of one host.
+
+    header   0 ..  256
+    gaps   256 ..  384   longest quiet after a mark of each kind, one u64 a kind
+    slots  384 .. 2432   SLOTS x 64 bytes, one per marking thread, each with a checksum
+    steps       ..       STEPS ring of finished optimizer steps
+    calls       ..       CALLS ring of collectives called from Python
+    strings     ..       append-only table: u16 length, UTF-8 bytes
+"""
+
+import struct
+
+# Environment of a rank. One underscore in front: nobody sets these by hand, and a nested harness drops them.
+ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt; the sweep finds every process that inherited it
+ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local directory that takes boards and the files below
+ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ words; absent = full
+ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK for itself; its children see it and do not
+ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, which is rank 0
+ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
+ENV_PREFIX = "_NSA_HARNESS_"
+
+PROBE_OFF = "off"
+PROBE_BOARD = "board"  # marks, collectives and the beat; nothing else of the process is touched
+PROBE_FULL = "full"  # also the last words: uncaught exception, stacks on a fatal signal, flight recorder at exit
+
+# Files in the boards directory, all named by process id.
+BOARD = "{pid}.board"
+STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIGNAL_OFFSET
+RAISED = "{pid}.raised.json"  # the exception that ends the program
+FLIGHT = "{pid}.flight.json"  # the flight recorder in its own words (entries, pg_status), on request and at exit
+TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
+
+STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when SigCgt shows our handler
+
+U64 = struct.Struct("<Q")
+
+MAGIC = b"NSABOARD"
+LAYOUT = 1
+
+HEADER_SIZE = 256
+# magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
+IDENTITY = struct.Struct("<8sIIIiiIQ")
+IDENTITY_AT = 0
+BEAT = struct.Struct("<QI")  # time of the last liveness beat, number of the last answered request
+BEAT_AT = 64
+REQUEST = struct.Struct("<I")  # written by the controller; the beat thread answers with FLIGHT
+REQUEST_AT = 80
+END = struct.Struct("<QI")  # time of the orderly end, flags
+END_AT = 96
+END_RAISED = 1
+END_ATEXIT = 2
+COLLECTIVES = struct.Struct("<QQQ")  # enqueued, completed, time of the last change: sums over process groups
+COLLECTIVES_AT = 128
+STRINGS_USED = struct.Struct("<II")  # bytes used, entries
+STRINGS_USED_AT = 160
+SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch, as the last beat saw it
+SEEN_AT = 176
+
+# What a mark says. The number is the index into the gap table: never renumber without a new LAYOUT.
+KINDS = (
+    "none",
+    "start",  # the probe is in
+    "imported",  # torch.distributed is imported
+    "init",  # the default process group is up
+    "data",  # a batch is being fetched
+    "forward",  # a module's forward begins
+    "backward",  # the backward pass reaches a module's output
+    "optimizer",  # optimizer.step begins
+    "step",  # optimizer.step is done
+    "collective",  # a collective is called from Python
+    "returned",  # ... and returned
+    "raised",  # an uncaught exception
+    "exit",  # interpreter exit
+)
+KIND = {name: number for number, name in enumerate(KINDS)}
+
+GAPS_AT = HEADER_SIZE
+GAP = struct.Struct("<Q")
+GAP_COUNT = 16
+
+SLOTS = 32
+SLOT_SIZE = 64
+SLOTS_AT = GAPS_AT + GAP_COUNT * GAP.size
+# native thread id (0 = free), time, marks so far, what, position, check = time ^ marks ^ what ^ position.
+# A thread has one slot for what training does and one for everything else (calls, start, end), so that a collective or
+# an exit does not hide the module it happened in. `position` counts training marks of the process since the step began.
+# A reader copies without a lock; a slot caught between two states fails the check, in whatever order bytes travelled.
+SLOT = struct.Struct("<QQQQQQ")
+# `what` is kind, string and step in one number, so that the part known beforehand is computed once, not at each mark.
+WHAT_KIND_SHIFT = 48
+WHAT_STRING_SHIFT = 32
+WHAT_STRING_MASK = 0xFFFF
+WHAT_STEP_MASK = 0xFFFFFFFF
+
+STEPS = 256
+STEP = struct.Struct("<QQ")  # step (1-based, 0 = empty), time
+STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
+
+CALLS = 256
+# number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype.
+# A place is "file:line:function".
+CALL = struct.Struct("<QQQQIIHHHH")
+CALL_LEFT_AT = 16
+CALLS_AT = STEPS_AT + STEPS * STEP.size
+
+STRINGS_AT = CALLS_AT + CALLS * CALL.size
+STRINGS_SIZE = (
+    196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
+)
+STRING_LIMIT = 400  # bytes kept of one string, its end cut
+STRING_LENGTH = struct.Struct("<H")
+
+BOARD_SIZE = STRINGS_AT + STRINGS_SIZE

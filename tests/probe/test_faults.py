@@ -1,0 +1,154 @@
+"""Each planted fault happens at its rank, layer and step, and its healthy twin takes the same path and ends well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_for
+
+from harness import protocol
+from harness.core.evidence import Board
+from harness.faults.spec import KINDS, Spec
+
+DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
+STEP, LAYER = 2, 1
+ASKED = signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+
+
+def fault(kind: str, heals_s: float | None = None, **other: object) -> dict[str, str]:
+    return {
+        protocol.ENV_FAULT: json.dumps(
+            {"kind": kind, "rank": 0, "layer": LAYER, "step": STEP, "heals_s": heals_s} | other
+        )
+    }
+
+
+def run(boards: Path, planted: dict[str, str]) -> tuple[Ended, Board]:
+    (rank,) = run_ranks(1, DDP_BLOCKS, "--steps=3", "--layers=2", boards=boards, **planted)
+    return rank, Boards(boards).board(rank.pid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "mark"),
+    [
+        ("deadlock", "_wait_for_the_lock", ("backward", "blocks.1.attn")),
+        ("endless_loop", "_spin_until", ("backward", "blocks.1.attn")),
+        ("slow_step", "_select_token_by_token", ("forward", "blocks.1.attn")),
+    ],
+)
+def test_what_never_ends_is_named_by_its_stack_and_its_last_mark(
+    tmp_path: Path, kind: str, where: str, mark: tuple[str, str]
+) -> None:
+    boards = Boards(tmp_path)
+    (process,) = start_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault(kind))
+    try:
+        wait_for(lambda: _newest(boards, process.pid) == (*mark, STEP), "the mark before the fault")
+        wait_for(lambda: _stacks_after_a_signal(boards, process.pid, where), f"{where} in the stacks")
+        newest = _newest(boards, process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+    assert newest == (*mark, STEP)
+
+
+def _newest(boards: Boards, pid: int) -> tuple[str, str, int] | None:
+    if not (boards.directory / protocol.BOARD.format(pid=pid)).exists():
+        return None
+    newest = boards.board(pid).newest
+    return (newest.kind, newest.name, newest.step) if newest else None
+
+
+def _stacks_after_a_signal(boards: Boards, pid: int, where: str) -> bool:
+    os.kill(pid, ASKED)
+    return f" in {where}" in boards.text(protocol.STACKS, pid)
+
+
+def test_raise_ends_the_rank_in_the_layers_forward(tmp_path: Path) -> None:
+    rank, board = run(tmp_path, fault("raise"))
+    raised = Boards(tmp_path).json(protocol.RAISED, rank.pid)
+    assert rank.status == 1
+    assert board.raised
+    assert board.step == STEP
+    assert (raised["type"], raised["message"]) == ("RuntimeError", "planted: step 2, layer 1, rank 0")
+    assert raised["frames"][0]["function"] == "_raise"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("sigkill", -signal.SIGKILL), ("exit0", 0)])
+def test_a_rank_that_vanishes_leaves_its_last_mark_and_no_farewell(tmp_path: Path, kind: str, status: int) -> None:
+    rank, board = run(tmp_path, fault(kind))
+    assert (rank.status, rank.out, board.exit_s, board.raised) == (status, "", None, False)
+    assert board.newest is not None
+    assert (board.newest.kind, board.newest.name, board.newest.step) == ("forward", "blocks.1.attn", STEP)
+
+
+def test_sigstop_stops_the_rank_until_somebody_continues_it(tmp_path: Path) -> None:
+    (process,) = start_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault("sigstop"))
+    try:
+        wait_for(lambda: "\nState:\tT" in Path(f"/proc/{process.pid}/status").read_text(), "state T")
+        assert _newest(Boards(tmp_path), process.pid) == ("forward", "blocks.1.attn", STEP)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert ended(process).status == 0
+
+
+def test_skip_collective_leaves_out_one_all_reduce_of_one_step(tmp_path: Path) -> None:
+    rank, board = run(tmp_path, fault("skip_collective", layer=None))
+    assert rank.status == 0, rank.err
+    assert [call.step for call in board.calls if call.op == "all_reduce"] == [1, 3]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rank, _ = run(tmp_path_factory.mktemp("healthy"), {})
+    assert rank.status == 0, rank.err
+    return rank.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: Path, healthy: str, kind: str) -> None:
+    rank, board = run(tmp_path, fault(kind, heals_s=0.3))
+    assert (rank.status, rank.out, rank.err) == (0, healthy, "")
+    assert [step for step, _ in board.steps_s] == [1, 2, 3]
+    steps_s = dict(board.steps_s)
+    if kind not in ("raise", "sigkill", "exit0"):
+        assert steps_s[STEP] - steps_s[STEP - 1] >= 0.3
+    assert not list(tmp_path.glob("*.trouble.jsonl"))
+
+
+def test_a_fault_that_never_happens_says_so(tmp_path: Path) -> None:
+    rank, _ = run(tmp_path, fault("raise", layer=77))
+    assert rank.status == 0
+    assert rank.err == "nsa-harness: the planted fault never happened: raise on rank 0, layer 77, step 2\n"
+
+
+def test_a_fault_on_another_rank_is_not_ours(tmp_path: Path, healthy: str) -> None:
+    rank, _ = run(tmp_path, fault("raise", rank=1))
+    assert (rank.status, rank.out, rank.err) == (0, healthy, "")
+
+
+def test_a_fault_happens_without_the_probe_too(tmp_path: Path) -> None:
+    planted = fault("raise") | {protocol.ENV_PROBE: protocol.PROBE_OFF}
+    (rank,) = run_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **planted)
+    assert rank.status == 1
+    assert "planted: step 2, layer 1, rank 0" in rank.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "a fault is a JSON object"),
+        ('{"kind": "hiccup"}', "fault kind 'hiccup' is none of raise, sigkill"),
+        ('{"kind": "raise", "rank": -1}', "fault rank is a whole number from 0, got -1"),
+        ('{"kind": "raise", "rank": 0, "step": 1.5, "layer": 0}', "fault step is a whole number from 1, got 1.5"),
+        ('{"kind": "raise", "rank": 0}', "fault layer is a whole number from 0, got None"),
+        ('{"kind": "raise", "rank": 0, "layer": 0, "heals_s": "soon"}', "fault heals_s is a number of seconds"),
+    ],
+)
+def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Spec(text)

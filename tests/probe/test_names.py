@@ -1,0 +1,61 @@
+"""Modules are called by the names the user knows, whatever is wrapped around them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from harness.probe.board import Board
+from harness.probe.names import ModuleNames, strip
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("blocks.3.attn", "blocks.3.attn"),
+        ("module.blocks.3", "blocks.3"),
+        ("module.module.head", "head"),
+        ("_fsdp_wrapped_module.blocks.1._checkpoint_wrapped_module.mlp", "blocks.1.mlp"),
+        ("_orig_mod.module.blocks.0", "blocks.0"),
+        ("net.module.conv", "net.module.conv"),
+        ("module", ""),
+    ],
+)
+def test_wrappers_leave_no_trace_in_a_name(path: str, name: str) -> None:
+    assert strip(path) == name
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> ModuleNames:
+    return ModuleNames(Board(str(tmp_path / "1.board"), rank=0, world_size=1))
+
+
+def test_the_outermost_module_called_names_all_inside_it(names: ModuleNames) -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])})
+    assert names.of(model).name == "ModuleDict"
+    assert names.of(model["blocks"][0]).name == "blocks.0"
+
+
+def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(names: ModuleNames) -> None:
+    first, second = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.Linear(1, 1))
+    assert names.of(first).name == "Sequential"
+    assert names.of(second).name == "Sequential"
+    assert (names.of(first[0]).name, names.of(second[0]).name) == ("0", "Sequential.0")
+    both = nn.ModuleDict({"encoder": first, "decoder": second})
+    assert names.of(both).name == "ModuleDict"
+    assert (names.of(first[0]).name, names.of(second[0]).name) == ("encoder.0", "decoder.0")
+
+
+def test_a_module_at_the_address_of_a_dead_one_gets_its_own_name(names: ModuleNames) -> None:
+    dead = nn.Linear(1, 1)
+    known = names.of(dead)
+    del dead
+    gc.collect()
+    assert known.module() is None
+    for _ in range(50):
+        module = nn.ReLU()
+        assert names.of(module).name == "ReLU"
+        del module
