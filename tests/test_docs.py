@@ -1,0 +1,239 @@
+"""The documents against the code: what they name exists, and what exists is named."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, words
+from pydantic import BaseModel
+
+from harness import cli, errors
+from harness.core import limits, motion, proof, resolve
+from harness.core.environment import TABLE
+from harness.core.report import HangKind, Status
+from harness.core.scenario import ScenarioFile
+from harness.supervisor.planning import Question, asked_scenarios, checked
+from harness.supervisor.rundir import AttemptDir, RunDir
+
+USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
+MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")
+
+
+def command_parameters() -> dict[str, dict[str, tuple[list[str], str | None]]]:
+    """command -> option -> (its names, its environment name), without --help."""
+    group = typer.main.get_command(cli.app)
+    return {
+        name: {param.name: (list(param.opts), param.envvar) for param in command.params if param.opts[0][0] == "-"}
+        for name, command in group.commands.items()
+    }
+
+
+def test_every_command_stands_in_the_contracts_and_no_other() -> None:
+    shown = {words(cells[0])[0].split()[1] for cells in rows("docs/contracts.md", "command")}
+    assert shown == set(command_parameters())
+
+
+def test_every_option_stands_in_the_contracts_with_its_environment_name_and_no_other() -> None:
+    real = {
+        (option, command, environment)
+        for command, options in command_parameters().items()
+        for names, environment in options.values()
+        for option in names
+    }
+    shown = {
+        (word.split()[0], command, environment)
+        for option, commands, variable, _ in rows("docs/contracts.md", "option")
+        if (environment := next(iter(words(variable)), None))
+        for command in commands.split(", ")
+        for word in words(option)
+    }
+    assert shown == real
+
+
+def test_every_exit_code_is_explained_and_no_other() -> None:
+    tree = ast.parse(text("harness/core/report.py"))
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "exit_code")
+    returned = {node.value.value for node in ast.walk(function) if isinstance(node, ast.Return)}
+    usage = {thing.exit_code for thing in vars(errors).values() if hasattr(thing, "exit_code")}
+    assert {int(cells[0]) for cells in rows("docs/verdicts.md", "code", "when")} == returned | usage
+
+
+def test_every_verdict_and_every_kind_of_hang_is_explained() -> None:
+    assert [cells[0] for cells in rows("docs/verdicts.md", "verdict", "when")] == list(Status)
+    assert {cells[0] for cells in rows("docs/verdicts.md", "kind")} == set(HangKind)
+
+
+def test_the_numbers_of_the_limits_are_those_of_the_code() -> None:
+    modules = (limits, proof, motion, resolve)
+    names = [(module, name) for module in modules for name in vars(module) if name.isupper() and name[0] != "_"]
+    real = {name: value for module, name in names if isinstance(value := getattr(module, name), int | float)}
+    shown = {words(cells[0])[0]: float(cells[1]) for cells in rows("docs/verdicts.md", "name", "value")}
+    assert shown == real
+
+
+def causes_in_the_code() -> set[str]:
+    """Every constant that becomes the code of a finding, or a cause."""
+    found: set[str] = set()
+    for path in (REPOSITORY / "harness" / "core").glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            given = [keyword.value for keyword in call.keywords if keyword.arg in ("code", "cause")]
+            if isinstance(call.func, ast.Name) and call.func.id == "finding":
+                given += call.args[:1]
+            found |= {value for expression in given for value in results(expression)}
+    return found
+
+
+def results(expression: ast.expr) -> Iterator[str]:
+    if isinstance(expression, ast.IfExp):
+        yield from results(expression.body)
+        yield from results(expression.orelse)
+    elif isinstance(expression, ast.Constant) and isinstance(expression.value, str):
+        yield expression.value
+
+
+def test_every_cause_has_an_entry_with_meaning_proof_and_advice_and_no_other_has() -> None:
+    sections = re.findall(r"^## ([a-z_0-9]+)\n(.*?)(?=^## |\Z)", text("docs/findings.md"), re.M | re.S)
+    assert sorted(code for code, _ in sections) == sorted(causes_in_the_code())
+    for code, section in sections:
+        assert all(f"- **{part}:** " in section for part in ("Means", "Proven by", "Try")), code
+
+
+def test_the_table_of_verdicts_and_causes_names_every_cause() -> None:
+    table = rows("docs/findings.md", "verdict", "kind")
+    assert {code for cells in table for code in words(cells[2])} == causes_in_the_code()
+    assert {cells[1] for cells in table if cells[1]} == set(HangKind)
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every dotted key of a scenario file, with its default and its words where only certain words are allowed."""
+    defaults = model.model_construct().model_dump(mode="json", by_alias=True)
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        arguments = [*get_args(field.annotation), field.annotation]
+        section = next((one for one in arguments if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if section is None or field.annotation is not section:
+            allowed = field.annotation if isinstance(field.annotation, type) else ()
+            choice = tuple(allowed) if allowed and issubclass(allowed, StrEnum) else ()
+            yield key, shown_default(defaults.get(field.alias or name), required=field.is_required()), choice
+        if section is not None:
+            repeated = "NAME." if field.annotation is not section and dict in map(origin, arguments) else ""
+            yield from keys(section, f"{key}.{repeated}")
+
+
+def origin(annotation: object) -> object:
+    return getattr(annotation, "__origin__", None)
+
+
+def shown_default(value: object, *, required: bool) -> str:
+    if required:
+        return "required"
+    if value in (None, "", [], {}):
+        return "none given"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def test_every_key_of_a_scenario_is_documented_with_its_default_and_words_and_no_other_key_is() -> None:
+    table = {words(cells[0])[0]: cells for cells in rows("docs/scenarios.md", "key", "default")}
+    real = {key: (default, choice) for key, default, choice in keys(ScenarioFile)}
+    assert {key: cells[1].strip("`") for key, cells in table.items()} == {key: real[key][0] for key in real}
+    for key, (_, choice) in real.items():
+        assert not choice or words(table[key][2]) == list(choice), key
+
+
+def test_every_environment_name_is_documented_with_its_key() -> None:
+    table = {words(cells[0])[0]: words(cells[1])[0] for cells in rows("docs/scenarios.md", "name", "sets")}
+    assert table == {name: key for name, (key, _) in TABLE.items()}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/scenarios.md"])
+def test_every_scenario_shown_in_a_document_is_a_sound_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for number, block in enumerate(blocks(name, "yaml")):
+        (tmp_path / f"shown{number}.yaml").write_text(block)
+        question = Question(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
+        asked, _ = asked_scenarios(question)
+        assert len(checked(asked)) == len(asked) > 0
+
+
+def test_every_key_of_a_stored_report_is_documented() -> None:
+    stored = json.loads((SAMPLE / "report.json").read_text())
+    (outcome,) = stored["outcomes"]
+    assert {word for cells in rows("docs/contracts.md", "key") for word in words(cells[0])} == set(stored)
+    assert {word for cells in rows("docs/contracts.md", "key of an outcome") for word in words(cells[0])} == set(
+        outcome
+    )
+
+
+def test_every_event_is_documented_with_its_keys() -> None:
+    table = {words(cells[0])[0]: set(words(cells[2])) for cells in rows("docs/contracts.md", "event")}
+    common = {"schema", "event", "t_s", "run_id", "scenario"}
+    for line in (SAMPLE / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        assert set(event) - common == table[event["event"]], event["event"]
+
+
+def test_every_file_of_a_run_directory_is_documented() -> None:
+    run, attempt = RunDir(Path("run")), AttemptDir(Path("attempt"))
+    real = {path.name for path in (*vars(run).values(), *vars(attempt).values())} - {"run", "attempt"}
+    shown = {word.strip("/").split("/")[0] for cells in rows("docs/contracts.md", "file") for word in words(cells[0])}
+    assert real <= shown
+
+
+def test_every_file_of_a_stored_attempt_is_documented() -> None:
+    attempt = SAMPLE / "fault_deadlock"
+    names = {str(path.relative_to(attempt)) for path in attempt.rglob("*") if path.is_file()}
+    general = {re.sub(r"rank\d+", "rank<r>", re.sub(r"\.\d+\.", ".<n>.", name)) for name in names}
+    assert general <= set(words(text("docs/contracts.md")))
+
+
+def modules(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+
+
+def test_the_codemap_names_every_folder_and_module_and_nothing_else() -> None:
+    entries = re.findall(r"^- `([\w/]+/)` — (.*?)(?=^- |^#)", text("ARCHITECTURE.md"), re.M | re.S)
+    shown = {folder.rstrip("/"): set(words(line)) for folder, line in entries if folder.startswith(("harness", "nsa"))}
+    packages = [path for top in ("harness", "nsa") for path in (REPOSITORY / top, *(REPOSITORY / top).rglob("*"))]
+    real = {str(path.relative_to(REPOSITORY)): modules(path) for path in packages if path.is_dir()}
+    real = {folder: names for folder, names in real.items() if not re.search(r"__pycache__|/\.", folder)}
+    assert shown == real
+
+
+def test_every_link_of_a_document_leads_to_a_file() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#\s]+)\)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_file_a_document_names_exists() -> None:
+    path = re.compile(r"(?:harness|nsa|scenarios|tests|docs|tools|reports|benchmarks|\.ci|\.github)/[\w./-]*")
+    named = {(document.name, word) for document in DOCUMENTS for word in words(document.read_text())}
+    missing = [at for at in named if path.fullmatch(at[1]) and at[1] not in USERS_OWN and not exists(at[1])]
+    assert missing == []
+
+
+def exists(name: str) -> bool:
+    return (REPOSITORY / name).exists()
+
+
+def test_no_file_of_the_repository_names_a_path_of_one_machine() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if not exists(".git"):
+        pytest.skip("no git checkout, so nobody knows which files belong to it")
+    names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [name for name in names if exists(name) and MACHINE_PATH.search(readable(REPOSITORY / name))]
+    assert found == []
+
+
+def readable(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", errors="replace")

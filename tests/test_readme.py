@@ -1,0 +1,104 @@
+"""The README: what it says to type works, and the run it shows is a real one, kept in reports/sample."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from documents import REPOSITORY, SAMPLE, blocks, text
+
+from harness.core.report import HangKind, Status
+from harness.errors import StoredRunError
+from harness.render.report_json import from_json
+from harness.supervisor.rundir import find_run
+
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli import main; main()"
+LAUNCHES = 2  # commands that start torchrun in the quick suite; the slow suite runs all
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_shows_the_stored_sample_word_for_word() -> None:
+    summary = (SAMPLE / "SUMMARY.md").read_text()
+    make_sample = tool("make_sample")
+    assert make_sample.with_excerpt(text("README.md"), summary) == text("README.md")
+    assert all(piece in summary for piece in make_sample.pieces(summary))
+    assert "> | 1 ◀ culprit |" in text("README.md")
+
+
+def test_the_table_of_costs_is_the_one_that_was_measured() -> None:
+    results = text("benchmarks/results/probe_cost.json")
+    assert tool("make_costs").with_costs(text("README.md"), results) == text("README.md")
+    assert json.loads(results)["summary"]["step_ms_without_median"] > 0
+
+
+def test_the_sample_is_a_proven_hang_with_every_proof_in_place() -> None:
+    report = from_json((SAMPLE / "report.json").read_text())
+    (outcome,) = report.outcomes
+    assert (outcome.verdict.status, outcome.verdict.kind, outcome.expected) == (Status.HANG, HangKind.DEADLOCK, True)
+    assert all((SAMPLE / path).is_file() for finding in outcome.findings for path in finding.proof)
+
+
+def test_the_sample_is_no_run_that_a_command_would_find(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "reports" / "sample")
+    with pytest.raises(StoredRunError, match="holds no run"):
+        find_run(None, tmp_path / "reports")
+
+
+def test_ci_installs_as_the_readme_says() -> None:
+    installed = re.findall(r"\.venv/bin/pip install .*?\"\.\[test\]\"", text("README.md"))
+    assert len(installed) == 2
+    assert all(line in text(".ci/run") for line in installed)
+    assert "run: .ci/run" in text(".github/workflows/ci.yml")
+
+
+def readme_commands() -> list[list[str]]:
+    lines = [line for block in blocks("README.md", "(?:sh|console)") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith("nsa-harness")]
+
+
+def launches(command: list[str]) -> bool:
+    return command[1] == "run" and "--dry-run" not in command
+
+
+def type_in(commands: list[list[str]], place: Path) -> None:
+    """Run them in order in a directory that holds what the README speaks of; each must exit with 0."""
+    shutil.copy(REPOSITORY / "tests" / "programs" / "ddp_blocks.py", place / "train.py")
+    (place / "scenarios").mkdir()
+    (place / "scenarios" / "train_small.yaml").write_text(blocks("README.md", "yaml")[0])
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+    environ = {**clean, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
+    for command in commands:
+        arguments = [sys.executable, "-c", MAIN, *command[1:]]
+        done = subprocess.run(arguments, cwd=place, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_what_the_readme_says_to_type_works(tmp_path: Path) -> None:
+    commands = readme_commands()
+    launching = [command for command in commands if launches(command)][:LAUNCHES]
+    type_in([command for command in commands if not launches(command) or command in launching], tmp_path)
+    assert (tmp_path / "reports" / "latest" / "SUMMARY.md").is_file()
+
+
+@pytest.mark.slow
+def test_everything_the_readme_says_to_type_works(tmp_path: Path) -> None:
+    type_in(readme_commands(), tmp_path)
+    names = [path.parent.name for path in (tmp_path / "reports").glob("2*/*/result.txt")]
+    assert sorted(names) == ["ddp_onestep", "fault_deadlock", "train", "train_small", "train_small"]
