@@ -154,15 +154,16 @@ def _infinite_loop(case: Case) -> Finding | None:
 
 
 def _slow(case: Case) -> Finding | None:
-    if case.evidence.ending is not Ending.DEADLINE:
+    if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
     busiest = busiest_rank(case)
     place = with_module(case, busiest, most_common_user(case, busiest)) if busiest is not None else None
     done = max((len(rank.board.steps_s) for rank in case.evidence.ranks if rank.board), default=0)
-    deadline = case.evidence.limits.deadline_s
+    deadline_s = case.evidence.limits.deadline_s
+    deadline = "its deadline" if deadline_s is None else f"its deadline of {deadline_s:g} s"
     return finding(
         "slow",
-        f"not proven to hang: still there at its deadline of {deadline:g} s, {done} steps done{step_rate(case)};"
+        f"not proven to hang: still there at {deadline}, {done} steps done{step_rate(case)};"
         f" the time goes{at(place) or ' to no single line'}",
         ranks=() if busiest is None else (busiest,),
         place=place,

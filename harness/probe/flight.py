@@ -1,10 +1,9 @@
-"""torch's flight recorder, copied to a file: the newest collectives of each group, with the lines that called them."""
+"""torch's flight recorder, copied to a file: the newest collectives of each group."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from .. import protocol
 
 ENTRIES_LIMIT = 512  # newest entries kept, beside those that are still open
-FRAMES_LIMIT = 24  # innermost frames of an entry
 
 
 class Flight:
@@ -38,14 +36,9 @@ class Flight:
         os.replace(aside, path)
 
     def _record(self) -> dict[str, Any] | None:
-        """The pickled form has frames. It is our own process's, so unpickling it is safe."""
-        c10d = _c10d()
-        with_frames = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
-        if with_frames is not None:
-            record = pickle.loads(with_frames())
-        else:
-            without_frames = self.summary_function()
-            record = json.loads(without_frames()) if without_frames is not None else None
+        """The JSON form. The pickled one has frames, and takes over a second to find the first of them."""
+        dump = self.summary_function()
+        record = json.loads(dump()) if dump is not None else None
         return record if isinstance(record, dict) else None
 
 
@@ -56,5 +49,8 @@ def _c10d() -> Any:
 def _newest(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Oldest first, as the recorder gives them."""
     first_kept = len(entries) - ENTRIES_LIMIT
-    kept = [entry for index, entry in enumerate(entries) if index >= first_kept or not entry.get("retired")]
-    return [{**entry, "frames": (entry.get("frames") or [])[:FRAMES_LIMIT]} for entry in kept]
+    return [entry for index, entry in enumerate(entries) if index >= first_kept or not _retired(entry)]
+
+
+def _retired(entry: dict[str, Any]) -> bool:
+    return str(entry.get("retired")).lower() == "true"

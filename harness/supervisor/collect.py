@@ -91,7 +91,7 @@ class _Gather:
             ended_s=ended_s,
             launch_s=journals.said("started").get("t_s"),
             teardown_s=journals.teardown_s(),
-            launcher=next((exit for exit in exits if exit.rank is None), None),
+            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
             launcher_error=said.get("error"),
             ranks=ranks,
             exits=exits,

@@ -69,17 +69,20 @@ class Journals:
                 pids.setdefault(board.rank, board.pid)
         return pids
 
+    @property
+    def launcher(self) -> int | None:
+        return next((one.get("pid") for one in self._of("started")), None)
+
     def exits(self) -> Iterator[Exit]:
         """Ends in order of time. One process may be told of twice: by its exit, and by the launcher's summary."""
         killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")]
         begun_s = min(killing, default=float("inf"))
-        launcher = next((one.get("pid") for one in self._of("started")), None)
         ranks = {pid: rank for rank, pid in self.pids.items()}
         summary = self._torchrun_summary()
         seen: set[int] = set()
         for event in sorted(self._of("exit"), key=lambda one: int(one["t_ns"])):
             pid = int(event["pid"])
-            if pid in seen or (pid != launcher and pid not in ranks):
+            if pid in seen or (pid != self.launcher and pid not in ranks):
                 continue
             seen.add(pid)
             status = event["status"] if event.get("status") is not None else summary.get(pid)

@@ -107,7 +107,7 @@ class Watch:
     @property
     def limits(self) -> Limits:
         living = [board for rank, board in self.ranks.boards.items() if rank not in self.ranks.gone]
-        return in_force(self.spec.limits, living, self.grown_s)
+        return in_force(self.spec.limits, living or self.ranks.boards.values(), self.grown_s)
 
     def _now_s(self) -> float:
         return (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
