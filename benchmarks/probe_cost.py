@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.circumstances import circumstances  # noqa: E402
 from harness.probe import beat, hooks  # noqa: E402
 from harness.probe.board import Board  # noqa: E402
 from harness.probe.trouble import Trouble  # noqa: E402
@@ -142,22 +140,6 @@ def _summary(marks: list[float], beats: list[float], samples: list[dict[str, Any
     }
 
 
-def _circumstances(arguments: list[str]) -> dict[str, Any]:
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    return {
-        "command": " ".join(["python", "benchmarks/probe_cost.py", *arguments]),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "harness/probe", "harness/protocol.py", "nsa")),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "cpus": os.cpu_count(),
-        "load_1min": os.getloadavg()[0],
-    }
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure what the probe costs.")
     parser.add_argument("--pairs", type=int, default=60)
@@ -165,7 +147,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=20, help="repetitions of the mark and beat timings")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "probe_cost.json")
     options = parser.parse_args(arguments)
-    result = {**_circumstances(arguments), **measure(pairs=options.pairs, steps=options.steps, repeats=options.repeats)}
+    result = {
+        **circumstances(__file__, arguments),
+        **measure(pairs=options.pairs, steps=options.steps, repeats=options.repeats),
+    }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
     return 0

@@ -110,7 +110,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     if context.obj and context.invoked_subcommand != "run":
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
@@ -208,11 +208,14 @@ def report(
         Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+    ] = False,
 ) -> None:
     """Judge a stored run again, from its files."""
     from harness.run import rejudge
 
-    raise typer.Exit(rejudge(stored, json=as_json, out=out))
+    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out))
 
 
 @app.command()

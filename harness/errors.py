@@ -1,10 +1,10 @@
 """Every error a user can cause. The text names the thing, the value, the place and the next step.
 
-    HarnessError
-    ├── UsageError      a wrong option, pattern, override or environment value      exit 2
-    ├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
-    ├── StoredRunError  a run directory that cannot be read                         exit 2
-    └── MissingNeed     named on the command line, and this machine cannot          exit 2
+HarnessError
+├── UsageError      a wrong option, pattern, override or environment value      exit 2
+├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
+├── StoredRunError  a run directory that cannot be read                         exit 2
+└── MissingNeed     named on the command line, and this machine cannot          exit 2
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from harness.supervisor.inventory import inventory
 from harness.supervisor.launch import command_line, launch
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.record import Record, read_record, write_record
-from harness.supervisor.rundir import AttemptDir, RunDir, create_run, find_run, write_document
+from harness.supervisor.rundir import AttemptDir, RunDir, append_line, create_run, find_run, write_document
 from harness.supervisor.source import quoted
 from harness.supervisor.stored_spec import load_spec
 from harness.supervisor.watch import Watch
@@ -51,7 +51,7 @@ class Interruption:
 
     def __call__(self, _: int, __: FrameType | None) -> None:
         self.count += 1
-        if self.count > 1:
+        if self.count == 2:
             raise KeyboardInterrupt
 
     def asked(self) -> bool:
@@ -72,27 +72,28 @@ def run_all(request: RunRequest) -> int:
             for spec in request.specs
             if not interruption.asked()
         ]
-        report = _report(run, record, outcomes, interrupted=interruption.asked())
+        record = replace(record, interrupted=interruption.asked())
+        write_record(run, record)
+        report = _report(run, record, outcomes)
         write_documents(run, report)
         notify(listeners, lambda one: one.done(report, run.path))
     return exit_code(report, strict=request.strict)
 
 
-def rejudge(path: Path | None, *, json: bool = False, out: Path | None = None) -> int:
+def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None) -> int:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
     run = find_run(path, out or Path("reports"))
     record = read_record(run)
     outcomes = [_judge_stored(attempt) for attempt in run.attempts()]
     outcomes = [*map(skipped, record.skips), *outcomes]
-    interrupted = any(outcome.verdict.cause == "interrupted" for outcome in outcomes)
-    report = _report(run, record, outcomes, interrupted=interrupted)
+    report = _report(run, record, outcomes)
     if os.access(run.path, os.W_OK):
         write_documents(run, report)
     if json:
         sys.stdout.write(to_json(report))
     else:
         _tell_again(run, report)
-    return exit_code(replace(report, interrupted=False))
+    return exit_code(report, strict=strict)
 
 
 def run_one(
@@ -118,6 +119,8 @@ def run_one(
             audience=_Audience(scenario=spec.scenario, listeners=listeners),
             interrupted=interruption.asked,
         ).run()
+    except KeyboardInterrupt:
+        append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
         guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
     return judge_attempt(attempt, spec, facts.host, number)
@@ -183,13 +186,13 @@ def _judge_stored(attempt: AttemptDir) -> Outcome:
     return judge_attempt(attempt, spec, node, int(number) if number.isdigit() else 1)
 
 
-def _report(run: RunDir, record: Record, outcomes: Sequence[Outcome], *, interrupted: bool) -> Report:
+def _report(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
     return Report(
         run_id=run.run_id,
         harness=record.harness,
         machine=record.machine,
         command=record.command,
-        interrupted=interrupted,
+        interrupted=record.interrupted,
         outcomes=tuple(outcomes),
     )
 

@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 from harness import cli, errors
 from harness.core import limits, motion, proof, resolve
+from harness.core.causes import BESIDES
 from harness.core.environment import TABLE
-from harness.core.report import HangKind, Status
+from harness.core.report import CAUSE_CODES, HangKind, Status
 from harness.core.scenario import ScenarioFile
 from harness.supervisor.planning import Question, asked_scenarios, checked
 from harness.supervisor.rundir import AttemptDir, RunDir
@@ -112,6 +113,11 @@ def test_the_table_of_verdicts_and_causes_names_every_cause() -> None:
     table = rows("docs/findings.md", "verdict", "kind")
     assert {code for cells in table for code in words(cells[2])} == causes_in_the_code()
     assert {cells[1] for cells in table if cells[1]} == set(HangKind)
+
+
+def test_a_scenario_can_expect_every_cause_and_nothing_else() -> None:
+    beside = {rule.__name__.strip("_") for rule in BESIDES}
+    assert sorted(CAUSE_CODES) == sorted(causes_in_the_code() - beside)
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:

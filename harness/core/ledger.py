@@ -91,5 +91,4 @@ def _passed(board: Board, call: Call) -> bool:
         return True
     later = [one for one in board.calls if one.step == call.step and one.position >= call.position]
     met = Counter((one.op, one.group) for one in later)
-    orderly_end = board.exit_s is not None and not board.raised
-    return orderly_end or (bool(later) and met[(call.op, call.group)] == 0)
+    return bool(later) and met[(call.op, call.group)] == 0

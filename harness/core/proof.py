@@ -94,7 +94,10 @@ def _wakes_in_time(root: Wait, limits: Limits) -> bool:
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    return HangKind.STOPPED if any(root.kind is WaitKind.STOPPED for root in roots) else HangKind.DEADLOCK
+    kinds = {root.kind for root in roots}
+    if WaitKind.STOPPED in kinds:
+        return HangKind.STOPPED
+    return HangKind.STARVED if WaitKind.SLEEP in kinds else HangKind.DEADLOCK
 
 
 def _closed_reason(graph: WaitFor, span_s: float) -> str:

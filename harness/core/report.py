@@ -17,6 +17,13 @@ class Status(StrEnum):
     ERROR = "ERROR"
 
 
+CAUSE_CODES = (
+    "rank_conditional_collective", "backward_function_blocked", "lock_cycle", "infinite_loop", "starved", "blocked_io",
+    "stopped_process", "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
+    "expectation_missed", "missing_need", "interrupted", "harness_error", "unknown",
+)  # fmt: skip
+
+
 class HangKind(StrEnum):
     DEADLOCK = "deadlock"
     LIVELOCK = "livelock"

@@ -11,6 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from harness.core.report import CAUSE_CODES
 from harness.core.scenario import NSA_TRAIN, FaultSection, Scenario, ScenarioFile
 from harness.core.scenario_types import ExpectedVerdict, FaultKind
 from harness.core.suggest import did_you_mean
@@ -175,6 +176,9 @@ def _contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
                 yield (section,), f"only {NSA_TRAIN} reads this; remove it and pass options in run.args"
     if scenario.expect.cause and scenario.expect.verdict is ExpectedVerdict.PASS:
         yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
+    if scenario.expect.cause and scenario.expect.cause not in CAUSE_CODES:
+        suggestion = did_you_mean(scenario.expect.cause, CAUSE_CODES)
+        yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
     if scenario.fault is not None:
         yield from _fault_contradictions(scenario, scenario.fault)
 

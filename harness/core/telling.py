@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from harness.core.case import counted
 from harness.core.evidence import Ending, Evidence, RankEvidence
 from harness.core.report import Culprit, Standing, Status, Verdict, Vital
 from harness.core.verdict import Judgement, how_it_ended
@@ -66,6 +67,16 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
         )
 
 
+_OUTSIDE = {
+    WaitKind.COMPUTE: "nobody",
+    WaitKind.GONE: "nobody",
+    WaitKind.LOCK: "its own process",
+    WaitKind.STOPPED: "SIGCONT",
+    WaitKind.SLEEP: "the clock",
+    WaitKind.CHILD: "a child process",
+}
+
+
 def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
     mark = rank.board.training or rank.board.newest if rank.board else None
     place = f"{mark.kind} {mark.name}".strip() if mark else "no mark was written"
@@ -82,9 +93,7 @@ def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | No
 def _waits_for(wait: Wait) -> str:
     if wait.peers:
         return ("rank " if len(wait.peers) == 1 else "ranks ") + ", ".join(map(str, wait.peers))
-    return (
-        "nobody" if wait.kind in (WaitKind.COMPUTE, WaitKind.GONE) else "itself" if wait.closed else "outside the job"
-    )
+    return _OUTSIDE.get(wait.kind, "outside the job")
 
 
 def _quiet_s(evidence: Evidence, rank: int) -> float | None:
@@ -122,7 +131,7 @@ def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
 def ended(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
-    left = f"{len(evidence.undead)} processes left" if evidence.undead else "no process left"
+    left = f"{counted(len(evidence.undead), 'process', 'processes')} left" if evidence.undead else "no process left"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"

@@ -34,6 +34,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """The last lines that name an error."""
-    found = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if _ERROR_WORDS.search(line)]
-    return tuple(found[-_MAX_LINES:])
+    """The last lines that name an error; where none does, the last line that says anything."""
+    lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
+    found = [line for line in lines if _ERROR_WORDS.search(line)]
+    return tuple(found[-_MAX_LINES:] or lines[-1:])

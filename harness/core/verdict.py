@@ -118,7 +118,7 @@ def _failures(evidence: Evidence) -> tuple[Failure, ...]:
 def _rank_failure(rank: RankEvidence) -> Failure | None:
     exit = rank.exit
     wrong_exit = exit is not None and exit.status not in (0, None) and not exit.by_us
-    if rank.raised is not None and (exit is None or exit.status != 0) and not (exit and exit.by_us):
+    if rank.raised is not None and _ended_by(rank.raised, exit):
         text = f"{rank.raised.type}: {rank.raised.message}".strip()
         at_s = rank.raised.at_s if rank.raised.at_s is not None else (exit.at_s if exit else 0.0)
         collateral = bool(_COLLATERAL.search(text))
@@ -143,6 +143,14 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
         collateral=terminated or bool(_COLLATERAL.search(said) or _MISMATCH_ABORT.search(said)),
         status=exit.status,
     )
+
+
+def _ended_by(raised: Raised, exit: Exit | None) -> bool:
+    """The exception is what ended the rank. One that was only printed may have been caught before a signal came."""
+    if exit is None:
+        return True
+    printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
+    return exit.status != 0 and not exit.by_us and not printed_only
 
 
 def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure | None:

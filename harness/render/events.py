@@ -56,7 +56,7 @@ class Events:
         self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
 
     def error(self, text: str) -> None:
-        self._write("error", None, text=[escape(line) for line in text.splitlines()])
+        self._write("error", None, message="\n".join(map(escape, text.splitlines())))
 
     def close(self) -> None:
         self._stream.flush()

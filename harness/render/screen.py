@@ -156,23 +156,12 @@ def _standings(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
-    rows = [
-        (
-            str(row.rank),
-            words.loss(row.loss),
-            row.gradients or words.UNKNOWN,
-            row.buckets or words.UNKNOWN,
-            words.seconds(row.longest_quiet_s),
-            words.size(row.peak_rss_bytes),
-        )
-        for row in outcome.vitals[:STANDINGS]
-    ]
-    if rows:
+    head, rows = words.vital_table(outcome)
+    if len(head) > 1:
         yield ""
-        head = ("rank:", "loss:", "gradients", "buckets", "longest quiet:", "peak memory:")
-        yield from table(head, rows, width)
-    if len(outcome.vitals) > len(rows):
-        yield from paragraph(f"{len(outcome.vitals) - len(rows)} more ranks stand in SUMMARY.md", width, "  ")
+        yield from table(head, rows[:STANDINGS], width)
+    if len(rows) > STANDINGS:
+        yield from paragraph(f"{len(rows) - STANDINGS} more ranks stand in SUMMARY.md", width, "  ")
 
 
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
@@ -202,7 +191,9 @@ def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
 
 def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
     label = "cause" if finding.code == outcome.verdict.cause else "also"
-    yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}", width)
+    # The sentence at the top of the screen is not said twice.
+    claim = "" if finding.claim == outcome.verdict.summary else f": {finding.claim}"
+    yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}){claim}", width)
     if finding.advice:
         yield from labelled("do", finding.advice, width)
     for number, path in enumerate(finding.proof):

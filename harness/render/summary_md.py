@@ -109,19 +109,8 @@ def _endings(outcome: Outcome) -> list[str]:
 
 
 def _vitals(outcome: Outcome) -> list[str]:
-    head = ("rank:", "loss:", "gradients", "buckets", "longest quiet:", "peak memory:")
-    rows = [
-        (
-            str(row.rank),
-            words.loss(row.loss),
-            markdown(row.gradients or words.UNKNOWN),
-            markdown(row.buckets or words.UNKNOWN),
-            words.seconds(row.longest_quiet_s),
-            words.size(row.peak_rss_bytes),
-        )
-        for row in outcome.vitals
-    ]
-    lines = ["", *_table(head, rows)] if rows else []
+    head, rows = words.vital_table(outcome)
+    lines = ["", *_table(head, [tuple(map(markdown, row)) for row in rows])] if len(head) > 1 else []
     numbers = " · ".join(words.numbers(outcome))
     return [*lines, "", markdown(numbers)] if numbers else lines
 
@@ -174,7 +163,8 @@ def _artifacts(outcome: Outcome) -> list[str]:
 
 
 def _link(outcome: Outcome, path: str) -> str:
-    target = link_target(f"{outcome.dir}/{path}")
+    """A pattern names several files, which no link can."""
+    target = None if "*" in path else link_target(f"{outcome.dir}/{path}")
     return markdown_link(path, target) if target else markdown_code(path, in_table=True)
 
 

@@ -267,3 +267,23 @@ def looked_at(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
 def trouble(item: Trouble) -> str:
     who = "" if item.rank is None else f" of rank {item.rank}"
     return f"{item.what}{who}: {item.why}"
+
+
+_VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest quiet:", "peak memory:")
+
+
+def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of ranks, without the columns of which nothing is known. A colon aligns right."""
+    rows = [
+        (
+            str(row.rank),
+            loss(row.loss),
+            row.gradients or UNKNOWN,
+            row.buckets or UNKNOWN,
+            seconds(row.longest_quiet_s),
+            size(row.peak_rss_bytes),
+        )
+        for row in outcome.vitals
+    ]
+    known = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
+    return tuple(_VITAL_HEAD[c] for c in known), [tuple(row[c] for c in known) for row in rows]

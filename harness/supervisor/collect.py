@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
     """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log."""
     log = log_tail(attempt.output)
-    found = {name: re.findall(bound.regex, log) for name, bound in expect.metrics if bound.regex}
+    found = {name: _matches(bound.regex, log) for name, bound in expect.metrics if bound.regex}
     values = {name: _number(matches[-1] if matches else None) for name, matches in found.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -191,7 +192,7 @@ class _Gather:
         if isinstance(record, dict):
             try:
                 return _raised_record(rank, record, self.journals.origin_ns)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._note("raised.json", repr(error), rank)
         printed = last_traceback(errors)
         if printed is None:
@@ -222,8 +223,12 @@ class _Gather:
         path = self.attempt.path / "training.csv"
         if not path.exists():
             return {}
-        with path.open(encoding="utf-8", errors="replace", newline="") as table:
-            rows = list(csv.DictReader(line.replace("\0", "") for line in table))
+        try:
+            with path.open(encoding="utf-8", errors="replace", newline="") as table:
+                rows = list(csv.DictReader(line.replace("\0", "") for line in table))
+        except csv.Error as error:
+            self._note(path.name, str(error))
+            return {}
         columns = {name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in _COLUMNS}
         found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
         found |= {name: columns[name][-1:] for name in ("grad_norm", "tokens_per_s", "peak_rss_bytes")}
@@ -266,6 +271,14 @@ def _raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
     )
 
 
+def _matches(regex: str, log: str) -> list[str]:
+    """Group 1 of every match; none for an expression that cannot be used, so that its number counts as not reported."""
+    try:
+        return [match[1] for match in re.finditer(regex, log)]
+    except (re.error, IndexError):
+        return []
+
+
 def _number(text: str | None) -> float | None:
     try:
         return float(text) if text else None
@@ -274,9 +287,10 @@ def _number(text: str | None) -> float | None:
 
 
 def _last_number(records: list[dict[str, Any]], key: str) -> float | None:
-    values = [record[key] for record in records if isinstance(record.get(key), (int, float))]
-    return values[-1] if values else None
+    values = (record.get(key) for record in records)
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return numbers[-1] if numbers else None
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
+    return int(number) if number is not None and math.isfinite(number) else None

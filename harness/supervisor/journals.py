@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Required
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
 from harness.core.board import parse as parse_board
 from harness.core.evidence import Board, Ending, Exit, Sample, Trouble
 from harness.core.limits import in_force
 from harness.core.plan import Limits
+from harness.core.torchrun import AgentFailure, agent_failures
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines
 
 _KEPT_SAMPLES = 200
 _SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
-_TORCHRUN_FAILURE = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid:\s*(\d+)\)")
 _SAMPLE = TypeAdapter(Sample)
 _LIMITS = TypeAdapter(Limits)
+
+_Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
+
+
+class _Record(TypedDict, total=False):
+    """What any record may hold, and of which type; what else it holds is not looked at."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
+
+    event: Required[str]
+    t_ns: _Whole
+    t_s: float
+    pid: _Whole
+    rank: _Whole | None
+    status: _Whole | None
+    origin_ns: _Whole
+    ending: str
+    last_progress_s: float
+    error: str | None
+    outlived: list[str]
+    left: list[str]
+    rss_bytes: dict[str, _Whole]
+
+
+_RECORD = TypeAdapter(_Record)
+# What a record of that kind says nothing without.
+_NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}}
 
 
 @dataclass(kw_only=True)
@@ -30,10 +58,23 @@ class Journals:
     trouble: list[Trouble] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.processes = list(read_lines(self.attempt.processes))
-        self.watched = list(read_lines(self.attempt.watch))
-        self.origin_ns = int(self.said("origin").get("origin_ns", self._first_ns()))
+        self.processes = list(self._sound(self.attempt.processes))
+        self.watched = list(self._sound(self.attempt.watch))
+        self.origin_ns: int = self.said("origin").get("origin_ns", self._first_ns())
         self.pids = self._rank_pids()
+
+    def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
+        """The records of the right form."""
+        for record in read_lines(journal):
+            try:
+                _RECORD.validate_python(record)
+            except ValidationError as error:
+                self._note(journal.name, first_line(error))
+                continue
+            if missing := _NEEDED.get(record["event"], set()) - record.keys():
+                self._note(journal.name, f"{record['event']} without {', '.join(sorted(missing))}")
+            else:
+                yield record
 
     def _first_ns(self) -> int:
         return next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
@@ -47,7 +88,7 @@ class Journals:
 
     def ending(self) -> Ending:
         said = self.said("ending").get("ending")
-        if said in set(Ending):
+        if said in list(Ending):
             return Ending(said)
         if self.attempt.interrupted.exists() or not self._of("exit"):
             return Ending.ABANDONED
@@ -74,24 +115,30 @@ class Journals:
         return next((one.get("pid") for one in self._of("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Ends in order of time. One process may be told of twice: by its exit, and by the launcher's summary."""
+        """Ends in order of time, by our own watching; the launcher's summary fills in what we missed."""
         killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")]
         begun_s = min(killing, default=float("inf"))
-        ranks = {pid: rank for rank, pid in self.pids.items()}
-        summary = self._torchrun_summary()
-        seen: set[int] = set()
+        agent = {failure.pid: failure for failure in agent_failures(log_tail(self.attempt.output))}
+        ranks = {failure.pid: failure.rank for failure in agent.values()}
+        ranks |= {pid: rank for rank, pid in self.pids.items()}
+        seen: dict[int, Exit] = {}
         for event in sorted(self._of("exit"), key=lambda one: int(one["t_ns"])):
-            pid = int(event["pid"])
+            pid, at_s = int(event["pid"]), self._seconds(event)
             if pid in seen or (pid != self.launcher and pid not in ranks):
                 continue
-            seen.add(pid)
-            status = event["status"] if event.get("status") is not None else summary.get(pid)
-            at_s = self._seconds(event)
-            yield Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
+            told = agent[pid].status if pid in agent else None
+            status = told if event.get("status") is None else int(event["status"])
+            seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
+        yield from sorted([*self._missed(agent.values(), seen), *seen.values()], key=lambda exit: exit.at_s)
 
-    def _torchrun_summary(self) -> dict[int, int]:
-        log = log_tail(self.attempt.output)
-        return {int(pid): int(code) for code, pid in _TORCHRUN_FAILURE.findall(log)}
+    def _missed(self, agent: Iterable[AgentFailure], seen: dict[int, Exit]) -> Iterator[Exit]:
+        """Ranks that came and went between two of our looks; the agent tells which of them was the first of all."""
+        earliest_s = min((exit.at_s for exit in seen.values()), default=0.0)
+        latest_s = max((exit.at_s for exit in seen.values()), default=0.0)
+        for failure in agent:
+            if failure.pid not in seen:
+                at_s = earliest_s if failure.first else latest_s
+                yield Exit(pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False)
 
     def teardown_s(self) -> float:
         ended = self._of("ended")
@@ -106,7 +153,7 @@ class Journals:
         """As they were in force at the end; as they are chosen where the watcher did not live to say."""
         said = {key: value for key, value in self.said("limits").items() if key.endswith("_s") and key != "t_s"}
         try:
-            return _LIMITS.validate_python(said) if said else in_force(declared, boards)
+            return in_force(_LIMITS.validate_python(said) if said else declared, boards)
         except ValidationError as error:
             self._note("limits", first_line(error))
             return in_force(declared, [])

@@ -22,6 +22,7 @@ class Record:
     machine: MachineFacts
     controller: int  # process id
     skips: tuple[Skip, ...]
+    interrupted: bool = False  # by Ctrl-C or TERM
 
 
 _RECORD = TypeAdapter(Record)

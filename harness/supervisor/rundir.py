@@ -112,7 +112,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in journal:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield record

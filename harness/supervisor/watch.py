@@ -26,7 +26,6 @@ from harness.supervisor.ranks import Ranks
 from harness.supervisor.rundir import AttemptDir, append_line, write_document
 
 _LOOK_S = 0.2  # between two looks at the boards
-_DISCOVER_S = 0.3
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer than this does not end by itself
 _PROFILE_LOOKS, _PROFILE_S = 8, 0.25  # where a run stands that is still there at its deadline
@@ -88,8 +87,7 @@ class Watch:
             return Ending.NOT_LAUNCHED
         if self._over(now_s):
             return Ending.EXITED
-        if self._due("discover", now_s, _DISCOVER_S):
-            self._discover()
+        self._discover()
         self.ranks.read_boards(now_s)
         if self._due("memory", now_s, _MEMORY_S):
             self.ranks.read_memory()

@@ -8,7 +8,8 @@ import pytest
 
 from harness.faults import acts
 
-LINES = {  # the function of harness/faults/acts.py that a stack must name; None: nobody can tell the line of a killed rank
+# The function of harness/faults/acts.py that a stack must name. None: nobody can ask a killed rank for its line.
+LINES = {
     "deadlock": "_wait_for_the_lock",
     "raise": "_raise",
     "sigkill": None,
@@ -73,7 +74,14 @@ def test_a_planted_fault_is_named_with_its_rank_line_layer_and_step(workspace, k
         assert outcome["timing"]["detected_s"] <= CLOSED_WAIT_LIMIT_S
 
 
-TWINS = ["deadlock", "skip_collective", "raise", "sigkill", "endless_loop", "slow_step"]  # nobody can tell who will resume a stopped rank
+TWINS = [
+    "deadlock",
+    "skip_collective",
+    "raise",
+    "sigkill",
+    "endless_loop",
+    "slow_step",
+]  # nobody can tell who will resume a stopped rank
 
 
 @pytest.mark.parametrize("kind", TWINS)

@@ -24,9 +24,8 @@ def moment(request):
 
 
 def start(workspace):
-    workspace.scenario(
-        "long", f"about: long enough to be killed in\nextends: base/ddp\nmodel: {{shape: ci}}\ntrain: {{steps: {STEPS}}}\n"
-    )
+    subject = f"extends: base/ddp\nmodel: {{shape: ci}}\ntrain: {{steps: {STEPS}}}\n"
+    workspace.scenario("long", f"about: long enough to be killed in\n{subject}")
     return workspace.start("run", "long")
 
 
@@ -66,10 +65,8 @@ def ranks(workspace):
 
 
 def agent(workspace):
-    return next(
-        (p for p in processes_of(workspace.directory) if "RANK" not in p.environ() and "distributed.run" in str(p.cmdline())),
-        None,
-    )
+    agents = (p for p in processes_of(workspace.directory) if "distributed.run" in str(p.cmdline()))
+    return next((process for process in agents if "RANK" not in process.environ()), None)
 
 
 def assert_all_gone(workspace, since):
@@ -153,6 +150,7 @@ def _guardians(workspace):
 
 def _holds(process, directory):
     try:
-        return "guardian.py" in str(process.cmdline()) and any(f.path.startswith(directory) for f in process.open_files())
+        guards = "guardian.py" in str(process.cmdline())
+        return guards and any(file.path.startswith(directory) for file in process.open_files())
     except psutil.Error:
         return False

@@ -1,0 +1,468 @@
+"""The cause of a verdict, the culprit, and what else is worth knowing: a run for each rule, and one it must refuse."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    BACKWARD,
+    USER,
+    board,
+    call,
+    case,
+    collective,
+    ended,
+    evidence,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    process,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    sample,
+    stack,
+    stalled,
+    task,
+)
+
+from harness.core import causes
+from harness.core.case import layer_of, shorten
+from harness.core.diagnosis import Diagnosis, diagnose
+from harness.core.evidence import Ending, Evidence, Frame, Place, RankEvidence
+from harness.core.plan import Limits
+from harness.core.report import CollectiveRef, Culprit, Finding
+from harness.core.traces import RankTraces
+from harness.core.verdict import judge
+
+CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
+IN_BLOCK_2 = board(mark("forward", "blocks.2.attn", step=3))
+
+
+def diagnosed(seen: Evidence) -> Diagnosis:
+    return diagnose(seen, judge(seen))
+
+
+def cause(seen: Evidence) -> str | None:
+    return diagnosed(seen).cause
+
+
+def main(seen: Evidence) -> Finding:
+    return diagnosed(seen).findings[0]
+
+
+def short(found: Finding) -> tuple[str, tuple[int, ...], Place | None, tuple[str, ...]]:
+    return found.code, found.ranks, found.place, found.proof
+
+
+def left(rank: int, status: int | None = 0, *, at_s: float = 30.0, **changes: Any) -> RankEvidence:
+    return rank_evidence(rank, exit=ended(rank, status, at_s=at_s), **changes)
+
+
+def line(number: int, function: str = "step", **known: Any) -> Place:
+    return Place(file=USER, line=number, function=function, **known)
+
+
+def test_a_run_that_passed_has_no_cause_and_no_culprit() -> None:
+    assert diagnosed(evidence(left(0), left(1))) == Diagnosis(cause=None, culprit=None, findings=())
+
+
+# Not judged.
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "proof"),
+    [
+        (Ending.INTERRUPTED, "interrupted", ()),
+        (Ending.ABANDONED, "interrupted", ("interrupted",)),
+        (Ending.NOT_LAUNCHED, "harness_error", ()),
+        (Ending.STALL, "harness_error", ()),
+    ],
+)
+def test_a_run_that_could_not_be_judged_says_so_and_blames_nobody(
+    ending: Ending, code: str, proof: tuple[str, ...]
+) -> None:
+    seen = evidence(rank_evidence(0), ending=ending, launcher=None)
+    found = diagnosed(seen)
+    assert (found.cause, found.culprit) == (code, None)
+    assert short(found.findings[0]) == (code, (), None, proof)
+    assert found.findings[0].claim == judge(seen).error
+
+
+# A rank that left out a collective.
+
+LOSS = call(1, step=3, position=5)
+
+
+def skipping(**changes: Any) -> tuple[RankEvidence, RankEvidence]:
+    made = board(mark(step=3, position=5), calls=(LOSS,))
+    without = board(mark(step=4), rank=1)
+    return rank_evidence(0, board=made), rank_evidence(1, **{"board": without, **changes})
+
+
+def test_a_rank_that_skipped_a_collective_before_a_hang_is_the_culprit() -> None:
+    found = diagnosed(stalled(*CROSSED, ranks=skipping()))
+    assert found.cause == "rank_conditional_collective"
+    assert found.culprit == Culprit(
+        ranks=(1,), step=3, collective=CollectiveRef(group="0", seq=None, op="all_reduce"), place=line(37)
+    )
+    assert found.findings[0].claim == (
+        "rank 1 skipped all_reduce at ada/train.py:37 in step 3; rank 0 called it (rank 0 x1 · rank 1 x0)"
+    )
+    assert found.findings[0].ranks == (1,)
+
+
+def test_a_rank_that_skipped_a_collective_explains_the_abort_of_the_one_that_made_it() -> None:
+    aborted = replace(skipping()[0], exit=ended(0, -6), error_lines=("op.preamble.length <= op.nbytes",))
+    assert cause(evidence(aborted, skipping()[1])) == "rank_conditional_collective"
+
+
+def test_a_rank_that_raised_left_out_what_came_after_and_the_exception_is_the_cause() -> None:
+    ranks = skipping(raised=raised(1), exit=ended(1, 1))
+    assert cause(evidence(*ranks)) == "exception"
+
+
+def test_a_lost_connection_does_not_hide_the_skipped_collective() -> None:
+    lost = replace(skipping()[0], exit=ended(0, 1), raised=raised(0, message="Connection closed by peer"))
+    assert cause(evidence(lost, skipping()[1])) == "rank_conditional_collective"
+
+
+def test_a_run_at_its_deadline_is_slow_whatever_a_rank_skipped() -> None:
+    assert cause(stalled(*CROSSED, ranks=skipping(), ending=Ending.DEADLINE)) == "slow"
+
+
+# A stopped rank.
+
+
+def test_a_stopped_rank_is_named_with_its_line() -> None:
+    stopped = rank_snapshot(1, frame(95), process=process(101, state="T"), proof="dumps/rank1.2.txt")
+    seen = stalled(in_all_reduce(0, collective(6)), stopped)
+    assert short(main(seen)) == ("stopped_process", (1,), line(95), ("dumps/rank1.2.txt",))
+    assert main(seen).claim.startswith("rank 1 is stopped by a signal (state T)")
+
+
+def test_two_stopped_ranks_are_named_both() -> None:
+    seen = stalled(*[rank_snapshot(rank, process=process(100 + rank, state="T")) for rank in (0, 1)])
+    assert main(seen).claim.startswith("ranks 0, 1 are stopped by a signal")
+    assert main(seen).ranks == (0, 1)
+
+
+# Locks.
+
+
+def test_a_lock_inside_the_backward_pass_is_named_with_line_module_and_layer() -> None:
+    blocked = replace(locked_in_backward(1), proof="dumps/rank1.2.txt")
+    known = rank_evidence(0), rank_evidence(1, board=board(mark("backward", "blocks.2.mlp.0", step=3)))
+    found = diagnosed(stalled(in_all_reduce(0, collective(6)), blocked, ranks=known))
+    place = line(29, "hook", module="blocks.2.mlp.0", layer=2)
+    assert short(found.findings[0]) == ("backward_function_blocked", (1,), place, ("dumps/rank1.2.txt",))
+    assert found.culprit == Culprit(ranks=(1,), step=3, collective=None, place=place)
+    assert found.findings[0].claim == (
+        "rank 1 waits for a lock inside the backward pass in hook at ada/train.py:29;"
+        " no thread of the process is left that could release it"
+    )
+
+
+def test_a_lock_elsewhere_is_a_lock_cycle() -> None:
+    assert short(main(stalled(rank_snapshot(0, frame(12))))) == ("lock_cycle", (0,), line(12), ())
+
+
+# Loops.
+
+
+def spinning(*lines: int, user: int = 39) -> Evidence:
+    before = rank_snapshot(0, frame(39))
+    looks = stalled(before, at_s=90.0).snapshots
+    spun = replace(looks[1], ranks=(replace(before, process=process(cpu_s=9.0)),))
+    samples = tuple(sample(leaf=frame(lines[n % len(lines)]), user=frame(user)) for n in range(20))
+    return stalled(before, at_s=90.0, snapshots=(looks[0], spun), samples=samples)
+
+
+def test_an_endless_loop_is_named_with_the_users_line_that_most_samples_show() -> None:
+    found = main(spinning(39, user=50))
+    assert short(found) == ("infinite_loop", (0,), line(50), ())
+    assert found.claim == (
+        "rank 0 computes without end in step at ada/train.py:50: only line 39 in every sample, no mark, no step"
+    )
+
+
+def test_a_loop_of_two_lines_names_both() -> None:
+    assert "only lines 39, 40 in every sample" in main(spinning(40, 39)).claim
+
+
+def test_a_loop_without_a_users_line_is_placed_where_it_was_seen_last() -> None:
+    seen = spinning(39)
+    blind = tuple(replace(one, user=None) for one in seen.samples)
+    assert main(replace(seen, samples=blind)).place == line(39)
+
+
+# Slow.
+
+
+def deadline(*ranks: RankEvidence, **changes: Any) -> Evidence:
+    return evidence(*ranks, **{"ending": Ending.DEADLINE, "launcher": ended(None, 1, by_us=True), **changes})
+
+
+def test_a_run_at_its_deadline_is_slow_with_its_rate_and_the_line_where_the_time_goes() -> None:
+    samples = (
+        sample(1, user=frame(40)),
+        sample(1, "moving", user=frame(39)),
+        sample(1, user=frame(39)),
+        sample(0, "waiting"),
+    )
+    working = board(mark("forward", "blocks.0", step=4), steps_s=((1, 10.0), (2, 14.0), (3, 18.0)))
+    found = diagnosed(deadline(rank_evidence(0), rank_evidence(1, board=working), samples=samples))
+    place = line(39, module="blocks.0", layer=0)
+    assert short(found.findings[0]) == ("slow", (1,), place, ("watch.jsonl",))
+    assert found.findings[0].claim == (
+        "not proven to hang: still there at its deadline of 600 s, 3 steps done, 4.0 s a step;"
+        " the time goes at ada/train.py:39"
+    )
+    assert found.findings[0].confidence == 0.9
+    assert found.culprit == Culprit(ranks=(1,), step=4, collective=None, place=place)
+
+
+def test_a_slow_run_without_samples_names_nobody() -> None:
+    found = main(deadline(rank_evidence(0)))
+    assert short(found) == ("slow", (), None, ("watch.jsonl",))
+    assert found.claim.endswith("deadline of 600 s, 0 steps done; the time goes to no single line")
+    assert found.confidence == 0.5
+
+
+def test_a_deadline_that_was_not_written_down_is_still_a_slow_run() -> None:
+    found = main(deadline(rank_evidence(0), limits=Limits(stall_s=5.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0)))
+    assert found.claim.startswith("not proven to hang: still there at its deadline, 0 steps done")
+
+
+def test_a_rank_that_died_before_the_deadline_explains_the_ranks_that_waited_until_then() -> None:
+    assert cause(deadline(rank_evidence(0), left(1, 1, raised=raised(1)))) == "exception"
+    assert cause(deadline(rank_evidence(0), left(1, -9))) == "killed"
+
+
+# A rank that ended wrongly.
+
+
+def test_an_exception_is_named_with_the_users_line_and_its_words() -> None:
+    seen = evidence(left(0), left(1, 1, raised=raised(1), board=IN_BLOCK_2))
+    found = diagnosed(seen)
+    place = line(88, module="blocks.2.attn", layer=2)
+    assert short(found.findings[0]) == ("exception", (1,), place, ("rank1/raised.json",))
+    assert found.findings[0].claim == "rank 1 raised RuntimeError: boom at ada/train.py:88"
+    assert found.culprit == Culprit(ranks=(1,), step=3, collective=None, place=place)
+
+
+def test_an_exception_in_an_unprobed_rank_without_frames_has_no_place() -> None:
+    assert main(evidence(left(0, 1, raised=raised(0, frames=())))).place is None
+
+
+def test_a_rank_that_left_early_with_zero_is_named() -> None:
+    lost = left(0, 1, raised=raised(0, message="Connection closed by peer", at_s=10.0))
+    found = main(evidence(lost, left(1, 0, at_s=9.0, board=IN_BLOCK_2)))
+    assert found.code == "early_exit"
+    assert found.ranks == (1,)
+    assert found.claim == (
+        "rank 1 ended with exit code 0 while the others still needed it, last seen in forward blocks.2.attn, step 3"
+    )
+
+
+def test_the_line_the_beat_thread_saw_last_is_the_place_of_a_rank_that_cannot_be_asked() -> None:
+    seen_last = board(mark("optimizer"), beat_s=29.5, seen=Frame(file=USER, line=61, function="step"))
+    found = main(evidence(left(0, -9, board=seen_last)))
+    assert found.place == line(61)
+    assert "last seen in optimizer, step 1" in found.claim
+
+
+@pytest.mark.parametrize(("status", "name"), [(-signal.SIGKILL, "SIGKILL"), (-signal.SIGTERM, "SIGTERM")])
+def test_a_rank_that_somebody_killed_is_named(status: int, name: str) -> None:
+    found = main(evidence(left(0, status, board=IN_BLOCK_2)))
+    assert (found.code, found.ranks, found.proof) == ("killed", (0,), ("processes.jsonl",))
+    assert found.claim == (
+        f"rank 0 was killed by {name}, sent from outside the harness, last seen in forward blocks.2.attn, step 3"
+    )
+    unseen = main(evidence(left(0, status)))
+    assert unseen.claim.endswith("before its first mark")
+
+
+def test_a_killed_launcher_is_named_without_a_rank() -> None:
+    found = main(evidence(rank_evidence(0), launcher=ended(None, -9)))
+    assert short(found) == ("killed", (), None, ("processes.jsonl",))
+    assert found.claim.startswith("the launcher was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (-signal.SIGSEGV, "segfault"),
+        (-signal.SIGBUS, "segfault"),
+        (-signal.SIGABRT, "aborted"),
+        (-signal.SIGFPE, "aborted"),
+    ],
+)
+def test_a_native_death_is_placed_by_the_stack_that_faulthandler_wrote(status: int, code: str) -> None:
+    death = (stack(frame(3), thread="worker"), stack(frame(77)))
+    assert short(main(evidence(left(0, status, death_stacks=death)))) == (code, (0,), line(77), ("rank0/stacks.txt",))
+
+
+def test_a_native_death_without_a_stack_points_at_the_record_of_processes() -> None:
+    assert short(main(evidence(left(0, -11)))) == ("segfault", (0,), None, ("processes.jsonl",))
+
+
+def test_a_rank_that_chose_to_leave_with_a_code_is_a_bad_exit_with_its_last_words() -> None:
+    found = main(evidence(left(0, 2, error_lines=("warn: Error 1", "usage: Error: no such option"))))
+    assert short(found) == ("bad_exit", (0,), None, ("rank0/stderr.log",))
+    assert found.claim == 'rank 0 ended with exit code 2, before its first mark: "usage: Error: no such option"'
+
+
+# Nothing known: what was seen is said.
+
+
+def test_a_collateral_abort_alone_has_no_known_cause() -> None:
+    found = main(evidence(left(0, -6, error_lines=("Connection closed by peer",))))
+    assert short(found) == ("unknown", (0,), None, ("output.log",))
+    assert found.claim == "no rule names the cause; seen: rank 0 was ended by SIGABRT"
+
+
+def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:
+    lost = raised(0, message="Connection closed by peer")
+    assert cause(evidence(left(0, 1, raised=lost))) == "unknown"
+    assert cause(evidence(left(0, 1, error_lines=("Connection closed by peer",)))) == "unknown"
+
+
+def test_a_launcher_that_failed_alone_has_no_known_cause() -> None:
+    found = main(evidence(rank_evidence(0), launcher=ended(None, 2)))
+    assert short(found) == ("unknown", (), None, ("output.log",))
+    assert found.claim == "no rule names the cause; seen: the launcher ended with exit code 2"
+
+
+def test_a_closed_wait_that_no_rule_knows_is_told_as_seen() -> None:
+    found = main(stalled(*CROSSED))
+    assert short(found) == ("unknown", (0, 1), line(40), ("output.log",))
+    assert found.claim == (
+        "no rule names the cause; seen: rank 0 stands in all_reduce #6; rank 1 stands in broadcast #6"
+    )
+    assert found.confidence == 0.3
+
+
+def test_nothing_seen_at_all_is_said_too() -> None:
+    bare = case(deadline(rank_evidence(0)))
+    assert causes.unknown(bare).claim == "no rule names the cause; seen: nothing"
+
+
+def test_a_failure_beside_a_proven_wait_keeps_the_rules_of_hangs_out() -> None:
+    blocked = stalled(locked_in_backward(0), ranks=(rank_evidence(0), left(1, 3)), exits=(ended(1, 3),))
+    assert cause(blocked) == "bad_exit"
+    stopped = rank_snapshot(0, process=process(100, state="T"))
+    ranks = (rank_evidence(0), left(1, -6, error_lines=("Connection closed by peer",)))
+    assert cause(stalled(stopped, ranks=ranks)) == "unknown"
+    assert cause(stalled(locked_in_backward(0), ranks=ranks)) == "unknown"
+
+
+def test_an_open_wait_of_unknown_kind_is_no_lock_no_loop_and_no_read() -> None:
+    odd = rank_snapshot(0, BACKWARD, process=process(tasks=(task(syscall="futex_of_tomorrow"),)))
+    found = main(stalled(odd, at_s=400.0))
+    assert (found.code, found.ranks) == ("unknown", (0,))
+
+
+# Open waits without end.
+
+
+def sleeping(until_s: float | None) -> Evidence:
+    facts = task(syscall="clock_nanosleep", wakes_at_s=until_s, timed=True)
+    return stalled(rank_snapshot(0, frame(5), process=process(tasks=(facts,)), proof="dumps/rank0.2.txt"), at_s=400.0)
+
+
+def test_a_sleep_past_the_deadline_is_named_with_its_line_and_its_end() -> None:
+    found = main(sleeping(1000.0))
+    assert short(found) == ("starved", (0,), line(5), ("dumps/rank0.2.txt",))
+    assert found.claim == (
+        "rank 0 sleeps at ada/train.py:5 until 1000 s after the launch, past the deadline of 600 s,"
+        " and the others wait for it"
+    )
+
+
+def test_a_sleep_whose_end_cannot_be_read_is_named_without_it() -> None:
+    assert main(sleeping(None)).claim == "rank 0 sleeps at ada/train.py:5, and the others wait for it"
+
+
+def test_a_read_that_brings_no_byte_is_named_with_its_line_and_its_length() -> None:
+    reading = rank_snapshot(0, frame(6), process=process(tasks=(task(syscall="read"),)), proof="dumps/rank0.2.txt")
+    found = main(stalled(reading, at_s=400.0))
+    assert short(found) == ("blocked_io", (0,), line(6), ("dumps/rank0.2.txt",))
+    assert found.claim == "rank 0 stands in read in step at ada/train.py:6 for 390 s, and no byte came or went"
+
+
+# Besides.
+
+
+def traces(*names: str) -> RankTraces:
+    return RankTraces(arrived=3, missing=len(names), missing_parameters=names, buckets=())
+
+
+def test_parameters_without_a_gradient_are_a_finding_even_of_a_run_that_passed() -> None:
+    seen = evidence(left(0, traces=traces("b.1.w", "a.0.w")), left(1), left(2, traces=traces("b.1.w")))
+    found = diagnosed(seen)
+    assert found.cause is None
+    assert short(found.findings[0]) == (
+        "no_gradient",
+        (0, 2),
+        Place(parameter="a.0.w", module="a.0", layer=0),
+        ("traces.log",),
+    )
+    assert found.findings[0].claim == "2 parameters received no gradient: a.0.w, b.1.w"
+
+
+def test_of_many_parameters_without_a_gradient_three_are_shown() -> None:
+    seen = evidence(left(0, traces=traces("a", "b", "c", "d", "e")))
+    assert main(seen).claim == "5 parameters received no gradient: a, b, c and 2 more"
+    assert main(seen).place == Place(parameter="a", module=None, layer=None)
+
+
+def test_processes_that_outlived_the_run_are_a_finding_beside_the_cause() -> None:
+    seen = evidence(left(0, 2), leftovers=("17 sleep 600", "18 sleep 601"))
+    assert [one.code for one in diagnosed(seen).findings] == ["bad_exit", "orphan_process"]
+    assert diagnosed(seen).findings[1].claim == (
+        "2 processes outlived the run, ended by the harness: 17 sleep 600; 18 sleep 601"
+    )
+
+
+# Every rule is reached.
+
+
+def test_every_rule_has_a_run_above_that_it_answers() -> None:
+    reached = {
+        cause(seen)
+        for seen in (
+            evidence(ending=Ending.ABANDONED, launcher=None),
+            deadline(rank_evidence(0)),
+            evidence(left(0, 1, raised=raised(0))),
+            stalled(*CROSSED, ranks=skipping()),
+            stalled(in_all_reduce(0, collective(6)), exits=(ended(1, 0, at_s=9.0),)),
+            evidence(left(0, -9)),
+            evidence(left(0, -11)),
+            evidence(left(0, 2)),
+            stalled(rank_snapshot(0, process=process(100, state="T"))),
+            stalled(locked_in_backward(0)),
+            stalled(rank_snapshot(0, frame(12))),
+            spinning(39),
+            sleeping(None),
+            stalled(rank_snapshot(0, process=process(tasks=(task(syscall="read"),))), at_s=400.0),
+        )
+    }
+    assert len(reached) == len(causes.CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("module", "layer"), [("blocks.7.attn", 7), ("7", 7), ("h.0", 0), ("fc1.x", None), ("", None), (None, None)]
+)
+def test_the_layer_is_the_first_number_of_a_module_name(module: str | None, layer: int | None) -> None:
+    assert layer_of(module) == layer
+
+
+def test_a_long_claim_is_one_line_and_cut() -> None:
+    assert shorten("a\n  b") == "a b"
+    assert shorten("x" * 300) == "x" * 199 + "…"
+    assert shorten("x" * 200) == "x" * 200

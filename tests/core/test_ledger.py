@@ -1,0 +1,153 @@
+"""Which rank left out a collective that the others made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import USER, board, call, mark
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.evidence import Board, Call, Place
+from harness.core.ledger import Skipped, first_skipped
+
+REDUCE = call(1, position=5)
+LOSS = Place(file=USER, line=37, function="step")
+
+
+def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Board:
+    """A rank that made these calls and trains at this point."""
+    return board(mark("forward", step=step, position=position), calls=calls, **changes)
+
+
+def test_a_rank_that_went_on_to_the_next_step_without_the_call_skipped_it() -> None:
+    skipped = first_skipped({0: made(REDUCE), 1: made(step=2)})
+    assert skipped == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
+    assert skipped.place == LOSS
+
+
+def test_ranks_that_made_the_same_calls_skipped_nothing() -> None:
+    assert first_skipped({0: made(REDUCE), 1: made(REDUCE)}) is None
+    assert first_skipped({}) is None
+    assert first_skipped({0: made(REDUCE)}) is None
+
+
+def test_a_rank_that_has_not_come_to_the_call_yet_skipped_nothing() -> None:
+    assert first_skipped({0: made(REDUCE), 1: made()}) is None
+    assert first_skipped({0: made(call(1, step=2), step=2), 1: made(position=99)}) is None
+
+
+@pytest.mark.parametrize(("position", "skipped"), [(4, False), (5, False), (6, True)])
+def test_a_rank_further_on_in_the_same_step_skipped_it(position: int, skipped: bool) -> None:
+    assert (first_skipped({0: made(REDUCE), 1: made(position=position)}) is not None) is skipped
+
+
+def test_a_rank_that_calls_something_else_at_that_point_skipped_it() -> None:
+    other = call(1, "broadcast", position=6)
+    found = first_skipped({0: made(REDUCE, position=5), 1: made(other, position=5)})
+    assert found == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
+
+
+def test_a_rank_that_met_the_same_operation_later_on_another_line_did_not_skip_it() -> None:
+    later = call(1, position=6, place=Place(file=USER, line=40, function="step"))
+    assert first_skipped({0: made(REDUCE, position=5), 1: made(later, position=5)}) is None
+
+
+def test_the_same_operation_on_another_line_is_the_other_half_of_a_condition() -> None:
+    elsewhere = call(1, position=5, place=Place(file=USER, line=40, function="step"))
+    assert first_skipped({0: made(REDUCE), 1: made(elsewhere)}) is None
+
+
+def test_a_call_before_that_point_does_not_show_that_the_rank_passed_it() -> None:
+    before = call(1, "broadcast", position=4)
+    assert first_skipped({0: made(before, call(2, position=5)), 1: made(before)}) is None
+
+
+def test_a_rank_that_only_left_did_not_pass_the_call_and_one_that_tore_down_its_groups_did() -> None:
+    """The first is an early exit, which has a cause of its own."""
+    destroyed = call(1, "destroy_process_group", position=5)
+    assert first_skipped({0: made(REDUCE), 1: made(exit_s=9.0)}) is None
+    assert first_skipped({0: made(REDUCE, destroyed), 1: made(destroyed, exit_s=9.0)}) is not None
+
+
+def test_the_call_that_is_missing_is_named_and_not_the_first_of_its_kind() -> None:
+    first, second = call(1, position=5), call(2, position=8)
+    found = first_skipped({0: made(first, second), 1: made(first, step=2)})
+    assert found == Skipped(rank=1, call=second, step=1, counts=((0, 2), (1, 1)))
+
+
+def test_the_earliest_step_and_in_it_the_earliest_place_comes_first() -> None:
+    late, early = call(1, "barrier", position=9), call(2, position=2)
+    third = call(3, step=2, position=1)
+    ranks = {0: made(late, early, third, step=3), 1: made(step=3)}
+    assert first_skipped(ranks) == Skipped(rank=1, call=early, step=1, counts=((0, 1), (1, 0)))
+
+
+def test_of_two_ranks_that_skipped_it_the_lower_one_is_named_and_both_are_counted() -> None:
+    ranks = {0: made(REDUCE), 1: made(step=2), 2: made(step=2)}
+    assert first_skipped(ranks) == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0), (2, 0)))
+
+
+def test_another_group_is_another_call() -> None:
+    ranks = {0: made(REDUCE, step=2), 1: made(call(1, group="1"), step=2)}
+    found = first_skipped(ranks)
+    assert found is not None
+    assert (found.step, len(found.counts)) == (1, 2)
+
+
+def test_a_step_whose_calls_were_overwritten_proves_nothing() -> None:
+    ranks = {0: made(call(300, step=9)), 1: made(call(257, "broadcast", step=9), step=10)}
+    assert first_skipped(ranks) is None, "the ring may have held the call of step 9 before its oldest entry"
+
+
+def test_a_step_after_the_oldest_remembered_one_is_whole() -> None:
+    lap = [call(300, "broadcast", step=8), call(301, "broadcast", step=9)]
+    ranks = {0: made(*lap, call(302, step=9), step=10), 1: made(*lap, step=10)}
+    assert first_skipped(ranks) == Skipped(rank=1, call=call(302, step=9), step=9, counts=((0, 1), (1, 0)))
+
+
+def test_of_several_calls_at_one_point_the_one_that_was_made_first_is_named() -> None:
+    operations = ["barrier", "broadcast", "all_gather", "reduce", "gather", "scatter", "all_to_all", "all_reduce"]
+    calls = [call(number, op, position=5) for number, op in enumerate(operations, start=1)]
+    assert first_skipped({0: made(*calls), 1: made(step=2)}) == Skipped(
+        rank=1, call=calls[0], step=1, counts=((0, 1), (1, 0))
+    )
+
+
+_CALLS = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=4).map(sorted)
+_RANK = st.builds(
+    lambda calls, step, position, left: made(
+        *[call(number, step=at[0], position=at[1]) for number, at in enumerate(calls, start=1)],
+        step=step,
+        position=position,
+        exit_s=9.0 if left else None,
+    ),
+    _CALLS,
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.booleans(),
+)
+
+
+@given(_RANK, _RANK, st.integers(0, 9), st.integers(10, 19))
+def test_renaming_the_ranks_renames_the_answer_and_nothing_else(one: Board, other: Board, low: int, high: int) -> None:
+    plain = first_skipped({low: one, high: other})
+    swapped = first_skipped({low: other, high: one})
+    names = {low: high, high: low}
+    if plain is None or swapped is None:
+        assert plain is swapped
+        return
+    assert swapped.rank == names[plain.rank]
+    assert (swapped.step, swapped.call) == (plain.step, plain.call)
+    assert dict(swapped.counts) == {names[rank]: count for rank, count in plain.counts}
+
+
+@given(st.lists(_RANK, min_size=1, max_size=4))
+def test_who_is_named_made_the_call_less_often_than_somebody_else(boards: list[Board]) -> None:
+    found = first_skipped(dict(enumerate(boards)))
+    if found:
+        counts = dict(found.counts)
+        assert counts[found.rank] < max(counts.values())
+        assert found.call.step == found.step
+        assert boards[found.rank].step >= found.step

@@ -1,0 +1,106 @@
+"""What one rank did between two looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack
+
+from harness.core.motion import Motion, cpu_share, motion, rank_stack
+
+STILL = rank_snapshot(0, frame(10), board=board(mark()))
+
+
+def changed(**changes: object) -> object:
+    return replace(STILL, **changes)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_did_nothing_waits() -> None:
+    assert motion(STILL, STILL, 2.0) is Motion.WAITING
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_a_dead_process_is_gone(state: str) -> None:
+    assert motion(STILL, replace(STILL, process=process(state=state)), 2.0) is Motion.GONE
+
+
+def test_a_process_that_cannot_be_read_is_gone() -> None:
+    assert motion(STILL, replace(STILL, process=None), 2.0) is Motion.GONE
+
+
+def test_a_stopped_process_is_stopped_even_at_first_sight() -> None:
+    assert motion(None, replace(STILL, process=process(state="T")), 2.0) is Motion.STOPPED
+
+
+def test_a_process_that_a_debugger_traces_is_not_stopped() -> None:
+    assert motion(STILL, replace(STILL, process=process(state="t")), 2.0) is Motion.WAITING
+
+
+def test_at_first_sight_a_rank_is_given_the_benefit_of_the_doubt() -> None:
+    assert motion(None, STILL, 2.0) is Motion.MOVING
+    assert motion(replace(STILL, process=None), STILL, 2.0) is Motion.MOVING
+
+
+def test_a_new_mark_is_motion() -> None:
+    later = replace(STILL, board=board(replace(mark(), count=2)))
+    assert motion(STILL, later, 2.0) is Motion.MOVING
+
+
+def test_a_completed_collective_is_motion() -> None:
+    assert motion(STILL, replace(STILL, board=board(mark(), completed=1)), 2.0) is Motion.MOVING
+
+
+def test_a_board_that_appears_is_motion_and_none_at_all_is_not() -> None:
+    blind = replace(STILL, board=None)
+    assert motion(blind, STILL, 2.0) is Motion.MOVING
+    assert motion(blind, blind, 2.0) is Motion.WAITING
+
+
+@pytest.mark.parametrize(("cpu_s", "expected"), [(2.0, Motion.BURNING), (1.98, Motion.WAITING)])
+def test_half_a_core_is_burning(cpu_s: float, expected: Motion) -> None:
+    assert motion(STILL, replace(STILL, process=process(cpu_s=cpu_s)), 2.0) is expected
+
+
+def test_burning_on_changing_lines_is_still_burning() -> None:
+    later = replace(STILL, process=process(cpu_s=5.0), stacks=(stack(frame(11)),))
+    assert motion(STILL, later, 2.0) is Motion.BURNING
+
+
+def test_moved_bytes_are_motion() -> None:
+    assert motion(STILL, replace(STILL, process=process(io_bytes=8)), 2.0) is Motion.MOVING
+
+
+def test_bytes_that_our_own_questions_cost_are_not_motion() -> None:
+    asked = replace(STILL, process=process(io_bytes=1007), asked_bytes=1000)
+    assert motion(STILL, asked, 2.0) is Motion.WAITING
+    moved = replace(STILL, process=process(io_bytes=1008), asked_bytes=1000)
+    assert motion(STILL, moved, 2.0) is Motion.MOVING
+
+
+def test_unreadable_bytes_say_nothing() -> None:
+    unreadable = replace(STILL, process=process(io_bytes=None))
+    assert motion(unreadable, STILL, 2.0) is Motion.WAITING
+    assert motion(STILL, unreadable, 2.0) is Motion.WAITING
+
+
+def test_another_innermost_line_is_motion() -> None:
+    assert motion(STILL, replace(STILL, stacks=(stack(frame(11)),)), 2.0) is Motion.MOVING
+
+
+def test_another_line_further_out_is_not_motion() -> None:
+    before = replace(STILL, stacks=(stack(frame(10), frame(1)),))
+    after = replace(STILL, stacks=(stack(frame(10), frame(2)),))
+    assert motion(before, after, 2.0) is Motion.WAITING
+
+
+def test_cpu_is_counted_in_cores() -> None:
+    assert cpu_share(process(cpu_s=1.0), process(cpu_s=4.0), 2.0) == 1.5
+
+
+def test_the_stack_of_a_rank_is_the_one_of_the_thread_that_marks() -> None:
+    engine = stack(frame(5), tid=101, thread="autograd")
+    rank = rank_snapshot(0, board=board(mark(tid=101)), stacks=(stack(BACKWARD), engine))
+    assert rank_stack(rank) == engine
+    assert rank_stack(replace(rank, board=None)) == stack(BACKWARD)
+    assert rank_stack(replace(rank, stacks=())) is None

@@ -1,0 +1,409 @@
+"""What a run comes to: the outcome, its numbers, the exit code, and the words for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    board,
+    collective,
+    ended,
+    evidence,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    process,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    spec,
+    stalled,
+    task,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.evidence import Ending, Evidence, RankEvidence, Trouble
+from harness.core.outcome import outcome_of, skipped, unjudged
+from harness.core.plan import Bound, Expect, Skip
+from harness.core.report import (
+    Artifact,
+    HangKind,
+    MachineFacts,
+    Outcome,
+    Report,
+    Standing,
+    Status,
+    Timing,
+    Usage,
+    Verdict,
+    Vital,
+    counts,
+    exit_code,
+)
+from harness.core.telling import vital
+from harness.core.traces import RankTraces
+
+HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))
+
+
+def outcome(seen: Evidence, metrics: dict[str, float] | None = None, **changes: Any) -> Outcome:
+    return outcome_of(
+        spec(**changes),
+        seen,
+        attempt=1,
+        directory="ddp_onestep",
+        artifacts=(),
+        metrics=metrics or {},
+        repeat="nsa-harness run spec.json",
+    )
+
+
+def left(rank: int, status: int | None = 0, **changes: Any) -> RankEvidence:
+    return rank_evidence(rank, exit=ended(rank, status), **changes)
+
+
+# The outcome.
+
+DONE = board(
+    mark("exit", at_s=30.0),
+    mark("step", step=2),
+    enqueued=4,
+    completed=4,
+    steps_s=((1, 5.0), (2, 6.0)),
+    gaps_s={"data": 0.5},
+)
+TRACED = RankTraces(
+    arrived=3, missing=0, missing_parameters=(), buckets=((600_000, "torch.float32"), (300_000, "torch.float32"))
+)
+
+
+def test_a_run_that_passed_is_told_whole() -> None:
+    ranks = tuple(
+        left(rank, board=DONE, traces=TRACED, last_loss=2.5, peak_rss_bytes=rank + 1, peak_gpu_bytes=7)
+        for rank in (0, 1)
+    )
+    trouble = (Trouble(what="board", why="torn"),)
+    artifacts = (Artifact(path="output.log", count=3, absent=None),)
+    told = outcome_of(
+        spec(notes=("CPU form",), not_covered=("nccl",)),
+        evidence(*ranks, trouble=trouble),
+        attempt=2,
+        directory="ddp_onestep~2",
+        artifacts=artifacts,
+        metrics={"tokens_per_s": 9.0},
+        repeat="nsa-harness run spec.json",
+    )
+    vitals = tuple(
+        Vital(
+            rank=rank,
+            loss=2.5,
+            gradients="3 of 3",
+            buckets="2 · 0.9 M fp32",
+            longest_quiet_s=0.5,
+            peak_rss_bytes=rank + 1,
+        )
+        for rank in (0, 1)
+    )
+    assert told == Outcome(
+        scenario="ddp_onestep",
+        about="One DDP step",
+        spec_hash="9c1e",
+        attempt=2,
+        final=True,
+        verdict=Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0"),
+        expected=True,
+        flaky=False,
+        phase="step",
+        culprit=None,
+        victims=(),
+        last_step={0: 2, 1: 2},
+        exit_codes={0: 0, 1: 0},
+        findings=(),
+        trouble=trouble,
+        timing=Timing(launch_s=2.0, wall_s=31.5, quiet_s=None, detected_s=None, teardown_s=0.5),
+        usage=Usage(peak_rss_bytes=2, peak_gpu_bytes=7, tokens_per_s=9.0),
+        dir="ddp_onestep~2",
+        subject="train.py",
+        ranks=2,
+        backend="gloo",
+        notes=("CPU form",),
+        checked=(
+            "losses finite on every rank",
+            "3 of 3 gradients on every rank",
+            "4 of 4 collectives completed, the same on every rank",
+            "every rank exited 0",
+            "no process left",
+        ),
+        not_covered=("nccl",),
+        ruled_out=(),
+        standings=(),
+        vitals=vitals,
+        metrics={"tokens_per_s": 9.0},
+        artifacts=artifacts,
+        why=None,
+        ended="by itself, no process left",
+        repeat="nsa-harness run spec.json",
+        next=None,
+    )
+
+
+def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
+    boards = board(mark(at_s=8.0)), board(mark("backward", "blocks.2", step=3, at_s=9.0), steps_s=((1, 1.0), (2, 2.0)))
+    ranks = tuple(rank_evidence(rank, board=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards))
+    told = outcome(stalled(*HUNG, ranks=ranks))
+    assert told.verdict == Verdict(
+        status=Status.HANG,
+        kind=HangKind.DEADLOCK,
+        cause="backward_function_blocked",
+        summary=told.findings[0].claim,
+    )
+    assert told.culprit is not None
+    assert (told.culprit.ranks, told.victims, told.phase) == ((1,), (0,), "backward")
+    assert told.last_step == {0: 0, 1: 2}
+    assert told.exit_codes == {0: None, 1: None}, "as before our own kill"
+    assert told.timing == Timing(launch_s=2.0, wall_s=20.5, quiet_s=10.0, detected_s=11.0, teardown_s=0.5)
+    assert told.why == "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart"
+    assert told.standings == (
+        Standing(rank=0, stands_in="all_reduce #6", waits_for="rank 1", quiet_s=12.0, culprit=False),
+        Standing(rank=1, stands_in="a lock in hook", waits_for="its own process", quiet_s=11.0, culprit=True),
+    )
+    assert told.ruled_out == (
+        "slow (no rank computes)",
+        "network (the ranks are not all in the same collective)",
+        "data and files (no rank stands in a read or write)",
+        "errors (no rank raised, none died)",
+    )
+    assert told.checked == ("no process left",)
+    assert told.ended == "TERM, 0.5 s, no process left"
+
+
+def test_proof_paths_are_told_from_the_runs_directory() -> None:
+    assert outcome(evidence(left(0, -9))).findings[0].proof == ("ddp_onestep/processes.jsonl",)
+
+
+def test_a_failure_is_detected_from_its_own_time_on() -> None:
+    told = outcome(evidence(left(0, 1, raised=raised(0, at_s=9.0), board=DONE)))
+    assert (told.timing.detected_s, told.timing.quiet_s) == (22.0, None)
+    assert told.exit_codes == {0: 1}
+
+
+def test_without_boards_steps_phase_and_quiet_are_unknown() -> None:
+    told = outcome(stalled(*HUNG))
+    assert (told.last_step, told.phase) == ({0: None, 1: None}, None)
+    assert (told.timing.detected_s, told.timing.quiet_s) == (None, 10.0)
+    assert [row.quiet_s for row in told.standings] == [None, None]
+    assert outcome(stalled(*HUNG, last_progress_s=None)).timing.quiet_s is None
+
+
+def test_a_missed_number_makes_a_passed_run_fail() -> None:
+    told = outcome(evidence(left(0)), {"loss": 3.0}, expect=Expect(metrics=(("loss", Bound(lt=2.0)),)))
+    assert told.verdict == Verdict(
+        status=Status.FAIL,
+        kind=None,
+        cause="expectation_missed",
+        summary="expect.metrics.loss: 3 is not < 2",
+    )
+    assert (told.expected, told.findings[0].code) == (False, "expectation_missed")
+
+
+def test_of_several_missed_numbers_the_first_is_the_summary() -> None:
+    told = outcome(evidence(left(0)), expect=Expect(metrics=(("a", Bound(lt=2.0)), ("b", Bound(lt=2.0)))))
+    assert told.verdict.summary == "expect.metrics.a: the run reported no such number (reported: none) (and 1 more)"
+
+
+def test_a_run_that_failed_is_not_asked_for_its_numbers() -> None:
+    told = outcome(evidence(left(0, 3)), expect=Expect(metrics=(("a", Bound(lt=2.0)),)))
+    assert (told.verdict.cause, [one.code for one in told.findings]) == ("bad_exit", ["bad_exit"])
+
+
+def test_an_announced_hang_is_expected() -> None:
+    assert outcome(stalled(*HUNG), expect=Expect(verdict="HANG")).expected is True
+    assert outcome(stalled(*HUNG)).expected is False
+
+
+def test_a_skip_is_never_a_surprise() -> None:
+    told = skipped(Skip(scenario="ddp_nccl", about="nccl", reason="no GPU"))
+    assert told.verdict == Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="no GPU")
+    assert (told.expected, told.final, told.scenario, told.ended) == (True, True, "ddp_nccl", "nothing was started")
+
+
+def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
+    told = unjudged(spec(), attempt=3, directory="ddp_onestep~3", error="OSError: disk full")
+    assert told.verdict == Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary="OSError: disk full")
+    assert (told.expected, told.attempt, told.dir, told.spec_hash) == (False, 3, "ddp_onestep~3", "9c1e")
+
+
+# The words.
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ending": Ending.NOT_LAUNCHED}, "nothing was started"),
+        ({}, "by itself, no process left"),
+        ({"undead": ("7 python",)}, "by itself, 1 process left"),
+        ({"leftovers": ("7 sleep",)}, "TERM, 0.5 s, no process left"),
+        ({"ending": Ending.DEADLINE}, "TERM, 0.5 s, no process left"),
+    ],
+)
+def test_how_the_processes_were_ended(changes: dict[str, Any], words: str) -> None:
+    assert outcome(evidence(left(0), **changes)).ended == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"last_loss": math.nan}, "losses finite on every rank"),
+        ({"last_loss": None}, "losses finite on every rank"),
+        ({"traces": replace(TRACED, missing=1)}, "3 of 3 gradients on every rank"),
+        ({"board": replace(DONE, completed=3)}, "4 of 4 collectives completed, the same on every rank"),
+        ({"board": replace(DONE, enqueued=3, completed=3)}, "4 of 4 collectives completed, the same on every rank"),
+        ({"board": None}, "4 of 4 collectives completed, the same on every rank"),
+        ({"exit": None}, "every rank exited 0"),
+    ],
+)
+def test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked(
+    changes: dict[str, Any], missing: str
+) -> None:
+    good = [left(rank, board=DONE, traces=TRACED, last_loss=2.5) for rank in (0, 1)]
+    assert missing in outcome(evidence(*good)).checked
+    assert missing not in outcome(evidence(good[0], replace(good[1], **changes))).checked
+
+
+def test_a_process_left_behind_or_never_started_is_not_told_as_clean() -> None:
+    for changes in ({"leftovers": ("7 sleep",)}, {"undead": ("7 sleep",)}, {"ending": Ending.NOT_LAUNCHED}):
+        assert "no process left" not in outcome(evidence(left(0), **changes)).checked
+
+
+def test_what_a_hang_shows_is_not_ruled_out() -> None:
+    reading = rank_snapshot(0, frame(6), process=process(tasks=(task(syscall="read"),)))
+    told = outcome(
+        stalled(reading, at_s=400.0, ranks=(rank_evidence(0, raised=raised(0), exit=ended(0, -15, by_us=True)),))
+    )
+    assert told.verdict.kind is HangKind.STARVED
+    assert told.ruled_out == ("slow (no rank computes)", "network (the ranks are not all in the same collective)")
+    stuck = outcome(stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)), at_s=400.0))
+    assert stuck.ruled_out == (
+        "slow (no rank computes)",
+        "data and files (no rank stands in a read or write)",
+        "errors (no rank raised, none died)",
+    )
+
+
+def test_whom_a_rank_waits_for_is_said_in_words() -> None:
+    reading = rank_snapshot(0, frame(6), process=process(tasks=(task(syscall="read"),)))
+    assert [row.waits_for for row in outcome(stalled(reading, at_s=400.0)).standings] == ["outside the job"]
+    pair = [in_all_reduce(rank, collective(6)) for rank in (0, 1, 2)]
+    assert outcome(stalled(*pair, at_s=400.0)).standings[0].waits_for == "ranks 1, 2"
+    alone = stalled(in_all_reduce(0, collective(6)), exits=(ended(1, 3),), ranks=(rank_evidence(0), left(1, 3)))
+    assert [row.waits_for for row in outcome(alone).standings] == ["rank 1", "nobody"]
+
+
+def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
+    ranks = (
+        left(0, -9, board=board(mark("forward", "blocks.1", at_s=8.0))),
+        rank_evidence(1, board=board(mark("optimizer", at_s=8.0))),
+        rank_evidence(2, exit=ended(2, -15, by_us=True)),
+    )
+    assert outcome(evidence(*ranks)).standings == (
+        Standing(
+            rank=0,
+            stands_in="was ended by SIGKILL · last in forward blocks.1",
+            waits_for="",
+            quiet_s=None,
+            culprit=True,
+        ),
+        Standing(rank=1, stands_in="optimizer", waits_for="", quiet_s=23.0, culprit=False),
+        Standing(rank=2, stands_in="no mark was written", waits_for="", quiet_s=None, culprit=False),
+    )
+
+
+def test_a_rank_that_told_nothing_has_no_vital_numbers() -> None:
+    nothing = Vital(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
+    assert vital(rank_evidence(0)) == nothing
+    assert vital(rank_evidence(0, board=board())).longest_quiet_s is None
+
+
+def test_buckets_of_an_unknown_type_keep_its_name() -> None:
+    traces = replace(TRACED, buckets=((2_000_000, "torch.float8_e4m3fn"),))
+    assert vital(rank_evidence(0, traces=traces)).buckets == "1 · 2.0 M torch.float8_e4m3fn"
+
+
+# The exit code.
+
+
+def report(outcomes: Sequence[Outcome], *, interrupted: bool = False) -> Report:
+    machine = MachineFacts(host="node7", cpus=2, gpus=(), torch=None)
+    return Report(
+        run_id="r", harness="0.1.0", machine=machine, command="run x", interrupted=interrupted, outcomes=tuple(outcomes)
+    )
+
+
+def ending(status: Status, *, expected: bool = False, final: bool = True) -> Outcome:
+    plain = skipped(Skip(scenario="x", about="", reason=""))
+    verdict = Verdict(status=status, kind=None, cause=None, summary="")
+    return replace(plain, verdict=verdict, expected=expected, final=final)
+
+
+PASS, SKIP = ending(Status.PASS, expected=True), ending(Status.SKIP, expected=True)
+HANG, FAIL, ERROR = ending(Status.HANG), ending(Status.FAIL), ending(Status.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([PASS], 0),
+        ([PASS, SKIP], 0),
+        ([SKIP, SKIP], 125),
+        ([], 125),
+        ([FAIL, HANG, ERROR], 124),
+        ([FAIL, ERROR, PASS], 1),
+        ([ending(Status.PASS)], 1),
+        ([ERROR, PASS], 125),
+        ([ending(Status.ERROR, expected=True)], 125),
+        ([ending(Status.HANG, expected=True), PASS], 0),
+        ([ending(Status.FAIL, expected=True)], 0),
+        ([ending(Status.HANG, final=False), PASS], 0),
+    ],
+)
+def test_the_exit_code_says_the_worst_that_surprised(outcomes: list[Outcome], code: int) -> None:
+    assert exit_code(report(outcomes)) == code
+
+
+def test_strict_does_not_let_a_skip_pass() -> None:
+    assert exit_code(report([PASS, SKIP]), strict=True) == 125
+    assert exit_code(report([PASS]), strict=True) == 0
+    assert exit_code(report([FAIL, SKIP]), strict=True) == 1
+
+
+def test_an_interrupted_run_says_130_whatever_it_saw() -> None:
+    assert exit_code(report([HANG, FAIL], interrupted=True)) == 130
+
+
+_OUTCOMES = st.lists(
+    st.builds(ending, st.sampled_from(list(Status)), expected=st.booleans(), final=st.booleans()), max_size=4
+)
+
+
+@given(_OUTCOMES, st.randoms(), st.booleans())
+def test_the_exit_code_does_not_depend_on_the_order_and_surprises_outrank_it(
+    outcomes: list[Outcome], random: Any, strict: bool
+) -> None:
+    shuffled = list(outcomes)
+    random.shuffle(shuffled)
+    code = exit_code(report(outcomes), strict=strict)
+    assert code == exit_code(report(shuffled), strict=strict)
+    rank = {0: 0, 125: 1, 1: 2, 124: 3}
+    assert rank[exit_code(report([*outcomes, FAIL]), strict=strict)] >= max(rank[code], 2)
+    assert exit_code(report([*outcomes, HANG]), strict=strict) == 124
+
+
+def test_the_counts_are_of_the_outcomes_that_count() -> None:
+    seen = counts([PASS, PASS, ending(Status.HANG, final=False), FAIL])
+    assert seen == {Status.PASS: 2, Status.FAIL: 1, Status.HANG: 0, Status.SKIP: 0, Status.ERROR: 0}

@@ -1,0 +1,232 @@
+"""When a quiet run may be called HANG, and of which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from builders import (
+    LIMITS,
+    board,
+    collective,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    process,
+    rank_snapshot,
+    sample,
+    snapshot,
+    stack,
+    task,
+    twice,
+)
+
+from harness.core.evidence import RankSnapshot, Sample, Snapshot
+from harness.core.plan import Limits
+from harness.core.proof import Proof, loop_lines, prove
+from harness.core.report import HangKind
+from harness.core.waitfor import wait_for
+
+CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
+
+
+def proof_of(
+    looks: Sequence[Snapshot], samples: Sequence[Sample] = (), quiet_s: float = 10.0, limits: Limits = LIMITS
+) -> Proof | None:
+    return prove(looks, samples, last_progress_s=looks[-1].at_s - quiet_s, limits=limits)
+
+
+def told(proof: Proof | None) -> tuple[HangKind, str] | None:
+    return (proof.kind, proof.reason) if proof else None
+
+
+def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
+    looks = twice(*CROSSED)
+    assert proof_of(looks, quiet_s=5.0) == Proof(
+        kind=HangKind.DEADLOCK,
+        reason="a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+        graph=wait_for(*looks),
+    )
+
+
+def test_one_rank_alone_may_deadlock() -> None:
+    assert told(proof_of(twice(locked_in_backward(0)))) == (
+        HangKind.DEADLOCK,
+        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+
+
+def test_one_look_proves_nothing() -> None:
+    assert proof_of(twice(*CROSSED)[1:]) is None
+
+
+@pytest.mark.parametrize(("apart_s", "proven"), [(1.5, True), (1.25, False)])
+def test_two_looks_too_close_together_prove_nothing(apart_s: float, proven: bool) -> None:
+    assert (proof_of(twice(*CROSSED, apart_s=apart_s)) is not None) is proven
+
+
+def test_of_many_looks_the_newest_that_is_far_enough_away_is_compared() -> None:
+    other = rank_snapshot(0, frame(11))
+    looks = [snapshot(number, at_s, *CROSSED) for number, at_s in ((2, 18.0), (3, 19.0), (4, 20.0))]
+    assert told(proof_of([snapshot(1, 10.0, other), *looks])) == (
+        HangKind.DEADLOCK,
+        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+
+
+def test_a_rank_that_moved_between_the_looks_disproves_it() -> None:
+    before = replace(CROSSED[0], board=board(mark()))
+    after = replace(CROSSED[0], board=board(replace(mark(), count=2)))
+    looks = (snapshot(1, 18.0, before, CROSSED[1]), snapshot(2, 20.0, after, CROSSED[1]))
+    assert proof_of(looks, quiet_s=1000.0) is None
+
+
+def test_nobody_seen_proves_nothing() -> None:
+    assert proof_of(twice()) is None
+
+
+def test_a_stopped_rank_makes_it_stopped_and_not_a_deadlock() -> None:
+    stopped = rank_snapshot(1, frame(95), process=process(101, state="T"))
+    assert told(proof_of(twice(in_all_reduce(0, collective(6)), stopped))) == (
+        HangKind.STOPPED,
+        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+
+
+def test_a_rank_that_has_left_closes_the_wait_of_the_others() -> None:
+    looks = twice(in_all_reduce(0, collective(6)))
+    proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, gone=[1])
+    assert told(proof) == (
+        HangKind.DEADLOCK,
+        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+    assert proof is not None
+    assert [root.rank for root in proof.graph.roots] == [1]
+
+
+# Burning.
+
+
+def burning(cpu_s: float = 9.0) -> tuple[Snapshot, Snapshot]:
+    before = rank_snapshot(0, frame(39))
+    return snapshot(1, 18.0, before), snapshot(2, 20.0, replace(before, process=process(cpu_s=cpu_s)))
+
+
+def looping(*lines: int, count: int = 20) -> list[Sample]:
+    return [sample(leaf=frame(lines[number % len(lines)])) for number in range(count)]
+
+
+def test_the_same_line_in_twenty_samples_after_the_busy_limit_is_a_livelock() -> None:
+    looks = burning()
+    assert proof_of(looks, looping(39), quiet_s=60.0) == Proof(
+        kind=HangKind.LIVELOCK, reason="the same line in 20 samples over 60 s", graph=wait_for(*looks)
+    )
+
+
+def test_two_lines_that_take_turns_are_a_livelock_too() -> None:
+    assert told(proof_of(burning(), looping(39, 40), quiet_s=60.0)) == (
+        HangKind.LIVELOCK,
+        "the same 2 lines in 20 samples over 60 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "quiet_s"),
+    [
+        (looping(39), 59.0),
+        (looping(39, count=19), 60.0),
+        (looping(38, 39, 40), 60.0),
+        ([sample() for _ in range(20)], 60.0),
+        ([sample(1, leaf=frame(39)) for _ in range(20)], 60.0),
+        ([sample(motion="moving", leaf=frame(39)) for _ in range(20)], 60.0),
+        ([], 10_000.0),
+    ],
+    ids=["too early", "too few", "three lines", "no stack", "another rank's", "it moved", "never looked at"],
+)
+def test_a_rank_that_computes_is_not_a_livelock_before_all_of_it_is_shown(
+    samples: list[Sample], quiet_s: float
+) -> None:
+    assert proof_of(burning(), samples, quiet_s=quiet_s) is None
+
+
+def test_only_the_last_twenty_samples_say_which_lines_the_loop_has() -> None:
+    samples = [*looping(1, 2, 3), *looping(39)]
+    assert loop_lines(0, samples) == {(frame().file, 39)}
+    assert told(proof_of(burning(), samples, quiet_s=60.0)) is not None
+    assert loop_lines(1, samples) == set()
+
+
+# Open waits.
+
+
+def asleep(until_s: float | None, rank: int = 0) -> RankSnapshot:
+    facts = task(100 + rank, syscall="clock_nanosleep", wakes_at_s=until_s, timed=True)
+    return rank_snapshot(rank, frame(5), process=process(100 + rank, tasks=(facts,)))
+
+
+def reading(rank: int = 0) -> RankSnapshot:
+    return rank_snapshot(rank, frame(6), process=process(100 + rank, tasks=(task(100 + rank, syscall="read"),)))
+
+
+@pytest.mark.parametrize(("quiet_s", "proven"), [(299.0, False), (300.0, True)])
+def test_an_open_wait_is_a_hang_only_after_the_open_limit(quiet_s: float, proven: bool) -> None:
+    expected = (HangKind.STARVED, "an open wait of 300 s") if proven else None
+    assert told(proof_of(twice(reading()), quiet_s=quiet_s)) == expected
+
+
+def test_an_open_root_keeps_a_closed_one_from_being_a_deadlock() -> None:
+    apart = replace(reading(1), collectives=())
+    assert proof_of(twice(locked_in_backward(0), apart)) is None
+
+
+def test_a_sleep_past_the_deadline_is_closed_and_one_before_it_is_waited_for() -> None:
+    assert told(proof_of(twice(asleep(601.0)))) == (
+        HangKind.STARVED,
+        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+    assert proof_of(twice(asleep(600.0)), quiet_s=5000.0) is None
+
+
+def test_a_sleep_without_a_readable_end_or_without_a_deadline_is_an_open_wait() -> None:
+    assert proof_of(twice(asleep(None)), quiet_s=299.0) is None
+    assert told(proof_of(twice(asleep(None)), quiet_s=300.0)) == (HangKind.STARVED, "an open wait of 300 s")
+    endless = replace(LIMITS, deadline_s=None)
+    assert proof_of(twice(asleep(1e9)), quiet_s=5000.0, limits=endless) is None
+
+
+def test_one_sleeper_that_wakes_in_time_is_enough_to_wait() -> None:
+    assert proof_of(twice(asleep(500.0), reading(1)), quiet_s=5000.0) is None
+    assert told(proof_of(twice(asleep(None), reading(1)), quiet_s=5000.0)) == (
+        HangKind.STARVED,
+        "an open wait of 5000 s",
+    )
+
+
+def computing_beside_a_reader(lines: int) -> tuple[Sequence[Snapshot], list[Sample]]:
+    before, after = burning()
+    looks = (replace(before, ranks=(*before.ranks, reading(1))), replace(after, ranks=(*after.ranks, reading(1))))
+    return looks, looping(*range(lines))
+
+
+def test_a_rank_that_computes_on_changing_lines_keeps_an_open_wait_beside_it_from_being_a_hang() -> None:
+    assert proof_of(*computing_beside_a_reader(lines=9), quiet_s=5000.0) is None
+
+
+def test_an_endless_loop_beside_an_open_wait_is_a_livelock_after_both_limits() -> None:
+    looks, samples = computing_beside_a_reader(lines=1)
+    assert proof_of(looks, samples, quiet_s=299.0) is None
+    assert told(proof_of(looks, samples, quiet_s=300.0)) == (
+        HangKind.LIVELOCK,
+        "the same line in 20 samples over 300 s",
+    )
+
+
+def test_a_loop_beside_a_loop_needs_both_to_be_shown() -> None:
+    still = [rank_snapshot(rank, stacks=(stack(frame(39), tid=100 + rank),)) for rank in (0, 1)]
+    spun = [replace(one, process=process(one.pid, cpu_s=9.0)) for one in still]
+    looks = (snapshot(1, 18.0, *still), snapshot(2, 20.0, *spun))
+    assert proof_of(looks, looping(39), quiet_s=60.0) is None
+    both = [*looping(39), *[replace(one, rank=1) for one in looping(39)]]
+    assert told(proof_of(looks, both, quiet_s=60.0)) == (HangKind.LIVELOCK, "the same line in 20 samples over 60 s")

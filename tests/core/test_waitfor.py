@@ -1,0 +1,417 @@
+"""Who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    ALL_REDUCE,
+    BACKWARD,
+    C10D,
+    SITE,
+    board,
+    call,
+    collective,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    process,
+    rank_snapshot,
+    snapshot,
+    stack,
+    task,
+    twice,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.evidence import Frame, RankSnapshot
+from harness.core.motion import Motion
+from harness.core.waitfor import Wait, WaitFor, WaitKind, wait_for
+
+STEP = frame(10)
+
+
+def graph(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> WaitFor:
+    return wait_for(*twice(*ranks), gone)
+
+
+def only(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> Wait:
+    return graph(*ranks, gone=gone).waits[0]
+
+
+def roots(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> list[int]:
+    return sorted(root.rank for root in graph(*ranks, gone=gone).roots)
+
+
+def host(syscall: str, *others: Any, line: Frame = STEP, timed: bool | None = False, **changes: Any) -> RankSnapshot:
+    """A rank whose main thread stands in this system call; `others` are further threads: (stack, task) pairs."""
+    tasks = (task(100, syscall=syscall, timed=timed, **changes), *(one for _, one in others if one))
+    stacks = (stack(line), *(one for one, _ in others if one))
+    return rank_snapshot(0, process=process(tasks=tasks), stacks=stacks)
+
+
+# What one rank stands in.
+
+
+def test_a_rank_that_moves_waits_for_nothing() -> None:
+    before = rank_snapshot(0, frame(10), board=board(mark()))
+    after = replace(before, board=board(replace(mark(), count=2)))
+    seen = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after))
+    assert seen.waits == (
+        Wait(
+            rank=0,
+            motion=Motion.MOVING,
+            kind=WaitKind.NOTHING,
+            stands_in="moving in step",
+            peers=(),
+            closed=False,
+            until_s=None,
+            leaf=frame(10),
+            user=frame(10),
+            collective=None,
+            call=None,
+            in_backward=False,
+        ),
+    )
+    assert (seen.moved, seen.closed) == (True, False)
+
+
+def test_a_rank_that_has_left_is_a_closed_end() -> None:
+    seen = wait_for(*twice(rank_snapshot(1, frame(10))), gone=[1])
+    assert seen.waits == seen.roots
+    assert seen.waits == (
+        Wait(
+            rank=1,
+            motion=Motion.GONE,
+            kind=WaitKind.GONE,
+            stands_in="has left",
+            peers=(),
+            closed=True,
+            until_s=None,
+            leaf=None,
+            user=None,
+            collective=None,
+            call=None,
+            in_backward=False,
+        ),
+    )
+
+
+def test_a_process_that_cannot_be_read_has_gone_too() -> None:
+    wait = only(rank_snapshot(0, process=None))
+    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.GONE, True, "has left")
+
+
+def test_a_stopped_rank_is_a_closed_wait() -> None:
+    wait = only(rank_snapshot(0, frame(10), process=process(state="T")))
+    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
+
+
+def test_a_rank_that_computes_is_an_open_end() -> None:
+    before, after = (rank_snapshot(0, frame(10), process=process(cpu_s=cpu_s)) for cpu_s in (1.0, 3.0))
+    wait = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after)).waits[0]
+    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
+    assert wait.stands_in == "a computation in step"
+
+
+@pytest.mark.parametrize(
+    ("syscall", "kind", "words"),
+    [
+        ("clock_nanosleep", WaitKind.SLEEP, "a sleep in step"),
+        ("nanosleep", WaitKind.SLEEP, "a sleep in step"),
+        ("wait4", WaitKind.CHILD, "a wait for a child process in step"),
+        ("waitid", WaitKind.CHILD, "a wait for a child process in step"),
+        ("futex", WaitKind.LOCK, "a lock in step"),
+        ("read", WaitKind.IO, "read in step"),
+        ("epoll_wait", WaitKind.IO, "epoll_wait in step"),
+        ("running", WaitKind.UNKNOWN, "a wait of unknown kind in step"),
+        ("", WaitKind.UNKNOWN, "a wait of unknown kind in step"),
+    ],
+)
+def test_the_system_call_says_what_a_rank_waits_for(syscall: str, kind: WaitKind, words: str) -> None:
+    wait = only(host(syscall))
+    assert (wait.kind, wait.stands_in) == (kind, words)
+    assert wait.closed is (kind is WaitKind.LOCK)
+
+
+def test_a_wait_outside_the_users_code_names_no_function() -> None:
+    assert only(host("read", line=frame(1, file=f"{SITE}/torch/x.py"))).stands_in == "read"
+
+
+def test_without_a_readable_task_the_wait_is_of_unknown_kind() -> None:
+    wait = only(rank_snapshot(0, frame(10), process=process(tasks=())))
+    assert (wait.kind, wait.closed) == (WaitKind.UNKNOWN, False)
+
+
+def test_without_a_thread_number_the_main_thread_tells_and_a_lock_without_a_stack_stays_open() -> None:
+    nameless = rank_snapshot(0, stacks=(stack(frame(10), tid=None),))
+    assert only(nameless).kind is WaitKind.LOCK
+    blind = only(rank_snapshot(0))
+    assert (blind.kind, blind.closed, blind.leaf) == (WaitKind.LOCK, False, None)
+
+
+def test_the_end_of_a_sleep_is_kept_and_of_another_wait_it_is_not() -> None:
+    assert only(host("clock_nanosleep", wakes_at_s=99.0)).until_s == 99.0
+    assert only(host("futex", wakes_at_s=99.0, timed=True)).until_s is None
+
+
+def test_a_wait_under_autograds_engine_is_inside_the_backward_pass() -> None:
+    assert only(locked_in_backward(0)).in_backward is True
+    assert only(host("futex")).in_backward is False
+
+
+# A lock: closed only when nobody is left to release it.
+
+
+def test_a_lock_that_no_thread_could_release_is_closed() -> None:
+    assert only(host("futex")).closed is True
+
+
+@pytest.mark.parametrize("timed", [True, None])
+def test_a_lock_with_a_timeout_or_an_unreadable_one_stays_open(timed: bool | None) -> None:
+    assert only(host("futex", timed=timed)).closed is False
+
+
+@pytest.mark.parametrize(
+    ("syscall", "timed", "closed"), [("futex", False, True), ("futex", True, False), ("read", False, False)]
+)
+def test_another_python_thread_may_release_it_unless_it_waits_for_a_lock_itself(
+    syscall: str, timed: bool, closed: bool
+) -> None:
+    other = (stack(frame(50), tid=101, thread="worker"), task(101, syscall=syscall, timed=timed))
+    assert only(host("futex", other)).closed is closed
+
+
+def test_another_python_thread_that_cannot_be_read_may_release_it() -> None:
+    assert only(host("futex", (stack(frame(50), tid=101), None))).closed is False
+    assert only(host("futex", (stack(frame(50), tid=None), None))).closed is False
+
+
+@pytest.mark.parametrize(
+    "file", ["/src/harness/probe/beat.py", f"{SITE}/tqdm/_monitor.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"]
+)
+def test_a_librarys_own_poller_releases_nothing(file: str) -> None:
+    poller = (
+        stack(frame(1, file="/usr/lib/python3.11/threading.py"), frame(9, file=file), tid=101),
+        task(101, timed=True),
+    )
+    assert only(host("futex", poller)).closed is True
+
+
+def test_a_lock_that_other_processes_share_may_be_released_by_them() -> None:
+    inner = frame(94, file="/usr/lib/python3.11/multiprocessing/synchronize.py", function="__enter__")
+    shared = rank_snapshot(0, inner, frame(10))
+    assert only(shared).closed is False
+
+
+@pytest.mark.parametrize(
+    ("native", "closed"),
+    [
+        ({"state": "R"}, False),
+        ({"state": "D"}, False),
+        ({"syscall": "recvmsg"}, False),
+        ({"syscall": "epoll_wait", "timed": True}, True),
+        ({"syscall": "futex"}, True),
+        ({"syscall": "read", "comm": "gloo_tcp_loop"}, True),
+        ({"state": "R", "comm": "pt_autograd_0"}, True),
+    ],
+)
+def test_a_native_thread_may_release_it_only_while_it_is_busy(native: dict[str, Any], closed: bool) -> None:
+    assert only(host("futex", (None, task(102, **native)))).closed is closed
+
+
+# A collective.
+
+
+def test_two_ranks_in_different_collectives_wait_for_each_other() -> None:
+    ranks = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
+    seen = graph(*ranks)
+    assert [(one.kind, one.peers, one.stands_in, one.closed) for one in seen.waits] == [
+        (WaitKind.COLLECTIVE, (1,), "all_reduce #6", True),
+        (WaitKind.COLLECTIVE, (0,), "broadcast #6", True),
+    ]
+    assert (roots(*ranks), seen.closed, seen.moved) == ([0, 1], True, False)
+
+
+@pytest.mark.parametrize("difference", [{"sizes": ((8,),)}, {"dtypes": ("Half",)}])
+def test_the_same_operation_on_another_shape_or_type_is_another_collective(difference: dict[str, Any]) -> None:
+    seen = graph(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, **difference)))
+    assert [(one.kind, one.closed) for one in seen.waits] == [(WaitKind.COLLECTIVE, True)] * 2
+
+
+def test_a_rank_behind_in_sequence_is_waited_for() -> None:
+    ahead, behind = in_all_reduce(0, collective(7)), locked_in_backward(1)
+    behind = replace(behind, collectives=(collective(6, retired=True),))
+    assert only(ahead, behind).peers == (1,)
+    assert roots(ahead, behind) == [1], "the rank that holds the others up is the root, not its victim"
+
+
+def test_a_rank_that_is_beyond_the_collective_is_not_waited_for() -> None:
+    beyond = in_all_reduce(1, collective(7, retired=True), collective(8))
+    wait = only(in_all_reduce(0, collective(7)), beyond)
+    assert (wait.kind, wait.peers) == (WaitKind.TRANSPORT, (1,))
+
+
+def test_all_ranks_in_the_same_collective_wait_for_the_network() -> None:
+    seen = graph(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)))
+    assert [(one.kind, one.peers, one.closed) for one in seen.waits] == [
+        (WaitKind.TRANSPORT, (1,), False),
+        (WaitKind.TRANSPORT, (0,), False),
+    ]
+    assert seen.closed is False
+
+
+def test_a_rank_that_has_left_is_missing_in_every_collective() -> None:
+    assert only(in_all_reduce(0, collective(6)), gone=(1,)).peers == (1,)
+    done = in_all_reduce(1, collective(6))
+    assert only(in_all_reduce(0, collective(6)), done, gone=(1,)).peers == (1,)
+
+
+def test_a_rank_outside_the_process_group_is_not_waited_for() -> None:
+    member = in_all_reduce(0, collective(3, group="1"))
+    peer = in_all_reduce(1, collective(2, group="1", retired=True))
+    stranger = rank_snapshot(2, frame(10), collectives=(collective(9, retired=True),))
+    assert only(member, peer, stranger).peers == (1,)
+    unheard = rank_snapshot(2, frame(10))
+    assert only(member, peer, unheard).peers == (1, 2), "without a record it may be a member"
+    outside = in_all_reduce(0, collective(3))
+    assert only(outside, peer, unheard).peers == (1, 2), "everyone is a member of the default group"
+
+
+def test_the_oldest_pending_collective_is_the_one_waited_in() -> None:
+    wait = only(in_all_reduce(0, collective(5, retired=True), collective(6), collective(7)), locked_in_backward(1))
+    assert wait.collective == collective(6)
+
+
+def test_without_a_flight_recorder_a_rank_in_a_collective_waits_for_all_others() -> None:
+    wait = only(in_all_reduce(1), locked_in_backward(2), gone=(0,))
+    assert (wait.kind, wait.peers, wait.collective) == (WaitKind.COLLECTIVE, (0, 2), None)
+    assert wait.stands_in == "all_reduce", "the frame says it"
+
+
+def test_the_board_names_the_open_call_where_nothing_else_does() -> None:
+    calls = (call(1, left_s=None, op="barrier"), call(2))
+    wait = only(in_all_reduce(0, calls=calls), locked_in_backward(1))
+    assert (wait.call, wait.stands_in) == (calls[0], "barrier")
+    blind = rank_snapshot(0, board=board(calls=calls))
+    assert (only(blind, locked_in_backward(1)).kind, only(blind).stands_in) == (WaitKind.COLLECTIVE, "barrier")
+
+
+def test_a_finished_call_is_not_waited_in() -> None:
+    assert only(rank_snapshot(0, board=board(calls=(call(),))), locked_in_backward(1)).kind is WaitKind.LOCK
+
+
+def test_a_users_own_wait_for_a_handle_is_a_collective_when_somebody_is_missing() -> None:
+    handle = rank_snapshot(0, frame(40), collectives=(collective(6),))
+    assert only(handle, locked_in_backward(1)).kind is WaitKind.COLLECTIVE
+    assert only(handle, in_all_reduce(1, collective(6))).kind is WaitKind.LOCK, "nobody is missing: something else"
+
+
+def test_a_wait_under_the_autograd_engine_for_a_pending_collective_is_a_collective() -> None:
+    ddp = rank_snapshot(0, BACKWARD, frame(40), collectives=(collective(6),))
+    assert only(ddp, in_all_reduce(1, collective(6))).kind is WaitKind.TRANSPORT
+    idle = rank_snapshot(0, BACKWARD, frame(40))
+    assert only(idle, locked_in_backward(1)).kind is WaitKind.LOCK, "nothing is pending: no collective"
+
+
+def spinning(*collectives: Any, leaf: Any = ALL_REDUCE) -> tuple[RankSnapshot, RankSnapshot]:
+    before = rank_snapshot(0, leaf, frame(40), collectives=collectives)
+    return before, replace(before, process=process(cpu_s=9.0))
+
+
+def test_a_rank_that_spins_inside_a_collective_waits_whatever_its_cpu() -> None:
+    before, after = spinning(collective(6))
+    late = locked_in_backward(1)
+    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late)).waits[0]
+    assert (wait.motion, wait.kind, wait.peers) == (Motion.WAITING, WaitKind.COLLECTIVE, (1,))
+
+
+def test_a_rank_that_computes_beside_a_pending_collective_is_computing() -> None:
+    before, after = spinning(collective(6), leaf=frame(40))
+    late = locked_in_backward(1)
+    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late)).waits[0]
+    assert (wait.motion, wait.kind, wait.peers) == (Motion.BURNING, WaitKind.COMPUTE, ())
+
+
+@pytest.mark.parametrize("rank_count", [1, 2])
+def test_ranks_that_write_a_checkpoint_to_slow_storage_are_not_in_a_collective(rank_count: int) -> None:
+    writer = frame(300, file=f"{SITE}/torch/distributed/checkpoint/filesystem.py", function="_write_item")
+    ranks = [
+        rank_snapshot(rank, writer, frame(70), process=process(100 + rank, tasks=(task(100 + rank, syscall="fsync"),)))
+        for rank in range(rank_count)
+    ]
+    seen = graph(*ranks)
+    assert [one.kind for one in seen.waits] == [WaitKind.IO] * rank_count
+    assert seen.closed is False
+
+
+# Roots.
+
+
+def test_a_rank_on_which_others_hang_is_the_only_root() -> None:
+    waiting = [in_all_reduce(rank, collective(6)) for rank in (0, 2)]
+    assert roots(waiting[0], locked_in_backward(1), waiting[1]) == [1]
+
+
+def test_a_victim_that_hangs_on_a_cycle_is_no_root_of_it() -> None:
+    victim = in_all_reduce(0, collective(3, group="1"))
+    crossed = [
+        in_all_reduce(1, collective(2, group="1", retired=True), collective(6, group="2")),
+        in_all_reduce(2, collective(6, "broadcast", group="2")),
+    ]
+    assert only(victim, *crossed).peers == (1,)
+    assert roots(victim, *crossed) == [1, 2]
+
+
+def test_a_cycle_beside_an_end_is_a_root_of_its_own() -> None:
+    crossed = [in_all_reduce(0, collective(6, group="1")), in_all_reduce(1, collective(6, "broadcast", group="1"))]
+    apart = replace(locked_in_backward(2), collectives=(collective(1, retired=True),))
+    assert roots(*crossed, apart) == [0, 1, 2]
+
+
+def test_nothing_seen_has_no_roots_and_proves_nothing() -> None:
+    seen = wait_for(snapshot(1, 1.0), snapshot(2, 3.0))
+    assert (seen.waits, seen.roots, seen.closed, seen.moved) == ((), (), False, False)
+
+
+_STANDS = st.sampled_from(["lock", "sleep", "all_reduce", "broadcast", "behind", "blind", "gone"])
+
+
+def standing(rank: int, what: str, seq: int) -> RankSnapshot:
+    if what == "lock":
+        return locked_in_backward(rank)
+    if what == "sleep":
+        asleep = process(100 + rank, tasks=(task(100 + rank, syscall="clock_nanosleep"),))
+        return rank_snapshot(rank, frame(5), process=asleep)
+    if what == "blind":
+        return rank_snapshot(rank, frame(1, file=C10D, function="barrier"))
+    if what == "gone":
+        return rank_snapshot(rank, process=None)
+    if what == "behind":
+        return rank_snapshot(rank, frame(5), collectives=(collective(seq, retired=True),))
+    return in_all_reduce(rank, collective(seq, what))
+
+
+@given(st.lists(st.tuples(_STANDS, st.integers(1, 3)), max_size=5), st.sets(st.integers(0, 4), max_size=2))
+def test_every_wait_reaches_a_root_and_every_root_is_reached_back(
+    stands: list[tuple[str, int]], gone: set[int]
+) -> None:
+    ranks = [standing(rank, what, seq) for rank, (what, seq) in enumerate(stands)]
+    seen = graph(*ranks, gone=tuple(gone))
+    peers = {wait.rank: set(wait.peers) for wait in seen.waits}
+    assert sorted(peers) == sorted({*range(len(ranks)), *gone})
+    reached = {rank: _reached(rank, peers) for rank in peers}
+    found = {root.rank for root in seen.roots}
+    assert all(reached[rank] & found for rank in peers)
+    assert all(root in reached[other] for root in found for other in reached[root])
+
+
+def _reached(rank: int, peers: dict[int, set[int]]) -> set[int]:
+    found = {rank}
+    while more := {peer for one in found for peer in peers[one]} - found:
+        found |= more
+    return found

@@ -1,0 +1,342 @@
+"""From files to evidence to a verdict: of real runs, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import (
+    CLEAN,
+    CLEAN_END,
+    ORIGIN,
+    RANKS,
+    STORED,
+    STORED_CASES,
+    at,
+    clean,
+    journal,
+    left,
+    said,
+    spec,
+    started,
+    unpack,
+)
+
+from harness.core.evidence import Ending, Exit, Frame, Raised, RankEvidence, Trouble
+from harness.core.plan import Bound, Expect, Limits
+from harness.core.report import Outcome, Status
+from harness.core.traces import RankTraces
+from harness.errors import HarnessError
+from harness.run import judge_attempt
+from harness.supervisor.collect import collect, foreign_metrics
+from harness.supervisor.rundir import AttemptDir
+from harness.supervisor.stored_spec import load_spec
+
+UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
+
+
+def judged(attempt: AttemptDir) -> Outcome:
+    return judge_attempt(attempt, load_spec(attempt.spec), "node7", 1)
+
+
+# Real runs, recorded.
+
+
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_a_recorded_run_is_judged_again_to_the_same_verdict(case: str, tmp_path: Path) -> None:
+    outcome = judged(unpack(case, tmp_path / case))
+    culprit = outcome.culprit
+    place = culprit.place if culprit else None
+    assert {
+        "status": outcome.verdict.status,
+        "kind": outcome.verdict.kind,
+        "cause": outcome.verdict.cause,
+        "ranks": list(culprit.ranks) if culprit else None,
+        "step": culprit.step if culprit else None,
+        "line": place.line if place else None,
+        "module": place.module if place else None,
+        "trouble": [one.what for one in outcome.trouble],
+    } == json.loads((STORED / case / "expected.json").read_text())
+
+
+def test_every_kind_of_verdict_is_among_the_recorded_runs() -> None:
+    known = [json.loads((STORED / case / "expected.json").read_text()) for case in STORED_CASES]
+    assert {one["status"] for one in known} == {"PASS", "FAIL", "HANG"}
+    assert {one["kind"] for one in known} >= {None, "deadlock", "livelock", "stopped"}
+
+
+def test_judging_twice_gives_the_same_verdict_file(tmp_path: Path) -> None:
+    attempt = unpack("collective_skipped", tmp_path / "run")
+    judged(attempt)
+    first = attempt.verdict.read_bytes()
+    judged(attempt)
+    assert attempt.verdict.read_bytes() == first
+    assert attempt.result.read_text() == "HANG\n"
+
+
+def damages(data: bytes, source: random.Random) -> Iterator[bytes]:
+    """Cut short, written over with noise, and one byte changed: each at a few places."""
+    for _ in range(2):
+        place = source.randrange(len(data) + 1)
+        yield data[:place]
+        yield data[:place] + source.randbytes(8) + data[place + 8 :]
+        yield data[:place] + bytes([source.choice(b'0129,:"[]{}naNE-')]) + data[place + 1 :]
+    yield b""
+    yield b"[" * 100_000 + b"\n" + data
+
+
+def judged_or_refused(attempt: AttemptDir) -> str:
+    """The status, or the file that a clear error names. Any other exception is the test's."""
+    try:
+        return judged(attempt).verdict.status
+    except HarnessError as error:
+        return f"{Path(str(error).partition(':')[0]).name}: refused"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_a_damaged_run_is_still_judged_or_refused_with_one_clear_error(case: str, tmp_path: Path) -> None:
+    attempt = unpack(case, tmp_path / case)
+    source = random.Random(case)
+    for path in sorted(path for path in attempt.path.rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        for damaged in damages(whole, source):
+            path.write_bytes(damaged)
+            assert judged_or_refused(attempt) in (*Status, "spec.json: refused"), path
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_a_file_that_is_missing_is_no_reason_to_fail(case: str, tmp_path: Path) -> None:
+    attempt = unpack(case, tmp_path / case)
+    for path in sorted(path for path in attempt.path.rglob("*") if path.is_file() and path.name != "spec.json"):
+        whole = path.read_bytes()
+        path.unlink()
+        assert judged(attempt).verdict.status in Status, path
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_without_any_journal_nothing_passes(case: str, tmp_path: Path) -> None:
+    attempt = unpack(case, tmp_path / case)
+    attempt.watch.unlink()
+    attempt.processes.unlink()
+    assert judged(attempt).verdict.status in (Status.ERROR, Status.FAIL)
+
+
+# Pieces.
+
+
+def test_a_run_without_a_probe_comes_to_evidence_of_its_exits_alone(tmp_path: Path) -> None:
+    seen = collect(clean(tmp_path), spec(), "node7")
+    launcher = Exit(pid=10, rank=None, status=0, at_s=6.0, by_us=False)
+    exits = [Exit(pid=100 + rank, rank=rank, status=0, at_s=5.0 + rank / 10, by_us=False) for rank in (0, 1)]
+    assert (seen.ending, seen.launcher, seen.exits) == (Ending.EXITED, launcher, (*exits, launcher))
+    assert (seen.ended_s, seen.last_progress_s, seen.teardown_s, seen.launch_s) == (6.1, 4.9, 0.0, None)
+    assert seen.limits == Limits(stall_s=20.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0, deadline_s=600.0)
+    assert seen.ranks == tuple(
+        RankEvidence(
+            rank=rank,
+            pid=100 + rank,
+            exit=exits[rank],
+            raised=None,
+            board=None,
+            collectives=(),
+            death_stacks=(),
+            peak_rss_bytes=7 + rank,
+            peak_gpu_bytes=None,
+            traces=UNTRACED,
+            last_loss=None,
+            error_lines=(),
+        )
+        for rank in (0, 1)
+    )
+    why = "none was written: probe off, or not a Python program of torch's"
+    assert seen.trouble == tuple(Trouble(what="board", why=why, rank=rank) for rank in (0, 1))
+
+
+def test_the_evidence_is_also_written_down(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    collect(attempt, spec(), "node7")
+    written = json.loads((attempt.evidence / "node7.json").read_text())
+    assert (written["node"], written["world_size"], written["ending"]) == ("node7", 2, "exited")
+
+
+def rank_log(attempt: AttemptDir, rank: int, stream: str, text: str, number: int = 0) -> None:
+    path = attempt.logs / "x" / f"attempt_{number}" / str(rank) / f"{stream}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 8, in step\n    x\nRuntimeError: boom\n'
+PRINTED = Raised(
+    rank=0,
+    at_s=None,
+    type="RuntimeError",
+    message="boom",
+    frames=(Frame(file="train.py", line=8, function="step"),),
+    proof="rank0/stderr.log",
+)
+
+
+def test_the_newest_log_of_a_rank_is_brought_to_its_folder_and_read(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    rank_log(attempt, 0, "stderr", "old")
+    rank_log(attempt, 0, "stderr", TRACEBACK, number=1)
+    seen = collect(attempt, spec(), "n").ranks[0]
+    assert (attempt.rank(0) / "stderr.log").read_text() == TRACEBACK
+    assert seen.raised == PRINTED
+    assert seen.error_lines[-1] == "RuntimeError: boom"
+
+
+def test_a_plain_launch_has_one_log_which_is_rank_zeros(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    attempt.output.write_text(TRACEBACK)
+    seen = collect(attempt, spec(), "n").ranks
+    assert (seen[0].raised, seen[1].raised) == (PRINTED, None)
+
+
+def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    rank_log(attempt, 0, "stderr", TRACEBACK)
+    attempt.boards.mkdir()
+    frames = [{"file": "b.py", "line": 2, "function": "g"}]
+    record = {"at_ns": at(4.0), "type": "KeyError", "message": "'x'", "frames": frames}
+    (attempt.boards / "100.raised.json").write_text(json.dumps(record))
+    assert collect(attempt, spec(), "n").ranks[0].raised == Raised(
+        rank=0,
+        at_s=4.0,
+        type="KeyError",
+        message="'x'",
+        frames=(Frame(file="b.py", line=2, function="g"),),
+        proof="rank0/raised.json",
+    )
+
+
+@pytest.mark.parametrize("text", ["{}", '{"at_ns": "x"}', "[1]", "nonsense", '{"at_ns": 1e999, "frames": []}'])
+def test_a_record_of_an_exception_that_is_garbled_falls_back_to_the_printed_one(tmp_path: Path, text: str) -> None:
+    attempt = clean(tmp_path)
+    rank_log(attempt, 0, "stderr", TRACEBACK)
+    attempt.boards.mkdir()
+    (attempt.boards / "100.raised.json").write_text(text)
+    assert collect(attempt, spec(), "n").ranks[0].raised == PRINTED
+
+
+def test_the_traces_of_all_ranks_are_gathered_with_their_ranks(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    for rank in (0, 1):
+        rank_log(attempt, rank, "stdout", f"x\n[GRAD-TRACE] after_backward_step1 arrived=3 missing={rank}\n")
+    seen = collect(attempt, spec(), "n").ranks
+    assert [one.traces.missing for one in seen] == [0, 1]
+    assert attempt.traces.read_text() == (
+        "[rank0] [GRAD-TRACE] after_backward_step1 arrived=3 missing=0\n"
+        "[rank1] [GRAD-TRACE] after_backward_step1 arrived=3 missing=1\n"
+    )
+
+
+def test_a_stack_at_death_is_read_and_an_empty_file_is_none(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    attempt.boards.mkdir()
+    (attempt.boards / "100.stacks.txt").write_text(
+        'Current thread 0x01 (most recent call first):\n  File "a.py", line 3 in f\n'
+    )
+    (attempt.boards / "101.stacks.txt").write_text("")
+    ranks = collect(attempt, spec(), "n").ranks
+    assert [one.frames for one in ranks[0].death_stacks] == [(Frame(file="a.py", line=3, function="f"),)]
+    assert ranks[1].death_stacks == ()
+    assert not (attempt.rank(1) / "stacks.txt").exists()
+
+
+def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    (attempt.path / "training.csv").write_text("step,loss,tokens_per_s,grad_norm\n1,3.5,,x\n2,2.5,100,\n")
+    assert collect(attempt, spec(), "n").metrics == {
+        "steps": 2.0,
+        "loss_first": 3.5,
+        "loss_last": 2.5,
+        "tokens_per_s": 100.0,
+    }
+
+
+def test_a_table_that_cannot_be_read_is_trouble(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    (attempt.path / "training.csv").write_text('loss\n"' + "x" * 200_000)
+    seen = collect(attempt, spec(), "n")
+    assert seen.metrics == {}
+    assert "training.csv" in [one.what for one in seen.trouble]
+
+
+def test_the_last_loss_and_the_peak_of_the_device_come_from_the_heartbeat(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    beats = [{"loss": 3.0, "gpu_peak_bytes": 5.0}, {"loss": 2.0}, {"loss": "x"}]
+    journal(attempt.path / "heartbeat_rank0.jsonl", *beats)
+    seen = collect(attempt, spec(), "n").ranks
+    assert [(one.last_loss, one.peak_gpu_bytes) for one in seen] == [(2.0, 5), (None, None)]
+
+
+@pytest.mark.parametrize("peak", [float("inf"), float("nan"), True])
+def test_a_peak_that_is_no_number_of_bytes_is_unknown(tmp_path: Path, peak: object) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.path / "heartbeat_rank0.jsonl", {"gpu_peak_bytes": peak})
+    assert collect(attempt, spec(), "n").ranks[0].peak_gpu_bytes is None
+
+
+def test_trouble_is_gathered_from_the_journals_and_the_probes(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.watch, ORIGIN, *RANKS, said("trouble", what="stacks", why="no ptrace", rank=1), CLEAN_END)
+    attempt.boards.mkdir()
+    (attempt.boards / "101.trouble.jsonl").write_text('{"what": "hooks", "why": "old torch"}\n')
+    trouble = collect(attempt, spec(), "n").trouble
+    assert Trouble(what="stacks", why="no ptrace", rank=1) in trouble
+    assert Trouble(what="probe: hooks", why="old torch", rank=1) in trouble
+
+
+def test_what_a_launcher_could_not_start_is_in_the_evidence(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    journal(attempt.processes, {"event": "failed", "t_ns": at(0.1), "error": "no such file"})
+    journal(attempt.watch, ORIGIN, said("ending", 0.2, ending="not_launched", error="no such file"))
+    seen = collect(attempt, spec(), "n")
+    assert (seen.ending, seen.launcher, seen.launcher_error) == (Ending.NOT_LAUNCHED, None, "no such file")
+
+
+def test_a_run_that_was_left_behind_is_told(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.processes, *CLEAN, {"event": "ended", "t_ns": at(7.0), "outlived": ["7 sleep"], "left": ["8 dd"]})
+    seen = collect(attempt, spec(), "n")
+    assert (seen.leftovers, seen.undead) == (("7 sleep",), ("8 dd",))
+
+
+def test_a_rank_that_came_and_went_unseen_is_known_from_the_agents_summary(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.processes, started(), left(10, 1, 6.0))
+    journal(attempt.watch, ORIGIN, CLEAN_END)
+    attempt.output.write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : 7 (pid: 101)\n")
+    exit = collect(attempt, spec(), "n").ranks[1].exit
+    assert exit is not None
+    assert (exit.pid, exit.status, exit.by_us) == (101, 7, False)
+
+
+# Foreign numbers.
+
+
+def foreign(attempt: AttemptDir, **bounds: Any) -> dict[str, float]:
+    expect = Expect(metrics=tuple((name, Bound(lt=9.0, regex=regex)) for name, regex in bounds.items()))
+    return foreign_metrics(attempt, expect)
+
+
+def test_a_foreign_number_is_the_last_match_in_the_log(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    attempt.output.write_text("loss 3.5\nloss 2.5\nacc none\n")
+    assert foreign(attempt, loss=r"loss (\S+)", acc=r"acc (\S+)", other=r"never (\d)") == {"loss": 2.5}
+    assert foreign(AttemptDir(tmp_path / "empty"), loss=r"loss (\S+)") == {}
+
+
+@pytest.mark.parametrize("regex", ["(", r"(l)(o)ss", "loss"])
+def test_an_expression_that_names_no_single_number_is_no_number(tmp_path: Path, regex: str) -> None:
+    attempt = AttemptDir(tmp_path)
+    attempt.output.write_text("loss 3.5\n")
+    assert foreign(attempt, loss=regex) == {}

@@ -1,0 +1,220 @@
+"""A snapshot of ranks: cheap sources first, each with its own limit, each failure told."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import protocol
+from harness.core.evidence import Frame, RankSnapshot, Stack, Trouble
+from harness.supervisor.dump import Camera, leaf_line
+
+SLEEPER = """
+import time
+
+def step():
+    print(flush=True)
+    time.sleep(600)
+
+step()
+"""
+
+
+@pytest.fixture
+def camera(tmp_path: Path) -> Camera:
+    boards = tmp_path / "boards"
+    boards.mkdir()
+    return Camera(origin_ns=time.monotonic_ns(), boards=boards, dumps=tmp_path / "dumps")
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank that sleeps in the function `step` of train.py."""
+    program = tmp_path / "train.py"
+    program.write_text(SLEEPER)
+    with subprocess.Popen([sys.executable, "-S", str(program)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], 20.0)
+        assert ready
+        yield process
+        process.kill()
+
+
+def write_board(camera: Camera, pid: int, rank: int) -> Path:
+    data = bytearray(protocol.BOARD_SIZE)
+    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, pid, rank, 2, 0, camera.origin_ns)
+    protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
+    path = camera.boards / protocol.BOARD.format(pid=pid)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_rank_without_a_probe_is_seen_from_outside(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+    snapshot = camera.take(1, {0: rank.pid})
+    (seen,) = snapshot.ranks
+    assert (snapshot.number, seen.rank, seen.pid, seen.proof) == (1, 0, rank.pid, "dumps/rank0.1.txt")
+    assert seen.process is not None
+    assert (seen.process.pid, seen.process.parent) == (rank.pid, os.getpid())
+    assert [frame.function for frame in seen.stacks[0].frames] == ["step", "<module>"]
+    assert (seen.board, seen.collectives, camera.trouble) == (None, (), [])
+
+
+def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+    (seen,) = camera.take(3, {0: rank.pid}).ranks
+    text = (camera.dumps / "rank0.3.txt").read_text().splitlines()
+    assert text[0].startswith(f"rank 0   pid {rank.pid}   ")
+    assert text[1].startswith("state S   ")
+    line = leaf_line(seen, seen.stacks[0])
+    assert line is not None
+    assert text[line - 1] == f"    step ({seen.stacks[0].frames[0].file}:6)"
+    assert json.loads((camera.dumps / "rank0.3.json").read_text())[0]["frames"][0]["name"] == "step"
+
+
+def test_a_stack_that_is_not_in_the_dump_has_no_line() -> None:
+    seen = RankSnapshot(rank=0, pid=7, process=None)
+    stranger = Stack(
+        thread="x", tid=1, active=False, frames=(Frame(file="a.py", line=1, function="f"),), source="py-spy"
+    )
+    assert leaf_line(seen, stranger) is None
+    assert leaf_line(seen, None) is None
+
+
+def test_a_rank_that_has_gone_is_told_as_gone(camera: Camera) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (seen,) = camera.take(1, {0: gone.pid}).ranks
+    assert (seen.process, seen.stacks, seen.children) == (None, (), ())
+    assert (camera.dumps / "rank0.1.txt").read_text() == f"rank 0   pid {gone.pid}   gone\n"
+
+
+def test_all_ranks_are_looked_at_and_come_in_order(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+    seen = camera.take(1, {1: rank.pid, 0: os.getpid()})
+    assert [(one.rank, one.pid) for one in seen.ranks] == [(0, os.getpid()), (1, rank.pid)]
+
+
+def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera: Camera) -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        (seen,) = camera.take(1, {0: process.pid}).ranks
+        process.kill()
+    assert seen.stacks == ()
+    (trouble,) = camera.trouble
+    assert (trouble.what, trouble.rank) == ("stacks", 0)
+    assert trouble.why.startswith("py-spy --nonblocking: ")
+    assert trouble.why.endswith("; no faulthandler of ours in the process")
+
+
+def test_the_same_trouble_is_told_once(camera: Camera) -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        for number in (1, 2):
+            camera.take(number, {0: process.pid})
+        process.kill()
+    assert len(camera.trouble) == 1
+
+
+def test_a_torn_board_is_trouble_and_a_missing_one_is_not(camera: Camera) -> None:
+    assert camera.board(7) is None
+    assert camera.trouble == []
+    (camera.boards / "7.board").write_bytes(b"torn")
+    assert camera.board(7) is None
+    assert [one.what for one in camera.trouble] == ["board"]
+
+
+def test_a_board_is_read_without_asking_the_process(camera: Camera) -> None:
+    write_board(camera, 7, rank=1)
+    board = camera.board(7)
+    assert board is not None
+    assert (board.pid, board.rank, board.world_size, board.created_s) == (7, 1, 2, 0.0)
+
+
+ENTRY = {
+    "process_group": ["0", "default_pg"],
+    "collective_seq_id": 6,
+    "profiling_name": "gloo:all_reduce",
+    "input_sizes": [[4]],
+    "input_dtypes": ["Float"],
+    "retired": False,
+    "time_created_ns": 17,
+}
+
+
+def answer(board: Path, flight: Path, text: str, done: threading.Event) -> None:
+    """Plays the beat thread of a rank: answers the request number on the board."""
+    while not done.is_set():
+        with board.open("r+b") as file:
+            file.seek(protocol.REQUEST_AT)
+            (asked,) = protocol.REQUEST.unpack(file.read(protocol.REQUEST.size))
+            if asked:
+                flight.write_text(text)
+                file.seek(protocol.BEAT_AT)
+                file.write(protocol.BEAT.pack(1, asked))
+                return
+
+
+@pytest.mark.parametrize(
+    ("text", "operations", "trouble"),
+    [
+        (json.dumps({"entries": [ENTRY]}), ["all_reduce"], []),
+        ("{", [], ["flight recorder"]),
+        ("[" * 100_000, [], ["flight recorder"]),
+    ],
+    ids=["whole", "torn", "nested without end"],
+)
+def test_the_flight_recorder_is_asked_through_the_board(
+    camera: Camera, rank: subprocess.Popen[bytes], text: str, operations: list[str], trouble: list[str]
+) -> None:
+    board = write_board(camera, rank.pid, rank=0)
+    done = threading.Event()
+    flight = camera.boards / protocol.FLIGHT.format(pid=rank.pid)
+    thread = threading.Thread(target=answer, args=(board, flight, text, done))
+    thread.start()
+    (seen,) = camera.take(1, {0: rank.pid}).ranks
+    done.set()
+    thread.join()
+    assert [one.op for one in seen.collectives] == operations
+    assert [one.what for one in camera.trouble] == trouble
+    pending = "pending all_reduce #6 group 0 sizes ((4,),)"
+    assert (pending in (camera.dumps / "rank0.1.txt").read_text()) is bool(operations)
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+    write_board(camera, rank.pid, rank=0)
+    (seen,) = camera.take(1, {0: rank.pid}).ranks
+    assert seen.collectives == ()
+    assert camera.trouble == [Trouble(what="flight recorder", why="no answer within 1 s", rank=0)]
+
+
+def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
+    camera: Camera, rank: subprocess.Popen[bytes]
+) -> None:
+    looks = [camera.take(number, {0: rank.pid}).ranks[0] for number in (1, 2)]
+    assert looks[0].asked_bytes == 0
+    own = [
+        look.process.io_bytes - look.asked_bytes for look in looks if look.process and look.process.io_bytes is not None
+    ]
+    assert len(set(own)) == 1, "a sleeping rank moved no bytes of its own"
+
+
+def test_the_python_children_of_a_rank_are_looked_at_too(camera: Camera, tmp_path: Path) -> None:
+    child = tmp_path / "worker.py"
+    child.write_text(SLEEPER)
+    program = tmp_path / "parent.py"
+    program.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', {str(child)!r}])\n")
+    with subprocess.Popen([sys.executable, "-S", str(program)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], 20.0)
+        assert ready
+        (seen,) = camera.take(1, {0: process.pid}).ranks
+        for one in seen.children:
+            os.kill(one.pid, 9)
+    assert [one.parent for one in seen.children] == [process.pid]
+    stacks = seen.child_stacks[seen.children[0].pid]
+    assert [frame.function for frame in stacks[0].frames] == ["step", "<module>"]

@@ -1,0 +1,443 @@
+"""The guardian, with real processes: it leaves nothing behind, whatever the run or the controller does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import protocol
+from harness.supervisor import guardian as program
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+PATIENCE_S = 20.0
+PROMPT = 5_000_000_000  # nanoseconds from the first signal to the end of everything
+
+# Every process of a run says its pid on a pipe when it is what it is meant to be.
+PRELUDE = """
+import os, signal, sys
+pipe = os.open(sys.argv[1], os.O_WRONLY)
+def ready():
+    os.write(pipe, b"%d\\n" % os.getpid())
+def child(act):
+    if os.fork() == 0:
+        act()
+        ready()
+        while True:
+            signal.pause()
+"""
+IDLE = PRELUDE + "ready()\nsignal.pause()\n"
+
+
+class Controller:
+    """Speaks to one guardian, as the harness does."""
+
+    def __init__(self, home: Path, tag: str, argv: list[str] | None) -> None:
+        boards = home / "boards-in-memory"
+        boards.mkdir(exist_ok=True)
+        self.order: dict[str, Any] = {
+            "argv": argv,
+            "env": {**os.environ, protocol.ENV_RUN: tag},
+            "cwd": None,
+            "tag": tag,
+            "output": str(home / "output.log"),
+            "boards": str(boards),
+            "keep": str(home / "boards"),
+            "journal": str(home / "processes.jsonl"),
+            "interrupted": str(home / "interrupted"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.pending = b""
+        self.said: list[dict[str, Any]] = []
+        self.send(self.order)
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, event: str) -> dict[str, Any]:
+        """The next event of that kind."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = next((one for one in self.said if one["event"] == event), None)
+            if found is not None:
+                self.said.remove(found)
+                return found
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"the guardian never said {event!r}, only {self.said}"
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            assert chunk, f"the guardian left without saying {event!r}"
+            *lines, self.pending = (self.pending + chunk).split(b"\n")
+            self.said += [json.loads(line) for line in lines]
+
+    def die(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+class Home:
+    """A directory for one run, the pipe its processes report on, and what is left to clean up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tag = f"test-{secrets.token_hex(6)}"
+        self.fifo = path / "ready"
+        os.mkfifo(self.fifo)
+        self.read_end = os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.keep_open = os.open(self.fifo, os.O_WRONLY)  # no end of file between two writers
+        self.controllers: list[Controller] = []
+        self.pids: list[int] = []
+        self.heard = b""
+
+    def run(self, source: str) -> Controller:
+        return self.guard([*PYTHON, source, str(self.fifo)])
+
+    def guard(self, argv: list[str] | None) -> Controller:
+        controller = Controller(self.path, self.tag, argv)
+        self.controllers.append(controller)
+        return controller
+
+    def wait_ready(self, count: int) -> list[int]:
+        """The pids of `count` processes that are in their places."""
+        while self.heard.count(b"\n") < count:
+            ready, _, _ = select.select([self.read_end], [], [], PATIENCE_S)
+            assert ready, f"only {self.heard!r} of {count} processes came up"
+            self.heard += os.read(self.read_end, 4096)
+        found = [int(line) for line in self.heard.split()]
+        self.heard = b""
+        self.pids += found
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "processes.jsonl").read_text().splitlines()]
+
+    def close(self) -> None:
+        for controller in self.controllers:
+            controller.process.kill()
+            controller.process.wait()
+        for pid in filter(lives, self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os.close(self.read_end)
+        os.close(self.keep_open)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path)
+    yield made
+    made.close()
+
+
+def lives(pid: int) -> bool:
+    stat = program._stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def end_promptly(home: Home, controller: Controller, grace_s: float = 0.3) -> dict[str, Any]:
+    controller.send({"do": "end", "grace_s": grace_s})
+    ended = controller.hear("ended")
+    first = next(one for one in home.journal() if one["event"] == "signal")
+    assert ended["t_ns"] - first["t_ns"] < PROMPT
+    assert ended["left"] == []
+    return ended
+
+
+def test_it_starts_the_launcher_in_its_own_session_with_the_tag_and_says_so(home: Home) -> None:
+    controller = home.run(IDLE)
+    started = controller.hear("started")
+    (pid,) = home.wait_ready(1)
+    assert (started["pid"], started["guardian"]) == (pid, controller.process.pid)
+    assert os.getsid(pid) == pid
+    assert f"{protocol.ENV_RUN}={home.tag}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [("raise SystemExit(3)", 3), ("pass", 0), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9)],
+)
+def test_it_reports_how_the_launcher_ended(home: Home, source: str, status: int) -> None:
+    controller = home.guard([*PYTHON, source])
+    started, left = controller.hear("started"), controller.hear("exit")
+    assert (left["pid"], left["rank"], left["status"]) == (started["pid"], None, status)
+    assert left["t_ns"] >= started["t_ns"]
+    assert [one["event"] for one in home.journal()] == ["started", "exit"]
+
+
+def test_what_the_run_prints_goes_to_the_output_file_and_signals_keep_their_meaning(home: Home) -> None:
+    source = "import signal; print('TERM' if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 'ignored')"
+    home.guard([*PYTHON, source]).hear("exit")
+    assert (home.path / "output.log").read_text() == "TERM\n"
+
+
+def test_a_launcher_that_cannot_start_is_told_as_failed(home: Home) -> None:
+    controller = home.guard([str(home.path / "no-such-launcher")])
+    assert "no-such-launcher" in controller.hear("failed")["error"]
+    controller.send({"do": "end"})
+    ended = controller.hear("ended")
+    assert (ended["outlived"], ended["left"]) == ([], [])
+    controller.send({"do": "quit"})
+    assert controller.process.wait(PATIENCE_S) == 0
+
+
+RANK = (
+    PRELUDE
+    + """
+def leave():
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+child(leave)
+signal.pause()
+"""
+)
+
+
+def test_the_exit_code_of_a_watched_rank_is_read_before_its_launcher_reaps_it(home: Home) -> None:
+    controller = home.run(RANK)
+    (rank,) = home.wait_ready(1)
+    controller.send({"do": "watch", "pid": rank, "rank": 5})
+    os.kill(rank, signal.SIGUSR1)
+    left = controller.hear("exit")
+    assert (left["pid"], left["rank"], left["status"]) == (rank, 5, 7)
+
+
+def test_a_watched_rank_that_was_killed_is_told_with_its_signal(home: Home) -> None:
+    controller = home.run(RANK)
+    (rank,) = home.wait_ready(1)
+    controller.send({"do": "watch", "pid": rank, "rank": 0})
+    os.kill(rank, signal.SIGKILL)
+    assert controller.hear("exit")["status"] == -9
+
+
+def test_a_rank_that_had_left_before_it_was_watched_has_an_unknown_end(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    gone = subprocess.Popen([*PYTHON, "pass"])
+    gone.wait()
+    controller.send({"do": "watch", "pid": gone.pid, "rank": 1})
+    left = controller.hear("exit")
+    assert (left["pid"], left["rank"], left["status"]) == (gone.pid, 1, None)
+
+
+# Nothing survives the end.
+
+NASTY: dict[str, tuple[str, int]] = {
+    "a grandchild in a session of its own, its parent gone": (
+        """
+if os.fork() == 0:
+    os.setsid()
+    child(lambda: None)
+    os._exit(0)
+""",
+        1,
+    ),
+    "a process that ignores SIGTERM": ("child(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))", 1),
+    "a stopped process": (
+        """
+def stop():
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+pid = os.fork()
+if pid == 0:
+    stop()
+    signal.pause()
+os.waitpid(pid, os.WUNTRACED)
+""",
+        1,
+    ),
+    "a stopped process that ignores SIGTERM": (
+        """
+pid = os.fork()
+if pid == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pause()
+os.waitpid(pid, os.WUNTRACED)
+""",
+        1,
+    ),
+    "twenty sleepers": ("for _ in range(20):\n    child(lambda: None)", 20),
+    "a child that answers SIGTERM with another child": (
+        """
+def again(*_):
+    if os.fork() == 0:
+        ready()
+        while True:
+            signal.pause()
+child(lambda: signal.signal(signal.SIGTERM, again))
+""",
+        1,
+    ),
+    "an orphan that dropped its environment": (
+        """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ready()
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    os._exit(0)
+os.wait()
+""",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NASTY)
+def test_within_five_seconds_nothing_is_left_of(home: Home, what: str) -> None:
+    source, count = NASTY[what]
+    controller = home.run(PRELUDE + source + "\nready()\nsignal.pause()\n")
+    pids = home.wait_ready(count + 1)
+    assert all(map(lives, pids))
+    end_promptly(home, controller)
+    assert not any(map(lives, pids))
+
+
+def test_a_process_outside_the_run_is_left_alone(home: Home) -> None:
+    with subprocess.Popen([*PYTHON, IDLE, str(home.fifo)]) as bystander:
+        (outside,) = home.wait_ready(1)
+        controller = home.run(IDLE)
+        (inside,) = home.wait_ready(1)
+        end_promptly(home, controller)
+        assert (lives(inside), lives(outside)) == (False, True)
+        bystander.kill()
+
+
+def test_processes_that_outlive_their_launcher_are_named(home: Home) -> None:
+    controller = home.run(PRELUDE + "child(lambda: None)\n")
+    (orphan,) = home.wait_ready(1)
+    controller.hear("exit")
+    ended = end_promptly(home, controller)
+    assert [one.split()[0] for one in ended["outlived"]] == [str(orphan)]
+
+
+def test_while_the_launcher_lives_its_processes_are_not_orphans(home: Home) -> None:
+    controller = home.run(PRELUDE + "child(lambda: None)\nready()\nsignal.pause()\n")
+    home.wait_ready(2)
+    assert end_promptly(home, controller)["outlived"] == []
+
+
+def test_a_process_gets_its_grace_before_it_is_killed(home: Home) -> None:
+    source = """
+def goodbye(*_):
+    ready()
+    os._exit(0)
+signal.signal(signal.SIGTERM, goodbye)
+ready()
+signal.pause()
+"""
+    controller = home.run(PRELUDE + source)
+    home.wait_ready(1)
+    end_promptly(home, controller, grace_s=10.0)
+    home.wait_ready(1)
+    assert [one["signal"] for one in home.journal() if one["event"] == "signal"] == ["SIGTERM"]
+
+
+# Boards and journal.
+
+
+def test_the_boards_come_home_and_their_directory_in_memory_is_removed(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    boards = Path(controller.order["boards"])
+    (boards / "7.board").write_bytes(b"board")
+    end_promptly(home, controller)
+    assert not boards.exists()
+    assert (home.path / "boards" / "7.board").read_bytes() == b"board"
+
+
+def test_boards_that_cannot_be_brought_home_are_told_as_trouble(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    (home.path / "boards").write_text("a file where the directory should be")
+    (Path(controller.order["boards"]) / "7.board").write_bytes(b"board")
+    controller.send({"do": "end", "grace_s": 0.3})
+    assert controller.hear("trouble")["what"] == "boards"
+    controller.hear("ended")
+
+
+def test_everything_it_says_is_also_in_the_journal(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    said = [controller.hear("started")]
+    controller.send({"do": "end", "grace_s": 0.3})
+    said.append(controller.hear("ended"))
+    controller.send({"do": "quit"})
+    controller.process.wait(PATIENCE_S)
+    assert [one for one in home.journal() if one["event"] in ("started", "ended")] == said
+    assert not (home.path / "interrupted").exists()
+
+
+# A dead controller, and a dead guardian.
+
+
+def test_when_the_controller_dies_the_run_is_ended_and_called_interrupted(home: Home) -> None:
+    controller = home.run(PRELUDE + NASTY["a process that ignores SIGTERM"][0] + "\nready()\nsignal.pause()\n")
+    pids = home.wait_ready(2)
+    boards = Path(controller.order["boards"])
+    (boards / "7.board").write_bytes(b"board")
+    controller.die()
+    assert controller.process.wait(PATIENCE_S) == 0
+    assert not any(map(lives, pids))
+    assert (home.path / "interrupted").read_text() == "the controller died; the guardian ended the run\n"
+    assert (home.path / "boards" / "7.board").read_bytes() == b"board"
+    assert not boards.exists()
+    events = [one["event"] for one in home.journal()]
+    assert (events[0], events[1]) == ("started", "abandoned")
+    assert "ended" in events
+
+
+def test_a_controller_that_dies_before_its_order_starts_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as alone:
+        assert alone.stderr is not None
+        assert alone.stderr.read().decode().strip() == "the controller left before it gave its order"
+    assert alone.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_meant_for_the_job_does_not_end_the_guardian(home: Home, number: signal.Signals) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    controller.process.send_signal(number)
+    end_promptly(home, controller)
+
+
+def test_after_its_guardian_was_killed_another_one_sweeps_by_the_tag(home: Home) -> None:
+    first = home.run(PRELUDE + "child(os.setsid)\nready()\nsignal.pause()\n")
+    pids = home.wait_ready(2)
+    first.process.kill()
+    first.process.wait()
+    assert all(map(lives, pids)), "the run outlives its guardian"
+    second = home.guard(None)
+    end_promptly(home, second)
+    assert not any(map(lives, pids))
+    second.send({"do": "quit"})
+    assert second.process.wait(PATIENCE_S) == 0
+
+
+def test_a_second_end_finds_nothing_left_to_do(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    controller.send({"do": "end", "grace_s": 0.3})
+    controller.hear("ended")
+    controller.send({"do": "end", "grace_s": 0.3})
+    again = controller.hear("ended")
+    assert (again["outlived"], again["left"]) == ([], [])
+    assert [one["signal"] for one in home.journal() if one["event"] == "signal"] == ["SIGTERM"]

@@ -1,0 +1,95 @@
+"""What is in an attempt's directory, how much of it, and why the rest is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attempts import clean, journal, said, spec, unpack
+
+from harness.core.report import Artifact
+from harness.supervisor.collect import collect
+from harness.supervisor.inventory import inventory
+from harness.supervisor.rundir import AttemptDir
+from harness.supervisor.stored_spec import load_spec
+
+SUBJECT = ("nsa", "--trace-grads")
+
+
+def listed(attempt: AttemptDir, program: tuple[str, ...] = ("train.py",)) -> dict[str, Artifact]:
+    asked = spec(program=program)
+    return {one.path: one for one in inventory(attempt, asked, collect(attempt, asked, "n"))}
+
+
+def absent(attempt: AttemptDir, program: tuple[str, ...] = ("train.py",)) -> dict[str, str | None]:
+    return {path: one.absent for path, one in listed(attempt, program).items()}
+
+
+def test_a_foreign_program_is_not_blamed_for_the_files_of_ours(tmp_path: Path) -> None:
+    assert absent(clean(tmp_path)) == {
+        "output.log": "the program was not started",
+        "traces.log": "written by nsa.train only",
+        "heartbeat_rank*.jsonl": "not reached: no optimizer step was done",
+        "training.csv": "written by nsa.train only",
+        "k_stats.csv": "written by nsa.train only",
+        "gate_health.csv": "written by nsa.train only",
+        "fallback_counters.csv": "written by nsa.train only",
+        "dtypes_report.txt": "written by nsa.train only",
+        "mem_rank*.txt": "written by nsa.train only",
+        "dumps/rank*.txt": "nothing was suspected",
+        "rank*/flight.json": "torch.distributed was not used, or the rank died before its exit",
+        "rank*/raised.json": "no rank raised",
+        "rank*/stacks.txt": "no rank died of a fatal signal",
+        "env.json": "it could not be written",
+    }
+
+
+def test_our_own_program_that_did_no_step_did_not_reach_its_tables(tmp_path: Path) -> None:
+    reasons = absent(clean(tmp_path), SUBJECT)
+    assert reasons["k_stats.csv"] == "not reached: no optimizer step was done"
+    assert reasons["traces.log"] == "no trace was switched on"
+    assert reasons["mem_rank*.txt"] == "switched off: trace.mem_dump_every is 0"
+
+
+def test_a_run_that_was_ended_without_stacks_says_so(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.watch, said("ending", 6.0, ending="deadline"))
+    assert absent(attempt)["dumps/rank*.txt"] == "the run was over before stacks could be taken"
+
+
+def test_what_is_there_is_counted_in_lines_rows_or_files(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    attempt.output.write_text("a\nb\nno end")
+    (attempt.path / "training.csv").write_text("step,loss\n1,2\n2,1\n")
+    (attempt.path / "k_stats.csv").write_text("")
+    attempt.dumps.mkdir()
+    for rank in (0, 1):
+        (attempt.dumps / f"rank{rank}.1.txt").write_text("x\ny\n")
+        (attempt.path / f"heartbeat_rank{rank}.jsonl").write_text("{}\n{}\n")
+    found = listed(attempt)
+    counted = {path: one.count for path, one in found.items() if one.absent is None}
+    # A plain launch has one log, so no trace file is made of it.
+    assert counted == {
+        "output.log": 2,
+        "traces.log": 0,
+        "heartbeat_rank*.jsonl": 4,
+        "training.csv": 2,
+        "k_stats.csv": 0,
+        "dumps/rank*.txt": 2,
+    }
+    assert found["training.csv"] == Artifact(path="training.csv", count=2, absent=None)
+
+
+def test_a_very_long_file_is_estimated_instead_of_read(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    with attempt.output.open("wb") as log:
+        log.truncate(80 << 20)
+    assert listed(attempt)["output.log"].count == 1 << 20
+
+
+def test_every_artifact_of_a_recorded_run_is_there_or_has_its_reason(tmp_path: Path) -> None:
+    attempt = unpack("onestep_passes", tmp_path / "run")
+    asked = load_spec(attempt.spec)
+    found = inventory(attempt, asked, collect(attempt, asked, "n"))
+    assert all((one.count is None) == (one.absent is not None) for one in found)
+    there = {one.path for one in found if one.absent is None}
+    assert there >= {"output.log", "traces.log", "heartbeat_rank*.jsonl", "training.csv", "rank*/flight.json"}

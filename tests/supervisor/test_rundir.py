@@ -1,0 +1,131 @@
+"""The files of a run: where they are, how they are written, and what is read back of damaged ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import StoredRunError
+from harness.supervisor.rundir import (
+    RunDir,
+    append_line,
+    create_run,
+    find_run,
+    log_tail,
+    read_lines,
+    write_document,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = create_run(tmp_path / "reports")
+    attempt = made.attempt("ddp")
+    attempt.path.mkdir()
+    attempt.spec.write_text("{}")
+    return made
+
+
+def test_a_new_run_has_a_directory_of_its_own_and_is_the_latest(tmp_path: Path) -> None:
+    first, second = create_run(tmp_path), create_run(tmp_path)
+    assert first.run_id != second.run_id
+    assert (tmp_path / "latest").resolve() == second.path.resolve()
+    assert os.readlink(tmp_path / "latest") == second.run_id, "relative, so that the reports may be moved"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([first.run_id, second.run_id, "latest"])
+
+
+def test_later_attempts_have_folders_of_their_own(run: RunDir) -> None:
+    assert [run.attempt("ddp", number).path.name for number in (1, 2, 3)] == ["ddp", "ddp~2", "ddp~3"]
+    assert run.attempt("ddp").rank(3) == run.path / "ddp" / "rank3"
+
+
+def test_attempts_come_in_the_order_in_which_they_were_launched(run: RunDir) -> None:
+    for at_ns, name in ((300, "a"), (200, "z")):
+        spec = run.path / name / "spec.json"
+        spec.parent.mkdir()
+        spec.write_text("{}")
+        os.utime(spec, ns=(at_ns, at_ns))
+    assert [attempt.path.name for attempt in run.attempts()] == ["z", "a", "ddp"]
+
+
+@pytest.mark.parametrize("named", ["", "ddp", "ddp/spec.json"])
+def test_a_run_is_found_by_itself_by_an_attempt_and_by_a_file_of_one(run: RunDir, named: str) -> None:
+    assert find_run(run.path / named, Path("elsewhere")).path == run.path.resolve()
+
+
+def test_a_run_is_found_by_its_id_and_the_newest_one_without_a_name(run: RunDir) -> None:
+    assert find_run(Path(run.run_id), run.path.parent).path == run.path.resolve()
+    assert find_run(None, run.path.parent).path == run.path.resolve()
+
+
+def test_a_run_that_is_not_there_is_an_error_that_names_the_newest_ones(run: RunDir) -> None:
+    parent = run.path.parent
+    with pytest.raises(StoredRunError) as error:
+        find_run(Path("20200101T000000-dead"), parent)
+    assert str(error.value) == (
+        "20200101T000000-dead: not a stored run (no */spec.json below it);"
+        f" the newest runs in {parent} are {run.run_id}"
+    )
+
+
+def test_without_any_run_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoredRunError) as error:
+        find_run(None, tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'latest'}: not a stored run (no */spec.json below it); {tmp_path} holds no run"
+    )
+
+
+def test_a_document_is_replaced_whole_and_leaves_nothing_aside(tmp_path: Path) -> None:
+    target = tmp_path / "SUMMARY.md"
+    write_document(target, "old")
+    write_document(target, "new \ud800")
+    assert target.read_bytes() == b"new \\ud800"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["SUMMARY.md"]
+
+
+def test_a_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    write_document(target, "old")
+    (tmp_path / f".report.json.{os.getpid()}").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_document(target, "new")
+    assert target.read_text() == "old"
+
+
+def test_a_journal_gives_back_what_was_appended(tmp_path: Path) -> None:
+    journal = tmp_path / "watch.jsonl"
+    records = [{"event": "a", "text": "zwei\nZeilen"}, {"event": "b", "n": None}]
+    for record in records:
+        append_line(journal, record)
+    assert list(read_lines(journal)) == records
+
+
+def test_a_torn_or_foreign_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
+    journal = tmp_path / "watch.jsonl"
+    journal.write_bytes(b'{"n":1}\n{"n":\nnull\n[2]\n\xff\xfe\n' + b"[" * 100_000 + b'\n{"n":3}\n{"n":4')
+    assert list(read_lines(journal)) == [{"n": 1}, {"n": 3}]
+    assert list(read_lines(tmp_path / "missing.jsonl")) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_reading_a_journal_never_raises(tmp_path: Path, noise: bytes, cut: int) -> None:
+    journal = tmp_path / "watch.jsonl"
+    whole = json.dumps({"event": "exit", "t_ns": 17}).encode() + b"\n"
+    journal.write_bytes(whole + whole[:cut] + noise)
+    assert all(isinstance(record, dict) for record in read_lines(journal))
+    assert {"event": "exit", "t_ns": 17} in list(read_lines(journal))
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    log.write_bytes(b"x" * (1 << 20) + b"\xffend")
+    assert log_tail(log).endswith("\ufffdend")
+    assert len(log_tail(log)) == 1 << 20
+    assert log_tail(tmp_path / "missing.log") == ""

@@ -1,0 +1,188 @@
+"""The import rule of ARCHITECTURE.md, read from the source: who may import whom, and who touches what."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "nsa").rglob("*.py")])
+
+# Layer -> the layers it may import, besides itself. `errors` is added for all but the guests in a rank.
+MAY_IMPORT = {
+    "protocol": set(),
+    "errors": set(),
+    "package": set(),  # harness/__init__.py: the version
+    "core": {"protocol"},
+    "supervisor": {"core", "protocol", "package"},
+    "engine": {"supervisor", "core", "protocol", "package"},
+    "render": {"supervisor", "core", "protocol", "package"},
+    "request": {"core"},
+    "run": {"request", "engine", "render", "supervisor", "core", "protocol", "package"},
+    "cli": {"request", "run", "engine", "render", "supervisor", "core", "protocol", "package"},
+    "probe": {"protocol"},
+    "faults": {"protocol"},
+}
+GUESTS = ("probe", "faults")
+# The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
+DOOR = ("harness/probe/enter.py", "harness.faults.plant")
+TORCH_USERS = ("nsa", "probe", "faults")
+# What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
+IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def layer_of(module: str) -> str:
+    """harness.core.plan -> core; harness -> package; nsa.model -> nsa; anything else -> its top package."""
+    top, *rest = module.split(".")
+    if top != "harness":
+        return top
+    if not rest:
+        return "package"
+    return {"cli_text": "cli"}.get(rest[0], rest[0])
+
+
+def imports(tree: ast.AST, path: Path | None = None) -> Iterator[str]:
+    """Every imported module, nested imports too; `from harness import protocol` counts as harness.protocol."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            whole = _absolute(node, path)
+            known = [f"{whole}.{alias.name}" for alias in node.names if _is_module(f"{whole}.{alias.name}")]
+            yield from known or [whole]
+
+
+def _absolute(node: ast.ImportFrom, path: Path | None) -> str:
+    """Guests are loaded under a private package name, so they import each other relative to where they lie."""
+    if not node.level:
+        return node.module or ""
+    assert path is not None
+    package = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def imported(path: Path) -> list[str]:
+    """Every module that the file imports, and the guests' private package by its real name."""
+    found = imports(parsed(path), path)
+    return [
+        f"harness{name.removeprefix('_nsa_harness')}" if name.startswith("_nsa_harness") else name for name in found
+    ]
+
+
+def packages(path: Path) -> set[str]:
+    return {module.split(".")[0] for module in imported(path)}
+
+
+def _is_module(name: str) -> bool:
+    place = ROOT.joinpath(*name.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def top_level(path: Path) -> set[str]:
+    """The packages that importing the file imports."""
+    body = [node for node in parsed(path).body if isinstance(node, (ast.Import, ast.ImportFrom, ast.If, ast.Try))]
+    return {name for node in body if not _type_checking(node) for name in imports(node, path)}
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def of_layer(*layers: str) -> list[Path]:
+    def layer(path: Path) -> str:
+        relative = path.relative_to(ROOT).with_suffix("")
+        parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
+        return layer_of(".".join(parts))
+
+    return [path for path in SOURCES if layer(path) in layers]
+
+
+def violations(path: Path, layer: str) -> list[str]:
+    allowed = MAY_IMPORT[layer] | {layer} | (set() if layer in GUESTS else {"errors"})
+    ours = [module for module in imported(path) if module.split(".")[0] in ("harness", "nsa")]
+    found = [(name_of(path), module) for module in ours if layer_of(module) not in allowed]
+    return [f"{name} imports {module}" for name, module in found if (name, module) != DOOR]
+
+
+def test_every_module_belongs_to_a_known_layer() -> None:
+    known = of_layer(*MAY_IMPORT, "nsa")
+    assert [name_of(path) for path in SOURCES if path not in known] == []
+    assert len(known) > 50
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
+    assert [line for path in of_layer(layer) for line in violations(path, layer)] == []
+
+
+def test_the_subject_and_the_harness_do_not_know_each_other() -> None:
+    assert [name_of(path) for path in of_layer("nsa") if "harness" in packages(path)] == []
+    assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa" in packages(path)] == []
+
+
+def test_the_command_line_loads_nothing_but_typer_and_the_errors_before_a_command_runs() -> None:
+    found = top_level(ROOT / "harness/cli.py")
+    assert {name for name in found if name.split(".")[0] not in sys.stdlib_module_names} == {"typer", "harness.errors"}
+
+
+def test_faults_come_into_a_rank_by_one_door_and_only_when_it_is_opened() -> None:
+    name, module = DOOR
+    users = [name_of(path) for path in SOURCES if module in imported(path) and path not in of_layer("faults")]
+    assert users == [name]
+    assert module not in top_level(ROOT / name)
+
+
+@pytest.mark.parametrize("path", of_layer(*GUESTS), ids=name_of)
+def test_a_guest_in_a_rank_needs_only_the_standard_library_and_torch_late(path: Path) -> None:
+    # sitecustomize chain-loads the next module of its own name.
+    assert packages(path) - sys.stdlib_module_names <= {"torch", "harness", path.stem}
+    assert "torch" not in {name.split(".")[0] for name in top_level(path)}, "importing torch is the program's choice"
+
+
+@pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/guardian.py"])
+def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None:
+    assert packages(ROOT / name) <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("heavy", ["torch", "triton", "flash_attn"])
+def test_only_the_subject_and_the_guests_touch_torch(heavy: str) -> None:
+    outside = [path for path in SOURCES if path not in of_layer(*TORCH_USERS)]
+    assert [name_of(path) for path in outside if heavy in packages(path)] == []
+
+
+def calls(tree: ast.AST) -> set[str]:
+    """The names that are called: `open`, and the last part of `datetime.now`."""
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    plain = {func.id for func in called if isinstance(func, ast.Name)}
+    return plain | {f".{func.attr}" for func in called if isinstance(func, ast.Attribute)}
+
+
+@pytest.mark.parametrize("path", of_layer("core"), ids=name_of)
+def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
+    assert packages(path) & IMPURE == set()
+    assert calls(parsed(path)) & IMPURE_CALLS == set()
+    whole = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom) and node.module == "pathlib"]
+    assert {alias.name for node in whole for alias in node.names} <= {"PurePath", "PurePosixPath"}
+    assert "pathlib" not in {a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names}
+
+
+def test_the_rule_would_notice_what_it_forbids() -> None:
+    nested = ast.parse("def f():\n    from harness.supervisor import rundir\n    import torch.nn\n")
+    assert list(imports(nested)) == ["harness.supervisor.rundir", "torch.nn"]
+    assert list(imports(ast.parse("from harness import protocol, __version__"))) == ["harness.protocol"]
+    relative = ast.parse("from .. import protocol\nfrom .board import Board")
+    assert list(imports(relative, ROOT / "harness/probe/beat.py")) == ["harness.protocol", "harness.probe.board"]
+    assert calls(ast.parse("open(p); d.now()")) == {"open", ".now"}
