@@ -11,8 +11,8 @@ check:  ## what a change must pass before review
 test:  ## the quick form of every suite
 	$(PYTHON) -m pytest -q -m "not slow and not gpu and not multi_gpu"
 
-full:  ## everything a CPU can run
-	$(PYTHON) -m pytest -q -m "not gpu and not multi_gpu"
+full:  ## everything a CPU can run, in slices of 30 minutes; the same command goes on where the last one stopped
+	$(PYTHON) tools/full.py --minutes 30
 
 bench:  ## every benchmark; JSON goes to benchmarks/results
 	$(PYTHON) benchmarks/probe_cost.py

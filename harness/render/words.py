@@ -228,10 +228,18 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:
-    """Every number of the run that is known."""
-    yield from (f"{name} {number(value)}" for name, value in sorted(outcome.metrics.items()))
-    if outcome.usage.tokens_per_s is not None and "tokens_per_s" not in outcome.metrics:
-        yield f"{number(outcome.usage.tokens_per_s)} tokens/s"
+    """Every number of the run that is known, each once."""
+    metrics = dict(outcome.metrics)
+    steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
+    metrics.pop("peak_rss_bytes", None)
+    rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
+    if steps is not None:
+        yield f"{number(steps)} step{'' if steps == 1 else 's'}"
+    if last is not None:
+        yield f"loss {number(last)}" if first in (None, last) else f"loss {number(first)} → {number(last)}"
+    if rate is not None:
+        yield f"{number(rate)} tokens/s"
+    yield from (f"{name} {number(value)}" for name, value in sorted(metrics.items()))
     if outcome.usage.peak_rss_bytes is not None:
         yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
     if outcome.usage.peak_gpu_bytes is not None:

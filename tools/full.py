@@ -1,0 +1,97 @@
+"""Runs every test a CPU can run, in slices: what has a result for this commit is not run again.
+
+    python tools/full.py                  until everything has a result
+    python tools/full.py --minutes 30     one slice; the same command goes on where it stopped
+
+The results go to benchmarks/results/full.json, with the commit they belong to. Exit code 1 when a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.circumstances import circumstances  # noqa: E402
+
+RESULTS = REPOSITORY / "benchmarks" / "results" / "full.json"
+SELECTED = ["-m", "not gpu and not multi_gpu"]
+
+
+class Results:
+    """A pytest plugin: one outcome a test, the worst of its phases."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        known = self.found.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        known["seconds"] = round(known["seconds"] + report.duration, 2)
+        if report.outcome != "passed" and known["outcome"] != "failed":
+            known["outcome"] = report.outcome
+
+
+def test_files() -> list[str]:
+    return sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("test_*.py"))
+
+
+def stored(commit: str) -> dict[str, Any]:
+    """What earlier slices found for this commit; nothing for another one."""
+    if RESULTS.exists():
+        results: dict[str, Any] = json.loads(RESULTS.read_text())
+        if results["commit"] == commit and not results["uncommitted_changes"]:
+            return results
+    return {**circumstances(__file__, []), "files_done": [], "tests": {}}
+
+
+def run_file(file: str) -> dict[str, dict[str, Any]]:
+    """A process of its own for each file: one that dies takes only its own results along."""
+    script = (
+        "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED; r = Results();"
+        "pytest.main(['-q', '-p', 'no:cacheprovider', *SELECTED, sys.argv[1]], plugins=[r]);"
+        "json.dump(r.found, open(sys.argv[2], 'w'))"
+    )
+    out = REPOSITORY / "build" / "full-slice.json"
+    out.parent.mkdir(exist_ok=True)
+    out.unlink(missing_ok=True)
+    subprocess.run([sys.executable, "-c", script, file, str(out)], cwd=REPOSITORY, check=False)
+    if not out.exists():
+        return {file: {"outcome": "failed", "seconds": 0.0}}
+    found: dict[str, dict[str, Any]] = json.loads(out.read_text())
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Run every test a CPU can run, in slices.")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next file after this long")
+    options = parser.parse_args(arguments)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    results, begun = stored(commit), time.monotonic()
+    for file in test_files():
+        if file in results["files_done"]:
+            continue
+        if time.monotonic() - begun > options.minutes * 60:
+            break
+        results["tests"] |= run_file(file)
+        results["files_done"].append(file)
+        results["summary"] = dict(Counter(test["outcome"] for test in results["tests"].values()))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    left = [file for file in test_files() if file not in results["files_done"]]
+    print(f"{results.get('summary', {})}, {len(left)} files left")
+    return 1 if results.get("summary", {}).get("failed") else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
