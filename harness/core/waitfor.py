@@ -111,7 +111,7 @@ def _wait(
         kind=kind,
         stands_in=_stands_in(kind, frames, collective, call, task),
         peers=peers,
-        closed=_closed(kind, rank, stack, task),
+        closed=bool(peers) if kind is WaitKind.COLLECTIVE else _closed(kind, rank, stack, task),
         until_s=task.wakes_at_s if task and kind is WaitKind.SLEEP else None,
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
@@ -148,7 +148,9 @@ def _collective_wait(
     absent = _absent(pending, rank, everyone, gone) if pending else ()
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
-    if inside or (call is not None and not frames):
+    # DDP waits below the engine, and without a probe nobody says for what.
+    unrecorded = in_engine and rank.board is None
+    if inside or (unrecorded and moved is Motion.WAITING) or (call is not None and not frames):
         pass
     elif pending is None or moved is Motion.BURNING or (handle and not absent):
         return None
@@ -206,8 +208,6 @@ def _task(rank: RankSnapshot, stack: Stack | None) -> Task | None:
 def _closed(kind: WaitKind, rank: RankSnapshot, stack: Stack | None, task: Task | None) -> bool:
     """Closed by itself. A wait for ranks is closed by its peers, which `_roots` decides."""
     if kind in (WaitKind.STOPPED, WaitKind.GONE):
-        return True
-    if kind is WaitKind.COLLECTIVE:
         return True
     if kind is not WaitKind.LOCK or task is None or task.timed is not False or stack is None:
         return False

@@ -314,8 +314,15 @@ def test_a_users_own_wait_for_a_handle_is_a_collective_when_somebody_is_missing(
 def test_a_wait_under_the_autograd_engine_for_a_pending_collective_is_a_collective() -> None:
     ddp = rank_snapshot(0, BACKWARD, frame(40), collectives=(collective(6),))
     assert only(ddp, in_all_reduce(1, collective(6))).kind is WaitKind.TRANSPORT
-    idle = rank_snapshot(0, BACKWARD, frame(40))
+    idle = rank_snapshot(0, BACKWARD, frame(40), board=board())
     assert only(idle, locked_in_backward(1)).kind is WaitKind.LOCK, "nothing is pending: no collective"
+
+
+def test_without_a_probe_an_idle_backward_waits_for_the_other_ranks_and_alone_for_nobody_knows_what() -> None:
+    idle = rank_snapshot(0, BACKWARD, frame(40))
+    wait = only(idle, locked_in_backward(1))
+    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.COLLECTIVE, (1,), True)
+    assert only(idle).closed is False
 
 
 def spinning(*collectives: Any, leaf: Any = ALL_REDUCE) -> tuple[RankSnapshot, RankSnapshot]:
