@@ -35,14 +35,16 @@ def measure(pairs: int) -> dict[str, Any]:
         bare = ["sh", "-c", (Path(directory) / "reports" / "latest" / SCENARIO / "command.txt").read_text()]
         _seconds(bare, directory)
         samples = [_pair(number, bare, directory) for number in range(pairs)]
+        helps = [_seconds([HARNESS[0], "--help"], directory) for _ in range(10)]
     more = [sample["harness_s"] - sample["bare_s"] for sample in samples]
     summary = {
         "harness_s_median": statistics.median(sample["harness_s"] for sample in samples),
         "bare_s_median": statistics.median(sample["bare_s"] for sample in samples),
         "more_s_median": statistics.median(more),
         "more_s_max": max(more),
+        "help_s_median": statistics.median(helps),
     }
-    return {"samples": samples, "summary": summary}
+    return {"samples": samples, "help_s": helps, "summary": summary}
 
 
 def _pair(number: int, bare: list[str], directory: str) -> dict[str, float]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
 _BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--resume")
 _DEBUG = "NSA_HARNESS_DEBUG"
+_NOT_JUDGED = 125
 
 app = typer.Typer(
     name="nsa-harness",
@@ -55,7 +56,12 @@ def run_command_line(argv: Sequence[str]) -> int:
     except HarnessError as error:
         if os.environ.get(_DEBUG) == "1":
             raise
-        return _say(error, as_json="--json" in words)
+        return _say(str(error), error.exit_code, as_json="--json" in words)
+    except Exception as error:  # a fault of ours: said in a line, never folded into a verdict
+        if os.environ.get(_DEBUG) == "1":
+            raise
+        text = f"nsa-harness itself failed: {type(error).__name__}: {error}; {_DEBUG}=1 shows where"
+        return _say(text, _NOT_JUDGED, as_json="--json" in words)
     return 0
 
 
@@ -69,12 +75,12 @@ def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in words], behind
 
 
-def _say(error: HarnessError, *, as_json: bool) -> int:
-    print(str(error), file=sys.stderr)
+def _say(text: str, code: int, *, as_json: bool) -> int:
+    print(text, file=sys.stderr)
     if as_json:
-        event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": str(error)}
+        event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
         print(json.dumps(event), flush=True)
-    return error.exit_code
+    return code
 
 
 def _check_environment(environ: os._Environ[str]) -> None:

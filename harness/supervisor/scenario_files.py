@@ -111,7 +111,9 @@ class _Reader:
     def raise_mistakes(self) -> None:
         if self.mistakes:
             # A mistake in a parent is met again in each of its children.
-            raise ScenarioError(tuple(dict.fromkeys(str(mistake) for mistake in self.mistakes)))
+            files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
+            ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
+            raise ScenarioError(tuple(dict.fromkeys(str(mistake) for mistake in ordered)))
 
     def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
         before = len(self.mistakes)
@@ -165,7 +167,7 @@ class _Reader:
         return bool(what)
 
     def _tree(self, path: Path) -> Node | None:
-        """The file's own tree, or None after its mistakes are noted."""
+        """The file's own tree, its mistakes noted; None where there is none."""
         if path not in self._trees:
             self._trees[path] = self._read(path)
         return self._trees[path]
@@ -179,7 +181,7 @@ class _Reader:
         if parsed.root is not None:
             wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
         self.mistakes.extend(wrong)
-        return None if wrong else parsed.root
+        return parsed.root  # with its mistakes noted: its parent may be wrong as well
 
     def _text(self, path: Path) -> str | None:
         try:
