@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness import protocol
@@ -90,6 +91,12 @@ class Controller:
         self.process.stdin.close()
 
 
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
 class Home:
     """A directory for one run, the pipe its processes report on, and what is left to clean up."""
 
@@ -130,6 +137,8 @@ class Home:
         for controller in self.controllers:
             controller.process.kill()
             controller.process.wait()
+        # The launcher of a test that ended nothing is nobody's child any more; it reports on our pipe.
+        self.pids += [process.pid for process in psutil.process_iter() if str(self.fifo) in _words(process)]
         for pid in filter(lives, self.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
