@@ -1,11 +1,13 @@
 """Native sparse attention as a layer: three branches with their own keys and values, and the gate that mixes them.
 
 Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compressed blocks, D key, E value, n places.
+`turns` is what nsa/rope.py rotates by.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +20,6 @@ from nsa.ops.selected import selected_attention
 from nsa.ops.sliding import flash_sliding_attention, sliding_attention
 from nsa.ops.topk import Selection, choose_blocks
 from nsa.rope import rotate
-
-
-class SelectionMemo:
-    """What one forward pass of a layer selected, so that its recomputation reads the same blocks."""
-
-    def __init__(self) -> None:
-        self.indices: Tensor | None = None
 
 
 class NSAttention(nn.Module):
@@ -41,20 +36,24 @@ class NSAttention(nn.Module):
         if Branch.WIN in config.branches:
             self.win = SlidingBranch(config, implementation)
         self.gate_mlp = GateMLP(config)
+        # Frozen as well: DDP would wait for gradients that never come.
+        self.gate_mlp.requires_grad_(not config.stop_gradient_gates)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(self, x_BTM: Tensor, angles: Tensor, memo: SelectionMemo | None = None) -> Tensor:
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), angles)
+    def forward(self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None) -> Tensor:
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
         outputs, scorer_keys = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer_keys = self.cmp(x_BTM, q_BHTD, angles)
+            output, scorer_keys = self.cmp(x_BTM, q_BHTD, turns)
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, angles, scorer_keys, memo))
+            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer_keys, memo_number))
         if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, angles))
-        gates = self.gate_mlp(x_BTM)  # [branches, B, H, T, 1]
-        mixed = torch.stack([gate * output for gate, output in zip(gates, outputs, strict=True)]).sum(0)
+            outputs.append(self.win(x_BTM, q_BHTD, turns))
+        gates = self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM)  # [branches, B, H, T, 1]
+        mixed = outputs[0] * gates[0]
+        for output, gate in zip(outputs[1:], gates[1:], strict=True):
+            mixed = torch.addcmul(mixed, output, gate)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -105,23 +104,13 @@ class CompressedBranch(nn.Module):
         self.k_blocks = BlockCompression(config, config.d_k)
         self.v_blocks = BlockCompression(config, config.d_v)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
         """Output [B, H, T, E] and the compressed keys, by which the selected branch ranks its blocks."""
         config = self.config
-        k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), angles, config)
+        k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), turns, config)
         v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups))
-        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGSE)
-        self.runs[choice] += 1
-        output, _ = compressed_attention(
-            q_BHTD,
-            k_BGSD,
-            v_BGSE,
-            block_len=config.block_len,
-            block_stride=config.block_stride,
-            scale=config.scale,
-            kernel=kernel,
-        )
-        return output, k_BGSD
+        lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
+        return attended(self, compressed_attention, q_BHTD, k_BGSD, v_BGSE, **lengths), k_BGSD
 
 
 class BlockChooser(nn.Module):
@@ -137,8 +126,8 @@ class BlockChooser(nn.Module):
             scale=config.scale,
         )
 
-    def forward(self, q_BHTD: Tensor, scorer_keys_BGSD: Tensor) -> Tensor:
-        return choose_blocks(q_BHTD, scorer_keys_BGSD, self.selection)
+    def forward(self, q_BHTD: Tensor, scorer_keys_BGSD: Tensor, memo_number: Tensor | None) -> Tensor:
+        return choose_blocks(q_BHTD, scorer_keys_BGSD, self.selection, memo_number)
 
 
 class SelectedBranch(nn.Module):
@@ -151,7 +140,7 @@ class SelectedBranch(nn.Module):
         self.chooser = BlockChooser(config)
 
     def forward(
-        self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor, scorer_keys: Tensor | None, memo: SelectionMemo | None
+        self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, scorer_keys: Tensor | None, memo_number: Tensor | None
     ) -> Tensor:
         """Output [B, H, T, E]. Without scorer keys the mean of its own keys per block ranks the blocks."""
         config = self.config
@@ -160,27 +149,10 @@ class SelectedBranch(nn.Module):
         if scorer_keys is None:
             # Nothing would train a scorer of its own: the choice has no gradient.
             means = blocks_of(k_BGTD, config.block_len, config.block_stride).mean(3)
-            scorer_keys = rotate_blocks(means, angles, config)
-        indices = self._indices(q_BHTD.detach(), scorer_keys.detach(), memo)
-        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGTE)
-        self.runs[choice] += 1
-        output, _ = selected_attention(
-            q_BHTD,
-            rotate(k_BGTD, angles),
-            v_BGTE,
-            indices,
-            select_len=config.select_len,
-            scale=config.scale,
-            kernel=kernel,
-        )
-        return output
-
-    def _indices(self, q_BHTD: Tensor, scorer_keys: Tensor, memo: SelectionMemo | None) -> Tensor:
-        if memo is None:
-            return self.chooser(q_BHTD, scorer_keys)
-        if memo.indices is None:
-            memo.indices = self.chooser(q_BHTD, scorer_keys)
-        return memo.indices
+            scorer_keys = rotate_blocks(means, turns, config)
+        indices = self.chooser(q_BHTD.detach(), scorer_keys.detach(), memo_number)
+        k_BGTD = rotate(k_BGTD, turns)
+        return attended(self, selected_attention, q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len)
 
 
 class SlidingBranch(nn.Module):
@@ -191,18 +163,37 @@ class SlidingBranch(nn.Module):
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, angles: Tensor) -> Tensor:
-        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), angles)
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> Tensor:
+        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
-        window, scale = self.config.window, self.config.scale
         if self.implementation is Implementation.FLASH:
-            self.runs[Choice("flash_attn", "asked for")] += 1
-            flash = flash_function(q_BHTD.device.type)
-            return flash_sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, flash=flash)
-        kernel, choice = choose_kernel(self.implementation, q_BHTD, v_BGTE)
-        self.runs[choice] += 1
-        output, _ = sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, kernel=kernel)
-        return output
+            return self._flash(q_BHTD, k_BGTD, v_BGTE)
+        return attended(self, sliding_attention, q_BHTD, k_BGTD, v_BGTE, window=self.config.window)
+
+    def _flash(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> Tensor:
+        count(self.runs, Choice("flash_attn", "asked for"))
+        flash = flash_function(q_BHTD.device.type)
+        window, scale = self.config.window, self.config.scale
+        return flash_sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, flash=flash)
+
+
+def attended(
+    branch: CompressedBranch | SelectedBranch | SlidingBranch,
+    operation: Callable[..., tuple[Tensor, Tensor]],
+    *tensors: Tensor,
+    **lengths: int,
+) -> Tensor:
+    """Output [B, H, T, E] of a branch's operation on (q, k, v, ...), by the implementation that suits them."""
+    kernel, choice = choose_kernel(branch.implementation, tensors[0], tensors[2])
+    count(branch.runs, choice)
+    output, _ = operation(*tensors, **lengths, scale=branch.config.scale, kernel=kernel)
+    return output
+
+
+def count(runs: Counter[Choice], choice: Choice) -> None:
+    """Compiled code is not counted: it would be traced once and run many times."""
+    if not torch.compiler.is_compiling():
+        runs[choice] += 1
 
 
 class VanillaAttention(nn.Module):
@@ -216,9 +207,9 @@ class VanillaAttention(nn.Module):
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(self, x_BTM: Tensor, angles: Tensor, _memo: SelectionMemo | None = None) -> Tensor:
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), angles)
-        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), angles)
+    def forward(self, x_BTM: Tensor, turns: Tensor, _memo_number: Tensor | None = None) -> Tensor:
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
+        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
         output = functional.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTE, is_causal=True, enable_gqa=True)
         return self.out_proj(output.transpose(1, 2).flatten(2))
@@ -236,6 +227,6 @@ def blocks_of(x_BGTD: Tensor, length: int, stride: int) -> Tensor:
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
 
 
-def rotate_blocks(k_BGSD: Tensor, angles: Tensor, config: NSAConfig) -> Tensor:
+def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig) -> Tensor:
     """A compressed key stands at the position of its block's last token, the first from which it is seen."""
-    return rotate(k_BGSD, angles[config.block_len - 1 :: config.block_stride])
+    return rotate(k_BGSD, turns[:, config.block_len - 1 :: config.block_stride])

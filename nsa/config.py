@@ -54,6 +54,7 @@ class NSAConfig:
     attention: Attention = Attention.NSA
     branches: tuple[Branch, ...] = ALL_BRANCHES
     compression: Compression = Compression.MLP
+    stop_gradient_gates: bool = False  # gates are computed, never learned: no gradient flows into or through them
     dtype: str = "float32"
     batch: int = 2  # per rank, the training program's default
     checkpointed: bool = False  # gradient checkpointing in every layer unless the command says otherwise

@@ -60,8 +60,12 @@ def _live_tensors() -> list[tuple[str, int]]:
         if not issubclass(type(thing), torch.Tensor) or thing.layout is not torch.strided:
             continue
         storage = thing.untyped_storage()
-        if storage.data_ptr() in seen:
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:
+            continue  # a fake tensor, or a sharded one whose part is in the list by itself: no memory of its own
+        if address in seen:
             continue
-        seen.add(storage.data_ptr())
+        seen.add(address)
         found.append((f"{tuple(thing.shape)} {thing.dtype} {thing.device}", storage.nbytes()))
     return found

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsa.attention import NSAttention, SelectionMemo, VanillaAttention
+from nsa.attention import NSAttention, VanillaAttention
 from nsa.config import Attention, Implementation, NSAConfig
-from nsa.rope import angles, frequencies
+from nsa.ops.topk import SelectionMemo
+from nsa.rope import frequencies, turns
 
 
 class Recompute(StrEnum):
@@ -18,6 +21,9 @@ class Recompute(StrEnum):
 
     REENTRANT = "reentrant"
     NON_REENTRANT = "non_reentrant"
+
+
+Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class TinyLM(nn.Module):
@@ -75,34 +81,51 @@ class TinyLM(nn.Module):
         self.register_buffer("frequencies", frequencies(config.d_k), persistent=False)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        turns = angles(self.get_buffer("frequencies"), tokens_BT.shape[1])
+        turns_2Tp = turns(self.get_buffer("frequencies"), tokens_BT.shape[1])
         x_BTM = self.embed(tokens_BT)
         for block in self.blocks:
-            x_BTM = block(x_BTM, turns)
+            x_BTM = block(x_BTM, turns_2Tp)
         return self.head(self.norm(x_BTM))
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
+    """One layer of the stack. What it computes is `run`, which may be compiled, and run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recompute: Recompute | None = None  # None: activations are kept
+        self.compiled: Run | None = None  # None: `run` as it stands
+
+    def forward(self, x_BTM: Tensor, turns_2Tp: Tensor) -> Tensor:
+        run = self.compiled or self.run
+        if self.recompute is None:
+            return run(x_BTM, turns_2Tp, None)
+        # The memo is filled by the first pass and read by the second: both see the same selected blocks. As an argument
+        # of the checkpoint it lives as long as a second pass may come.
+        reentrant = self.recompute is Recompute.REENTRANT
+        return checkpoint(_run_with_memo, run, x_BTM, turns_2Tp, SelectionMemo(), use_reentrant=reentrant)
+
+    def run(self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+def _run_with_memo(run: Run, x_BTM: Tensor, turns_2Tp: Tensor, memo: SelectionMemo) -> Tensor:
+    return run(x_BTM, turns_2Tp, memo.number)
+
+
+class Block(Layer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
-        self.recompute: Recompute | None = None  # None: activations are kept
         self.attn_norm = nn.RMSNorm(config.dim)
         vanilla = config.attention is Attention.VANILLA
         self.attn = VanillaAttention(config) if vanilla else NSAttention(config, implementation)
         self.mlp_norm = nn.RMSNorm(config.dim)
         self.mlp = SwiGLU(config.dim)
 
-    def forward(self, x_BTM: Tensor, turns: Tensor) -> Tensor:
-        if self.recompute is None:
-            return self._run(x_BTM, turns, None)
-        # The memo is filled by the first pass and read by the second: both see the same selected blocks.
-        reentrant = self.recompute is Recompute.REENTRANT
-        return checkpoint(self._run, x_BTM, turns, SelectionMemo(), use_reentrant=reentrant)
-
-    def _run(self, x_BTM: Tensor, turns: Tensor, memo: SelectionMemo | None) -> Tensor:
-        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns, memo)
+    def run(self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None) -> Tensor:
+        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns_2Tp, memo_number)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
 
@@ -118,24 +141,27 @@ class SwiGLU(nn.Module):
         return self.down(functional.silu(self.gate(x_BTM)) * self.up(x_BTM))
 
 
-class StockBlock(nn.Module):
+class StockBlock(Layer):
     """torch's own encoder layer under a causal mask: the control that shares no layer code with us."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
-        self.recompute: Recompute | None = None
         self.layer = nn.TransformerEncoderLayer(
             config.dim, config.heads, 4 * config.dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
 
-    def forward(self, x_BTM: Tensor, _turns: Tensor) -> Tensor:
-        if self.recompute is None:
-            return self._run(x_BTM)
-        return checkpoint(self._run, x_BTM, use_reentrant=self.recompute is Recompute.REENTRANT)
+    def run(self, x_BTM: Tensor, _turns: Tensor, _memo_number: Tensor | None) -> Tensor:
+        return self.layer(x_BTM, src_mask=self._mask(x_BTM), is_causal=True)
 
-    def _run(self, x_BTM: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x_BTM.shape[1], x_BTM.device, x_BTM.dtype)
-        return self.layer(x_BTM, src_mask=mask, is_causal=True)
+    def _mask(self, x_BTM: Tensor) -> Tensor:
+        """The layer insists on a mask. In training it goes by `is_causal` alone and never reads it.
+
+        So there it is one NaN seen T times T times: it takes no memory, and a torch that reads it does not train.
+        """
+        tokens = x_BTM.shape[1]
+        if self.training:
+            return x_BTM.new_full((), torch.nan).expand(tokens, tokens)
+        return nn.Transformer.generate_square_subsequent_mask(tokens, x_BTM.device, x_BTM.dtype)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention import BlockChooser, GateMLP, NSAttention
+from nsa.names import named_modules
 
 EVERY_STEPS = 10
 _CLOSED, _OPEN = 0.01, 0.99  # a gate beyond these is saturated
@@ -38,16 +39,22 @@ class GateRow:
 
 
 class Observer:
-    """Forward hooks that are in the model only while a sampled step runs."""
+    """Forward hooks that are in the model only while a sampled step runs.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    Compiled code keeps the hooks it was compiled with and sees no others: compiled layers are watched as a whole only.
+    """
+
+    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+        self._modules = dict(named_modules(model))
+        self._compiled = compiled
         self._kept: dict[str, Tensor] = {}
         self._dtypes: dict[str, str] = {}
         self._handles: list[Any] = []
 
     def watch(self) -> None:
-        for name, module in self._model.named_modules():
+        for name, module in self._modules.items():
+            if self._compiled and name.count(".") > 1:
+                continue
             if isinstance(module, BlockChooser | GateMLP):
                 self._handles.append(module.register_forward_hook(self._keep(name)))
             elif name.startswith("blocks.") and name.count(".") <= 3:
@@ -61,13 +68,13 @@ class Observer:
     def selections(self) -> list[SelectionRow]:
         return [
             selection_row(_layer(name), self._kept[name], module.selection.select_len)
-            for name, module in self._model.named_modules()
+            for name, module in self._modules.items()
             if isinstance(module, BlockChooser) and name in self._kept
         ]
 
     def gates(self) -> list[GateRow]:
         rows: list[GateRow] = []
-        for name, module in self._model.named_modules():
+        for name, module in self._modules.items():
             if isinstance(module, NSAttention) and f"{name}.gate_mlp" in self._kept:
                 rows += gate_rows(_layer(name), self._kept[f"{name}.gate_mlp"], map(str, module.config.branches))
         return rows

@@ -67,6 +67,12 @@ OPTIONS = (
     ),
     Option(name="compression", parse=one_of(Compression), default=None, about="how a block becomes one key: mean, mlp"),
     Option(
+        name="stop_gradient_gates",
+        parse=switch,
+        default=None,
+        about="no gradient through the gates; their parameters are frozen",
+    ),
+    Option(
         name="impl",
         parse=one_of(Implementation),
         default=Implementation.AUTO,
@@ -112,6 +118,16 @@ OPTIONS = (
     Option(name="bucket_cap_mb", parse=positive, default=25.0, about="DDP: size of a gradient bucket"),
     Option(name="broadcast_buffers", parse=switch, default=True, about="DDP: send buffers from rank 0 each step"),
     Option(name="gradient_as_bucket_view", parse=switch, default=False, about="DDP: gradients live in the buckets"),
+    Option(
+        name="comm_hook", parse=word("none", "bf16"), default="none", about="DDP: bf16: gradients travel as bfloat16"
+    ),
+    Option(
+        name="barrier_after_backward",
+        parse=switch,
+        default=False,
+        about="all ranks wait for each other after the backward pass",
+    ),
+    Option(name="compile", parse=switch, default=False, about="torch.compile for the layers"),
     Option(
         name="backend",
         parse=word("auto", "gloo", "nccl"),

@@ -13,14 +13,15 @@ def frequencies(width: int) -> Tensor:
     return torch.as_tensor(BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), dtype=torch.float32)
 
 
-def angles(frequencies: Tensor, tokens: int) -> Tensor:
-    """Angles [T, D/2] of the positions 0 to T - 1."""
+def turns(frequencies: Tensor, tokens: int) -> Tensor:
+    """Cosine and sine, [2, T, D/2], of the angles of the positions 0 to T - 1."""
     positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
-    return positions[:, None] * frequencies
+    angles = positions[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()))
 
 
-def rotate(x_BHTD: Tensor, angles_Tp: Tensor) -> Tensor:
-    """`x` with its two halves turned as pairs; row t by angles[t]. Keeps the dtype of `x`."""
-    cosine, sine = angles_Tp.cos().to(x_BHTD.dtype), angles_Tp.sin().to(x_BHTD.dtype)
+def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:
+    """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
+    cosine, sine = turns_2Tp.to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

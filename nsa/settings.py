@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from nsa.config import ALL_BRANCHES, Attention, Implementation, NSAConfig
 from nsa.options import CONFIG_ENV, OPTIONS, Option, parser
-from nsa.values import Data, Layers, Phase, Wrapper
+from nsa.values import SHARDED, Data, Layers, Phase, Wrapper
 
 # Names of other programs that share our prefix: the harness's own options.
 _FOREIGN_PREFIX = "NSA_HARNESS_"
@@ -41,6 +41,9 @@ class Settings:
     bucket_cap_mb: float
     broadcast_buffers: bool
     gradient_as_bucket_view: bool
+    comm_hook: str
+    barrier_after_backward: bool
+    compile: bool
     backend: str
     device: str
     trace_grads: bool
@@ -152,16 +155,32 @@ def _settled(values: dict[str, Any], shape_fields: dict[str, int], mistakes: lis
     model = _model(values, shape_fields, mistakes)
     if model is None:
         return None
-    if model.attention is not Attention.NSA and model.branches != ALL_BRANCHES:
-        mistakes.append(f"--branch: attention {model.attention} has no branches; use --branch all or --attention nsa")
-    if model.attention is not Attention.NSA and values["impl"] is not Implementation.AUTO:
-        mistakes.append(f"--impl: attention {model.attention} has one implementation; use --impl auto")
     checkpointed = values.pop("gc") or Layers(every=model.checkpointed)
     if checkpointed.highest() >= model.layers:
         mistakes.append(
             f"--gc: layer {checkpointed.highest()} does not exist; the model has layers 0 to {model.layers - 1}"
         )
-    return Settings(model=model, batch=model.batch, gc=checkpointed, wrapper=wrapper or ddp or Wrapper.NONE, **values)
+    settings = Settings(
+        model=model, batch=model.batch, gc=checkpointed, wrapper=wrapper or ddp or Wrapper.NONE, **values
+    )
+    mistakes.extend(_contradictions(settings))
+    return settings
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    """Options that are right each for itself and make no sense together."""
+    model, wrapper = settings.model, settings.wrapper
+    if model.attention is not Attention.NSA:
+        if model.branches != ALL_BRANCHES:
+            yield f"--branch: attention {model.attention} has no branches; use --branch all or --attention nsa"
+        if settings.impl is not Implementation.AUTO:
+            yield f"--impl: attention {model.attention} has one implementation; use --impl auto"
+        if model.stop_gradient_gates:
+            yield f"--stop-gradient-gates: attention {model.attention} has no gates; use --attention nsa"
+    if settings.comm_hook != "none" and wrapper is not Wrapper.DDP:
+        yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
+    if settings.dtype == "float16" and wrapper in SHARDED:
+        yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not share; use --dtype bfloat16"
 
 
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:
@@ -185,6 +204,7 @@ _MODEL_FIELDS = {
     "branch": "branches",
     "compression": "compression",
     "batch": "batch",
+    "stop_gradient_gates": "stop_gradient_gates",
 }
 
 

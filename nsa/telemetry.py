@@ -50,11 +50,13 @@ class StepResult:
 class Telemetry:
     """Every rank writes its heartbeat and memory; rank 0 writes the tables that are the same everywhere."""
 
-    def __init__(self, directory: Path, world: World, model: nn.Module | None, mem_dump_every: int) -> None:
+    def __init__(
+        self, directory: Path, world: World, model: nn.Module | None, mem_dump_every: int, *, compiled: bool = False
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._world, self._model = directory, world, model
         self._mem_dump_every = mem_dump_every
-        self._observer = Observer(model) if model is not None and world.is_first else None
+        self._observer = Observer(model, compiled=compiled) if model is not None and world.is_first else None
         self._sampling = self._sampled = False
         self._heartbeat = (directory / f"heartbeat_rank{world.rank}.jsonl").open("a", encoding="utf-8")
         self._training = self._table("training.csv", "step,loss,grad_norm,tokens_per_s,seconds,peak_rss_bytes")

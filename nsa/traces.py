@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from nsa.comm_hooks import Hook
+from nsa.names import named_modules
+
 
 def say(line: str) -> None:
     """One line in one write, so that lines of several ranks and threads never mix."""
@@ -55,6 +58,32 @@ class GradientTrace:
             file.write(json.dumps({"step": step, "arrived": arrived, "missing": missing}) + "\n")
 
 
+class ViewGradientTrace(GradientTrace):
+    """The same for FSDP1, which computes with views of one flat parameter: the model's own never get a hook called."""
+
+    def __init__(self, model: nn.Module, order_file: Path) -> None:
+        """`model` is still unwrapped: later the names are gone."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
+        for module in model.modules():
+            owned = {
+                attribute: names[parameter]
+                for attribute, parameter in module.named_parameters(recurse=False)
+                if parameter.requires_grad
+            }
+            if owned:
+                module.register_forward_pre_hook(self._watch_views(owned))
+
+    def _watch_views(self, owned: dict[str, str]) -> Any:
+        def watch(module: nn.Module, _: Any) -> None:
+            for attribute, name in owned.items():
+                view = getattr(module, attribute)
+                if view.grad_fn is not None:
+                    view.register_hook(self._arrival(name))
+
+        return watch
+
+
 class ModuleBackwardTrace:
     """A line when the backward pass reaches the output of a module.
 
@@ -88,20 +117,25 @@ class BucketTrace:
     STEPS: ClassVar[int] = 2
 
     rank: int
+    reduce: Hook = allreduce_hook
     speaking: bool = True
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """A DDP communication hook: the default averaging, and a line per bucket while the trace speaks."""
+    """A DDP communication hook: a line per bucket while the trace speaks, then the hook that it stands in front of."""
     if trace.speaking:
         buffer = bucket.buffer()
         say(f"[DDP] rank={trace.rank} bucket_elems={buffer.numel()} dtype={buffer.dtype}")
-    return allreduce_hook(None, bucket)
+    return trace.reduce(None, bucket)
 
 
-def traced_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that a reader of a stuck backward pass wants to see: blocks, their halves and the branches."""
-    return [(name, module) for name, module in model.named_modules() if name.startswith("blocks.") and _is_part(name)]
+def traced_modules(model: nn.Module, *, compiled: bool = False) -> list[tuple[str, nn.Module]]:
+    """The modules that a reader of a stuck backward pass wants to see: blocks, their halves and the branches.
+
+    Compiled code runs no hooks that come later, so of compiled layers only the whole is seen.
+    """
+    parts = [(name, module) for name, module in named_modules(model) if name.startswith("blocks.") and _is_part(name)]
+    return [(name, module) for name, module in parts if not compiled or name.count(".") == 1]
 
 
 def _is_part(name: str) -> bool:

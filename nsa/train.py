@@ -12,18 +12,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from nsa.checkpoints import load_checkpoint, save_checkpoint
 from nsa.config import Implementation
 from nsa.data import Batches
 from nsa.model import TinyLM, count_parameters
 from nsa.ops.dispatch import FlashMissingError, flash_function
-from nsa.parallelize import average_gradients, freeze, parallelize
+from nsa.parallelize import (
+    average_gradients,
+    clip_gradients,
+    compute_dtype,
+    freeze,
+    parallelize,
+    without_reduction,
+)
 from nsa.settings import Settings, SettingsError, read_settings
 from nsa.telemetry import StepResult, Telemetry
-from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, say, traced_modules
-from nsa.values import Phase, Wrapper
+from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
+from nsa.values import SHARDED, Phase, Wrapper
 from nsa.world import CannotRunError, World, joined
 
 
@@ -73,13 +79,19 @@ def train(settings: Settings, world: World) -> None:
         return
     run = _prepare(settings, world, batches)
     try:
-        first = load_checkpoint(settings.resume, run.bare, run.optimizer) + 1 if settings.resume else 1
+        first = _first_step(run)
         for step in range(first, first + settings.steps):
             if run.traces.buckets is not None:
                 run.traces.buckets.speaking = step < first + BucketTrace.STEPS
             _one_step(run, step, is_first=step == first)
     finally:
         run.telemetry.close()
+
+
+def _first_step(run: Run) -> int:
+    if run.settings.resume is None:
+        return 1
+    return load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer) + 1
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -91,17 +103,20 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         flash_function(world.device.type)  # missing: say so before anything runs
     if settings.freeze:
         freeze(bare, settings.freeze)
+    parameters = count_parameters(bare)
     traces = Traces(buckets=BucketTrace(rank=world.rank) if settings.trace_buckets else None)
+    order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
+    if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
+        traces.gradients = ViewGradientTrace(bare, order_file)
     model = parallelize(bare, settings, world, traces.buckets)
-    telemetry = Telemetry(settings.out_dir, world, bare, settings.mem_dump_every)
-    if settings.trace_grads:
-        order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
+    telemetry = Telemetry(settings.out_dir, world, bare, settings.mem_dump_every, compiled=settings.compile)
+    if settings.trace_grads and traces.gradients is None:
         traces.gradients = GradientTrace(bare.named_parameters(), order_file)
     if settings.trace_module_bwd:
-        traces.modules = ModuleBackwardTrace(traced_modules(bare))
-    trainable = [parameter for parameter in bare.parameters() if parameter.requires_grad]
+        traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if world.is_first:
-        say(_introduction(settings, world, count_parameters(bare), dtype))
+        say(_introduction(settings, world, parameters, dtype))
     return Run(
         settings=settings,
         world=world,
@@ -143,19 +158,19 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     if run.world.is_first:
         say(result.line())
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-        save_checkpoint(settings.out_dir, step, run.bare, run.optimizer, run.world)
+        save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
 
 def _micro_batch(run: Run, step: int, micro: int, *, is_first: bool) -> Tensor:
-    """Forward and backward of one micro-batch; gradients add up over the micro-batches of a step."""
+    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
     tokens, targets = run.batches.fetch(step, micro, run.world.rank)
     if is_first and micro == 0:
         say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
     last = micro == run.settings.accumulate - 1
-    with _without_reduction(run.model, last=last), _autocast(run.settings, run.world):
-        loss = loss_of(run.model(tokens), targets)
-    if run.settings.phase is not Phase.FORWARD:
-        with _without_reduction(run.model, last=last):
+    with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
+        with _autocast(run.settings, run.world):
+            loss = loss_of(run.model(tokens), targets)
+        if run.settings.phase is not Phase.FORWARD:
             run.scaler.scale(loss / run.settings.accumulate).backward()
     return loss.detach()
 
@@ -168,33 +183,22 @@ def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 def _finish_gradients(run: Run, step: int) -> Tensor:
     """Average where the wrapper did not, report, clip. Returns the norm before clipping."""
+    if run.settings.barrier_after_backward:
+        run.world.wait_for_all()
     if run.settings.wrapper is Wrapper.MANUAL:
         average_gradients(run.bare, run.world)
     if run.traces.gradients is not None:
         run.traces.gradients.after_backward(step)
     run.scaler.unscale_(run.optimizer)
-    return nn.utils.clip_grad_norm_(run.bare.parameters(), run.settings.clip)
-
-
-def compute_dtype(settings: Settings, world: World) -> torch.dtype:
-    """`auto` is the shape's dtype on a GPU. A CPU has no fast half type, so there it is float32."""
-    if settings.dtype != "auto":
-        return getattr(torch, settings.dtype)
-    return getattr(torch, settings.model.dtype) if world.device.type == "cuda" else torch.float32
+    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip)
 
 
 def _autocast(settings: Settings, world: World) -> AbstractContextManager[object]:
     dtype = compute_dtype(settings, world)
-    if dtype in (torch.float32, torch.float64):
+    # Sharded models hold and use bfloat16 weights themselves.
+    if dtype in (torch.float32, torch.float64) or settings.wrapper in SHARDED:
         return nullcontext()
     return torch.autocast(world.device.type, dtype)
-
-
-def _without_reduction(model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """DDP reduces gradients in the last micro-batch only."""
-    if last or not isinstance(model, DistributedDataParallel):
-        return nullcontext()
-    return model.no_sync()
 
 
 def _only_data(settings: Settings, world: World, batches: Batches) -> None:

@@ -31,6 +31,8 @@ class Wrapper(StrEnum):
     MANUAL = "manual"
 
 
+SHARDED = (Wrapper.FSDP, Wrapper.FSDP1)
+
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 EVERY_LAYER = "all"
 NO_LAYER = "none"

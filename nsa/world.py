@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,11 @@ class World:
         dist.all_reduce(mean)
         return mean / self.size
 
+    def wait_for_all(self) -> None:
+        """Return when every rank has come here."""
+        if self.backend is not None:
+            dist.barrier()
+
 
 @contextmanager
 def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
@@ -61,6 +67,9 @@ def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # DDP lies in reference cycles and holds the group, whose threads end with it. One that still drops a Python
+        # tensor when the interpreter ends aborts the process (seen with gloo in torch 2.11).
+        gc.collect()
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

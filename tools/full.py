@@ -57,7 +57,8 @@ def stored(commit: str) -> dict[str, Any]:
 def run_file(file: str) -> dict[str, dict[str, Any]]:
     """A process of its own for each file: one that dies takes only its own results along."""
     script = (
-        "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED; r = Results();"
+        "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED;"
+        "r = Results();"
         "pytest.main(['-q', '-p', 'no:cacheprovider', *SELECTED, sys.argv[1]], plugins=[r]);"
         "json.dump(r.found, open(sys.argv[2], 'w'))"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nsa.config import Implementation
-from nsa.ops.kernels import EagerKernel, FusedCpuKernel, fused_cpu_reason
+from nsa.ops.kernels import KERNELS, EagerKernel, FusedCpuKernel, fused_cpu_reason
 from nsa.ops.tiles import Kernel
 
 
@@ -21,8 +21,7 @@ class Choice:
     reason: str
 
 
-_EAGER = EagerKernel()
-_FUSED_CPU = FusedCpuKernel()
+_EAGER, _FUSED_CPU = KERNELS[EagerKernel.name], KERNELS[FusedCpuKernel.name]
 
 
 def choose_kernel(wanted: Implementation, q: Tensor, v: Tensor) -> tuple[Kernel, Choice]:

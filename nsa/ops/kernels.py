@@ -8,19 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nsa.ops.tiles import TileState, compute_dtype
+from nsa.ops.tiles import Kernel, TileState, compute_dtype
 
 
 class EagerKernel:
     """Matrix products and a softmax in plain torch. Runs on every device and in every dtype."""
 
+    name = "eager"
+
     def widest(self, rows: int, heads: int, keys: int) -> int:
         return rows * heads * keys
 
-    def forward(
-        self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, allowed: Tensor, scale: float
-    ) -> tuple[Tensor, ...]:
-        scores_NhCS = _scores(q_NhCD, k_NSD, allowed, scale)
+    def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+        scores_NhCS = _scores(q_NhCD, k_NSD, bias, scale)
         # A row without any key has the maximum -inf; exp(-inf - 0) = 0 keeps it free of NaN.
         highest = _finite(scores_NhCS.amax(-1, keepdim=True))
         weights = scores_NhCS.sub_(highest).exp_()
@@ -29,10 +29,10 @@ class EagerKernel:
         lse_NhC = (highest + total.log()).squeeze(-1)
         return o_NhCE.to(q_NhCD.dtype), lse_NhC
 
-    def backward(self, grad: Tensor, saved: TileState, allowed: Tensor, scale: float) -> tuple[Tensor, ...]:
+    def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         dtype = compute_dtype(saved.q)
         grad, o_NhCE = grad.to(dtype), saved.output.to(dtype)
-        scores_NhCS = _scores(saved.q, saved.k, allowed, scale)
+        scores_NhCS = _scores(saved.q, saved.k, bias, scale)
         weights = scores_NhCS.sub_(_finite(saved.lse.unsqueeze(-1))).exp_()
         delta = (grad * o_NhCE).sum(-1, keepdim=True)
         d_weights = _per_group(grad, saved.v.to(dtype).transpose(1, 2))
@@ -49,21 +49,18 @@ class FusedCpuKernel:
     The operators are private to torch; `fused_cpu_reason` says whether this torch has them.
     """
 
+    name = "fused_cpu"
+
     def widest(self, rows: int, _heads: int, keys: int) -> int:
         return rows * keys  # the mask is the largest tensor; the heads of a group share it
 
-    def forward(
-        self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, allowed: Tensor, scale: float
-    ) -> tuple[Tensor, ...]:
+    def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         k, v = _spread(k_NSD, q_NhCD), _spread(v_NSE, q_NhCD)
-        bias = _bias(allowed, q_NhCD.dtype)
-        o_NhCE, lse_NhC = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_NhCD, k, v, 0.0, False, attn_mask=bias, scale=scale
         )
-        # The operator says 0 for a row without keys; the contract says -inf.
-        return o_NhCE, lse_NhC.masked_fill(~allowed.any(-1), -torch.inf)
 
-    def backward(self, grad: Tensor, saved: TileState, allowed: Tensor, scale: float) -> tuple[Tensor, ...]:
+    def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         k, v = _spread(saved.k, saved.q), _spread(saved.v, saved.q)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad,
@@ -74,7 +71,7 @@ class FusedCpuKernel:
             _finite(saved.lse),
             0.0,
             False,
-            attn_mask=_bias(allowed, saved.q.dtype),
+            attn_mask=bias,
             scale=scale,
         )
         dtype = compute_dtype(saved.k)
@@ -92,10 +89,10 @@ def fused_cpu_reason(q: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def _scores(q_NhCD: Tensor, k_NSD: Tensor, allowed: Tensor, scale: float) -> Tensor:
+def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor:
     dtype = compute_dtype(q_NhCD)
     scores = _per_group(q_NhCD.to(dtype), k_NSD.to(dtype).transpose(1, 2))
-    return scores.mul_(scale).masked_fill_(~allowed, -torch.inf)
+    return scores.mul_(scale).add_(bias)
 
 
 def _per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
@@ -113,5 +110,4 @@ def _spread(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
     return k_NSD.unsqueeze(1).expand(-1, q_NhCD.shape[1], -1, -1)
 
 
-def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (EagerKernel(), FusedCpuKernel())}

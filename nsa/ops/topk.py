@@ -6,15 +6,19 @@ n places.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from nsa.ops.compressed import CompletedBlocks
+from nsa.ops.patterns import CompletedBlocks
 from nsa.ops.tiles import compute_dtype, tiles
 
 EMPTY = -1
+LONGEST_TILE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +32,91 @@ class Selection:
     scale: float
 
 
-@torch.no_grad()
-def choose_blocks(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection) -> Tensor:
+class SelectionMemo:
+    """What one forward pass of a layer selected, so that its recomputation reads the same blocks.
+
+    The operator finds the memo by a number in a tensor. Python state that differs between the two passes would give
+    each its own compiled graph, and a recomputation must save what the first pass saved.
+    """
+
+    _next = itertools.count()
+    _living: ClassVar[WeakValueDictionary[int, SelectionMemo]] = WeakValueDictionary()
+
+    def __init__(self) -> None:
+        number = next(self._next)
+        self.number = torch.tensor(number)  # on the CPU: reading it waits for no device
+        self.indices: Tensor | None = None
+        self._living[number] = self
+
+    @classmethod
+    def found(cls, number: Tensor | None) -> SelectionMemo | None:
+        return None if number is None else cls._living[int(number)]
+
+
+def choose_blocks(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, memo_number: Tensor | None = None) -> Tensor:
     """Indices [B, G, T, n] (int32) of the chosen blocks, EMPTY where a query has fewer visible blocks than places.
 
     Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
     The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
+    With the number of a memo that is already filled, what stands there.
     """
+    with torch.no_grad():
+        return _choose(
+            q_BHTD,
+            k_BGSD,
+            selection.block_len,
+            selection.block_stride,
+            selection.select_len,
+            selection.select_count,
+            selection.scale,
+            memo_number,
+        )
+
+
+@torch.library.custom_op("nsa::choose_blocks", mutates_args=())
+def _choose(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    block_len: int,
+    block_stride: int,
+    select_len: int,
+    select_count: int,
+    scale: float,
+    memo_number: Tensor | None,
+) -> Tensor:
+    memo = SelectionMemo.found(memo_number)
+    if memo is not None and memo.indices is not None:
+        return memo.indices.clone()
+    selection = Selection(
+        block_len=block_len, block_stride=block_stride, select_len=select_len, select_count=select_count, scale=scale
+    )
+    indices = _chosen(q_BHTD, k_BGSD, selection)
+    if memo is not None:
+        memo.indices = indices.clone()
+    return indices
+
+
+@_choose.register_fake
+def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, *_: object) -> Tensor:
+    return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
+
+
+def _chosen(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection) -> Tensor:
     batch, _, queries, width = q_BHTD.shape
-    rows = batch * k_BGSD.shape[1]
+    groups = k_BGSD.shape[1]
+    rows = batch * groups
     q_NhTD = q_BHTD.reshape(rows, -1, queries, width)
     k_NSD = k_BGSD.reshape(rows, -1, width)
     blocks = -(-queries // selection.select_len)
     indices = torch.full((rows, queries, selection.select_count), EMPTY, dtype=torch.int32, device=q_BHTD.device)
     with torch.autocast(q_BHTD.device.type, enabled=False):
         weights = overlap_weights(blocks, k_NSD.shape[1], selection, compute_dtype(q_BHTD), q_BHTD.device)
-        for start, stop in tiles(queries, rows * max(q_NhTD.shape[1] * k_NSD.shape[1], 2 * blocks)):
+        per_query = rows * max(q_NhTD.shape[1] * k_NSD.shape[1], 2 * blocks)
+        for start, stop in tiles(queries, per_query, LONGEST_TILE):
             importance = _importance(q_NhTD[:, :, start:stop], k_NSD, start, selection, weights)
             chosen = _best(importance, start, selection)
             indices[:, start:stop, : chosen.shape[-1]] = chosen
-    return indices.reshape(batch, -1, queries, selection.select_count)
+    return indices.reshape(batch, groups, queries, selection.select_count)
 
 
 def overlap_weights(
@@ -87,10 +156,10 @@ def _importance(
 
 
 def _visible_blocks(start: int, stop: int, compressed: int, selection: Selection, device: torch.device) -> Tensor:
-    pattern = CompletedBlocks(block_len=selection.block_len, block_stride=selection.block_stride)
-    visible = torch.zeros(1, 1, stop - start, compressed, dtype=torch.bool, device=device)
-    allowed = pattern.allowed(start, stop, None, device)[..., :compressed]
-    visible[..., : allowed.shape[-1]] = allowed
+    pattern = CompletedBlocks(selection.block_len, selection.block_stride)
+    visible = torch.zeros(stop - start, compressed, dtype=torch.bool, device=device)
+    seen = pattern.seen(start, stop, device)
+    visible[:, : seen.shape[-1]] = seen
     return visible
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa.attention import BlockChooser, NSAttention, SelectionMemo
+from nsa.attention import BlockChooser, NSAttention
 from nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa.model import Recompute, TinyLM, count_parameters
+from nsa.ops import topk
+from nsa.ops.topk import Selection, SelectionMemo
 from nsa.parallelize import checkpoint_layers
-from nsa.rope import angles, frequencies
+from nsa.rope import frequencies, turns
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 
@@ -90,7 +92,7 @@ def test_a_query_sees_the_tokens_that_its_branch_promises(tiny: NSAConfig) -> No
     """The gradient of one output reaches exactly the window: the sliding layer alone, without residual path."""
     layer = NSAttention(replace(tiny, branches=(Branch.WIN,)))
     x = torch.randn(1, 40, tiny.dim, requires_grad=True)
-    layer(x, angles(frequencies(tiny.d_k), 40))[0, 30].sum().backward()
+    layer(x, turns(frequencies(tiny.d_k), 40))[0, 30].sum().backward()
     assert x.grad is not None
     reached = x.grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert reached == list(range(30 - tiny.window + 1, 31))
@@ -119,33 +121,38 @@ def test_checkpointing_changes_no_gradient(mode: Recompute, attention: Attention
 
 
 @pytest.mark.parametrize("mode", list(Recompute))
-def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute) -> None:
-    """A chooser that answers differently each time is asked once per step, so the second pass cannot differ."""
+def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selection that comes out differently each time is made once per step, so the second pass cannot differ."""
+    made = []
+
+    def at_random(q_BHTD: Tensor, k_BGSD: Tensor, _: Selection) -> Tensor:
+        made.append(torch.randint(2, (q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], 3), dtype=torch.int32))
+        return made[-1]
+
+    monkeypatch.setattr(topk, "_chosen", at_random)
     model = TinyLM.from_config(replace(CI, layers=1))
-    asked = 0
-
-    def count(*_: object) -> None:
-        nonlocal asked
-        asked += 1
-
-    for module in model.modules():
-        if isinstance(module, BlockChooser):
-            module.register_forward_hook(count)
+    read = []
+    model.blocks[0].attn.sel.chooser.register_forward_hook(lambda _, __, indices: read.append(indices))
     checkpoint_layers(model, {0}, mode)
-    gradients(model, tokens(CI, 64))
-    gradients(model, tokens(CI, 64))
-    assert asked == 2
+    for _ in range(2):
+        gradients(model, tokens(CI, 64))
+    assert len(made) == 2
+    assert not torch.equal(*made)
+    for kept, (first, second) in zip(made, [read[:2], read[2:]], strict=True):
+        assert torch.equal(kept, first)
+        assert torch.equal(kept, second)
+    assert not topk.SelectionMemo._living  # nothing is kept for longer than a second pass may come
 
 
 def test_a_memo_decides_what_is_read(tiny: NSAConfig) -> None:
     layer = NSAttention(replace(tiny, branches=(Branch.SEL,)))
-    x, turns = torch.randn(1, 40, tiny.dim), angles(frequencies(tiny.d_k), 40)
+    x, rotation = torch.randn(1, 40, tiny.dim), turns(frequencies(tiny.d_k), 40)
     memo = SelectionMemo()
-    first = layer(x, turns, memo)
+    first = layer(x, rotation, memo.number)
     assert memo.indices is not None
-    assert torch.equal(first, layer(x, turns, memo))
+    assert torch.equal(first, layer(x, rotation, memo.number))
     memo.indices = torch.full_like(memo.indices, -1)
-    assert torch.equal(layer(x, turns, memo), torch.zeros_like(first))
+    assert torch.equal(layer(x, rotation, memo.number), torch.zeros_like(first))
 
 
 def test_eager_and_auto_agree() -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from nsa import reference
-from nsa.ops import tiles
-from nsa.ops.compressed import CompletedBlocks, compressed_attention
+from nsa.ops import attend, tiles, topk
+from nsa.ops.compressed import compressed_attention
 from nsa.ops.kernels import EagerKernel, FusedCpuKernel
+from nsa.ops.patterns import CompletedBlocks
 from nsa.ops.selected import selected_attention
 from nsa.ops.sliding import flash_sliding_attention, sliding_attention
 from nsa.ops.tiles import Kernel
@@ -51,7 +52,7 @@ class Case:
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     groups, per_group, tokens, block_len, stride, select_len, count, window = request.param
-    blocks = CompletedBlocks(block_len=block_len, block_stride=stride).count(tokens)
+    blocks = CompletedBlocks(block_len, stride).count(tokens)
 
     def leaf(heads: int, length: int) -> Tensor:
         return torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True)
@@ -140,7 +141,7 @@ def test_no_choice_depends_on_later_keys() -> None:
     before = choose_blocks(q, k, selection)
     for cut in (60, 101, 160):
         changed = k.clone()
-        changed[:, :, CompletedBlocks(block_len=8, block_stride=4).count(cut) :] *= -3
+        changed[:, :, CompletedBlocks(8, 4).count(cut) :] *= -3
         after = choose_blocks(q, changed, selection)
         assert torch.equal(before[:, :, :cut], after[:, :, :cut])
         assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
@@ -200,6 +201,27 @@ def test_huge_logits_stay_finite(kernel: Kernel, dtype: torch.dtype) -> None:
     output.float().sum().backward()
     for tensor in (output, q.grad, k.grad, v.grad):
         assert bool(tensor.isfinite().all())
+
+
+class TestTheOperatorsKeepTheirPromisesToTorch:
+    """Schema, autograd, shapes without data and tracing, also with lengths that vary: what torch.compile relies on."""
+
+    @pytest.mark.parametrize(("pattern", "lengths"), [("compressed", [4, 2]), ("sliding", [5]), ("selected", [3])])
+    @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+    def test_attention(self, pattern: str, lengths: list[int], kernel: Kernel) -> None:
+        q = torch.randn(2, 3, 11, 4, dtype=torch.float64, requires_grad=True)
+        keys = CompletedBlocks(4, 2).count(11) if pattern == "compressed" else 11
+        k, v = (torch.randn(2, keys, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        indices = torch.randint(EMPTY, 4, (2, 11, 3), dtype=torch.int32)
+        form = (pattern, lengths, kernel.name, 0.5)
+        torch.library.opcheck(attend._attend, (q, k, v, indices, *form))
+        output, lse = attend._attend(q, k, v, indices, *form)
+        saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, indices, output, lse)]
+        torch.library.opcheck(attend._attend_backward, (*saved, *form))
+
+    def test_choice(self) -> None:
+        q, k = torch.randn(1, 4, 20, 4), torch.randn(1, 2, 9, 4)
+        torch.library.opcheck(topk._choose, (q, k, 4, 2, 5, 4, 0.5, None))
 
 
 def test_flash_is_asked_for_a_window_of_w_keys() -> None:

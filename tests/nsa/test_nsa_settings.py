@@ -55,6 +55,16 @@ def test_a_set_of_layers_has_its_own_environment_name() -> None:
     assert read(NSA_GC_LAYERS="3,1").gc.of(4) == {1, 3}
 
 
+def test_what_came_later_is_off_unless_asked_for() -> None:
+    off = read()
+    assert (off.compile, off.comm_hook, off.barrier_after_backward) == (False, "none", False)
+    assert not off.model.stop_gradient_gates
+    words = ("--compile", "--barrier-after-backward", "--stop-gradient-gates", "--comm-hook", "bf16", "--ddp", "1")
+    on = read(*words)
+    assert (on.compile, on.comm_hook, on.barrier_after_backward) == (True, "bf16", True)
+    assert on.model.stop_gradient_gates
+
+
 def test_the_command_line_wins_over_the_environment() -> None:
     settings = read("--no-trace-grads", "--gc", "none", "--branch", "all", NSA_TRACE_GRADS="1", NSA_GC_RANGE="0:2")
     assert not settings.trace_grads
@@ -128,6 +138,18 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         (
             ("--attention", "stock", "--impl", "eager"),
             "--impl: attention stock has one implementation; use --impl auto",
+        ),
+        (
+            ("--attention", "stock", "--stop-gradient-gates"),
+            "--stop-gradient-gates: attention stock has no gates; use --attention nsa",
+        ),
+        (
+            ("--wrapper", "fsdp", "--comm-hook", "bf16"),
+            "--comm-hook: bf16 is a hook of DDP and --wrapper is fsdp; use --wrapper ddp",
+        ),
+        (
+            ("--wrapper", "fsdp1", "--dtype", "float16"),
+            "--dtype: float16 needs loss scaling, which --wrapper fsdp1 does not share; use --dtype bfloat16",
         ),
         (("--data", "no/such/file"), '--data: expected synthetic, text or the path of a file, got "no/such/file"'),
     ],

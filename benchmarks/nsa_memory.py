@@ -1,0 +1,110 @@
+"""Memory of a training step at 2048 and at 8192 tokens: four times the tokens may take four and a half times as much.
+
+    python benchmarks/nsa_memory.py
+
+The ci shape with two layers. Each measurement has a process of its own: the highest resident memory of a step, less
+what was resident before it (the model and torch itself, which would only flatter the ratio).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.circumstances import circumstances  # noqa: E402
+
+LIMIT = 4.5
+LENGTHS = (2048, 8192)
+# Attention, implementation, checkpointing: every path a step can take on a CPU.
+PATHS = [
+    ("nsa", "auto", "kept"),
+    ("nsa", "eager", "kept"),
+    ("nsa", "auto", "reentrant"),
+    ("nsa", "auto", "non_reentrant"),
+    ("vanilla", "auto", "kept"),
+    ("stock", "auto", "kept"),
+]
+
+
+def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
+    """Highest resident memory of a step in this process, less what was resident before."""
+    import torch
+
+    from nsa.config import CI, Attention, Implementation
+    from nsa.model import Recompute, TinyLM
+    from nsa.parallelize import checkpoint_layers
+
+    config = replace(CI, attention=Attention(attention), layers=2, seq_len=tokens)
+    model = TinyLM.from_config(config, Implementation(implementation))
+    if mode != "kept":
+        checkpoint_layers(model, range(2), Recompute(mode))
+    batch = torch.randint(config.vocab, (1, tokens))
+
+    def step(length: int) -> None:
+        model(batch[:, :length]).logsumexp(-1).mean().backward()
+
+    step(256)  # threads, work space and gradients
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts here
+    before = _status_bytes("VmRSS")
+    step(tokens)
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"/proc/self/status has no {field}: this measurement needs Linux")
+
+
+def measured(path: tuple[str, str, str], tokens: int) -> int:
+    """The same in a process of its own.
+
+    glibc raises the size from which it gives memory back at once whenever a large tensor is freed, so that what stays
+    resident depends on the order of sizes. A fixed threshold makes resident mean in use.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", *path, str(tokens)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def measure() -> dict[str, Any]:
+    samples = []
+    for path in PATHS:
+        sizes = {str(tokens): measured(path, tokens) for tokens in LENGTHS}
+        ratio = sizes[str(LENGTHS[1])] / sizes[str(LENGTHS[0])]
+        samples.append({"attention": path[0], "impl": path[1], "layers": path[2], "bytes": sizes, "ratio": ratio})
+    return {"samples": samples, "summary": {"worst_ratio": max(sample["ratio"] for sample in samples)}}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measure how the memory of a step grows with its tokens.")
+    parser.add_argument("--one", nargs=4, metavar=("ATTENTION", "IMPL", "LAYERS", "TOKENS"), help="measure here")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_memory.json")
+    options = parser.parse_args(arguments)
+    if options.one:
+        *path, tokens = options.one
+        print(step_bytes(*path, int(tokens)))
+        return 0
+    result = {**circumstances(__file__, arguments), "limit": LIMIT, **measure()}
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result["samples"], indent=1))
+    return int(result["summary"]["worst_ratio"] > LIMIT)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,266 @@
+"""However a model is spread over ranks, cut into micro-batches or compiled: it computes what one process computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Alone, Program
+from torch import Tensor
+from wrapped_gradients import WAYS
+
+from nsa.config import CI, Attention, Branch
+from nsa.model import Recompute, StockBlock, TinyLM
+from nsa.ops import topk
+from nsa.parallelize import checkpoint_layers, compile_layers
+from nsa.telemetry import Telemetry
+from nsa.traces import ViewGradientTrace
+from nsa.world import World
+
+LINES = "[GRAD-TRACE] after_backward_step"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Everything that two ranks have to measure, in one launch."""
+    result = tmp_path_factory.mktemp("ranks") / "result.json"
+    program = Path(__file__).with_name("wrapped_gradients.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(program), str(result)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+class TestTwoRanksComputeTheGradientsOfOneProcess:
+    def test_in_float64(self, measured: dict[str, Any], way: str) -> None:
+        assert measured["float64"][way] < 1e-10
+
+    def test_in_float32_when_they_read_the_same_blocks(self, measured: dict[str, Any], way: str) -> None:
+        assert 0 < measured["float32"][way] < 1e-5
+
+    def test_with_torchs_own_layers(self, measured: dict[str, Any], way: str) -> None:
+        assert measured["stock"][way] < 1e-10
+
+
+def test_gradients_that_travel_as_bfloat16_are_rounded_twice_and_no_more(measured: dict[str, Any]) -> None:
+    assert measured["bf16_mean_is_exact"]
+    assert 1e-4 < measured["bf16_hook"] < 2**-7
+
+
+def losses(directory: Path) -> list[float]:
+    rows = (directory / "training.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return [float(row.split(",")[1]) for row in rows]
+
+
+COMMON = ("--layers", "1", "--dtype", "float64", "--data", "text", "--accumulate", "2")
+
+
+@pytest.fixture(scope="module")
+def ddp_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Four steps of two ranks under DDP, which the other wrappers are compared with."""
+    directory = tmp_path_factory.mktemp("ddp")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / "nsa")]
+    subprocess.run([*launcher, *COMMON, "--wrapper", "ddp", "--steps", "4"], cwd=directory, check=True, timeout=120)
+    return losses(directory / "out")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("fsdp1", "fsdp"),
+        pytest.param("fsdp", "ddp", marks=pytest.mark.slow),
+        pytest.param("ddp", "fsdp1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_under_another_wrapper_as_if_nothing_had_happened(
+    program: Program, tmp_path: Path, ddp_losses: list[float], first: str, second: str
+) -> None:
+    start = program(*COMMON, "--wrapper", first, "--steps", "2", "--checkpoint-every", "2", "--trace-grads", ranks=2)
+    assert start.returncode == 0, start.stderr
+    assert start.stdout.splitlines().count(f"{LINES}2 arrived=29 missing=0") == 2
+    rest = ("--wrapper", second, "--steps", "2", "--resume", "out/checkpoint_step2.pt", "--barrier-after-backward")
+    end = program(*COMMON, *rest, ranks=2)
+    assert end.returncode == 0, end.stderr
+    assert losses(tmp_path / "out") == pytest.approx(ddp_losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("wrapper", ["fsdp", "fsdp1"])
+class TestAShardedModelOfOneRank:
+    def test_is_traced_like_any_other(self, alone: Alone, tmp_path: Path, wrapper: str) -> None:
+        options = ("--layers", "2", "--wrapper", wrapper, "--gc", "all", "--freeze", "blocks.1.attn.gate_mlp.*s*")
+        status, output, _ = alone(*options, "--trace-grads", "--trace-module-bwd", "--mem-dump-every", "1")
+        assert status == 0
+        lines = output.splitlines()
+        assert f"{LINES}1 arrived=54 missing=2" in lines
+        assert "  - MISSING: blocks.1.attn.gate_mlp.hidden.bias" in lines
+        walked = [line.removeprefix("[MODULE-BWD] step=1 ") for line in lines if line.startswith("[MODULE-BWD]")]
+        assert {"blocks.1", "blocks.0", "blocks.0.attn", "blocks.0.attn.sel"} <= set(walked)
+        tables = {name: (tmp_path / "out" / name).read_text(encoding="utf-8").splitlines() for name in TABLES}
+        assert {name: len(table) for name, table in tables.items()} == TABLES
+        order = json.loads((tmp_path / "out" / "grad_order_rank0.jsonl").read_text(encoding="utf-8"))
+        assert order["arrived"].index("blocks.1.mlp.down.weight") < order["arrived"].index("blocks.0.mlp.down.weight")
+
+    def test_holds_its_weights_in_bfloat16_and_its_angles_in_float32(
+        self, alone: Alone, tmp_path: Path, wrapper: str
+    ) -> None:
+        assert alone("--layers", "1", "--wrapper", wrapper, "--dtype", "bfloat16")[0] == 0
+        report = (tmp_path / "out" / "dtypes_report.txt").read_text(encoding="utf-8").splitlines()
+        assert "parameters torch.float32 29" in report  # what the optimizer sees
+        assert "buffers torch.float32 1" in report
+        activations = {line.split()[1] for line in report if line.startswith("activation")}
+        assert activations == {"torch.bfloat16"}
+
+
+# Lines with the header: two layers, three branches.
+TABLES = {"k_stats.csv": 3, "gate_health.csv": 7, "fallback_counters.csv": 4}
+
+
+def test_rotary_angles_are_not_rounded_to_bfloat16_by_a_sharded_model(alone: Alone, tmp_path: Path) -> None:
+    """Rounded angles would send distant tokens to the same position; the first loss would show it."""
+    common = ("--layers", "1", "--data", "text", "--steps", "3")
+    for name, options in (("plain", ()), ("sharded", ("--wrapper", "fsdp", "--dtype", "bfloat16"))):
+        assert alone(*common, *options, "--out-dir", name)[0] == 0
+    assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+
+
+def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP1 fills its gradient with zeros, so that only the views tell."""
+    from nsa.sharding import shard_by_fsdp1
+    from nsa.world import joined
+
+    bare = TinyLM.from_config(replace(CI, layers=1))
+    bare.blocks[0].attn.register_parameter("idle", torch.nn.Parameter(torch.zeros(3)))
+    with joined("cpu", "gloo", needs_group=True) as world:
+        trace = ViewGradientTrace(bare, tmp_path / "order.jsonl")
+        model = shard_by_fsdp1(bare, world, torch.float32)
+        model(torch.randint(256, (1, 64))).mean().backward()
+    trace.after_backward(1)
+    assert capsys.readouterr().out == f"{LINES}1 arrived=29 missing=1\n  - MISSING: blocks.0.attn.idle\n"
+
+
+def test_stop_gradient_gates_learn_nothing_and_pass_nothing_on(alone: Alone) -> None:
+    status, output, _ = alone("--layers", "1", "--wrapper", "ddp", "--stop-gradient-gates", "--trace-grads")
+    assert status == 0
+    gates = [f"blocks.0.attn.gate_mlp.{name}" for name in ("weight", "bias", "hidden.weight", "hidden.bias")]
+    missing = [line for line in output.splitlines() if "MISSING" in line]
+    assert missing == [f"  - MISSING: {name}" for name in gates]
+
+
+def test_stopped_gates_change_no_output_and_cut_the_gradient_through_them() -> None:
+    config = replace(CI, layers=1, branches=(Branch.WIN,))
+    open_model = TinyLM.from_config(config)
+    stopped = TinyLM.from_config(replace(config, stop_gradient_gates=True))
+    stopped.load_state_dict(open_model.state_dict())
+    inputs = torch.randint(256, (1, 32))
+    outputs = [model(inputs) for model in (open_model, stopped)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.logsumexp(-1).mean().backward()
+    assert not torch.equal(open_model.embed.weight.grad, stopped.embed.weight.grad)
+
+
+def gradients(model: TinyLM, inputs: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    output = model(inputs)
+    output.logsumexp(-1).mean().backward()
+    return [output.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("attention", "mode"),
+    [*((Attention.NSA, mode) for mode in (None, *Recompute)), (Attention.VANILLA, None), (Attention.STOCK, None)],
+)
+def test_compiled_layers_compute_what_they_compute_uncompiled(attention: Attention, mode: Recompute | None) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = TinyLM.from_config(replace(CI, layers=3, attention=attention)).double()
+    inputs = torch.randint(256, (2, 70))
+    if mode is not None:
+        checkpoint_layers(model, {0, 1, 2}, mode)
+    plain = gradients(model, inputs)
+    compile_layers(model, backend="aot_eager")
+    for _ in range(2):
+        for ours, theirs in zip(gradients(model, inputs), plain, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    # One graph serves all layers; a reentrant checkpoint needs one more, for the pass without gradients.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode is Recompute.REENTRANT else 1)
+
+
+def test_compiled_layers_take_sequences_of_any_length() -> None:
+    torch._dynamo.reset()
+    model = TinyLM.from_config(replace(CI, layers=1)).double()
+    batches = [torch.randint(256, (2, length)) for length in (64, 70, 41, 9)]
+    plain = [gradients(model, inputs) for inputs in batches]
+    compile_layers(model, backend="aot_eager")
+    for inputs, expected in zip(batches, plain, strict=True):
+        for ours, theirs in zip(gradients(model, inputs), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_compiled_layers_choose_once_when_they_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model = TinyLM.from_config(replace(CI, layers=1))
+    checkpoint_layers(model, {0}, Recompute.NON_REENTRANT)
+    compile_layers(model, backend="aot_eager")
+    made, choose = [], topk._chosen
+    monkeypatch.setattr(topk, "_chosen", lambda *arguments: made.append(1) or choose(*arguments))
+    gradients(model, torch.randint(256, (1, 64)))
+    assert len(made) == 1
+
+
+def test_a_compiled_run_is_watched_from_outside_of_its_layers(tmp_path: Path) -> None:
+    """A hook that is compiled in would stay; a sampled step must leave nothing behind."""
+    torch._dynamo.reset()
+    model = TinyLM.from_config(replace(CI, layers=2))
+    compile_layers(model, backend="aot_eager")
+    alone = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
+    telemetry = Telemetry(tmp_path, alone, model, mem_dump_every=0, compiled=True)
+    telemetry.begin(1)
+    gradients(model, torch.randint(256, (1, 64)))
+    hooked = [module for module in model.modules() if module._forward_hooks]
+    assert hooked == list(model.blocks)
+    telemetry.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [("--gc", "all"), ("--wrapper", "ddp"), ("--wrapper", "fsdp"), ("--wrapper", "fsdp1")]
+)
+def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(
+    program: Program, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """With the compiler that users get, which needs a C++ compiler and its time."""
+    common = ("--layers", "2", "--dtype", "float64", "--steps", "3", "--data", "text", *options)
+    for name, compiled in (("plain", "--no-compile"), ("compiled", "--compile")):
+        done = program(*common, compiled, "--out-dir", name)
+        assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+
+
+def test_the_stock_layer_never_reads_the_mask_that_it_insists_on() -> None:
+    """In training the mask is one NaN; it takes no memory and would poison everything."""
+    block = StockBlock(replace(CI, attention=Attention.STOCK))
+    x = torch.randn(2, 20, CI.dim)
+    mask = block._mask(x)
+    assert mask.untyped_storage().nbytes() == 4
+    assert bool(mask.isnan().all())
+    trained = block(x, x)
+    assert bool(trained.isfinite().all())
+    torch.testing.assert_close(block.eval()(x, x), trained)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x, x), trained)
