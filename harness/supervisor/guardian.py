@@ -75,6 +75,8 @@ class Guardian:
     def _start(self) -> None:
         if self.order["argv"] is None:  # called to sweep after another guardian was killed
             return
+        # Made here, not by the controller: whoever makes it must live to remove it.
+        Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
         output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             child = subprocess.Popen(

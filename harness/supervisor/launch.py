@@ -146,11 +146,9 @@ def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _boards_dir(tag: str) -> Path:
-    """A private directory in memory, or in the temporary directory where there is no /dev/shm to write to."""
+    """A name in memory, or in the temporary directory where there is no /dev/shm to write to. The guardian makes it."""
     home = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    path = home / f"nsa-harness-{tag}"
-    path.mkdir(mode=0o700)
-    return path
+    return home / f"nsa-harness-{tag}"
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:

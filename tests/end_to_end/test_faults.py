@@ -74,14 +74,10 @@ def test_a_planted_fault_is_named_with_its_rank_line_layer_and_step(workspace, k
         assert outcome["timing"]["detected_s"] <= CLOSED_WAIT_LIMIT_S
 
 
-TWINS = [
-    "deadlock",
-    "skip_collective",
-    "raise",
-    "sigkill",
-    "endless_loop",
-    "slow_step",
-]  # nobody can tell who will resume a stopped rank
+# No twin of sigstop: nobody can tell who will resume a stopped rank.
+QUICK_TWINS = ["deadlock", "endless_loop", "slow_step"]
+SLOW_TWINS = ["skip_collective", "raise", "sigkill"]
+TWINS = [*QUICK_TWINS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_TWINS)]
 
 
 @pytest.mark.parametrize("kind", TWINS)

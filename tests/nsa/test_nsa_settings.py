@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from nsa.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
 from nsa.settings import Settings, SettingsError, read_settings
@@ -212,3 +215,9 @@ def test_an_impossible_shape_says_why(changes: dict[str, object], mistake: str) 
     with pytest.raises(ValueError, match="shape x") as caught:
         NSAConfig(name="x", **changes)  # type: ignore[arg-type]
     assert str(caught.value) == mistake
+
+
+def test_importing_the_package_leaves_the_environment_alone() -> None:
+    look = "import os; before = dict(os.environ); import nsa, nsa.settings; print(dict(os.environ) == before)"
+    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
