@@ -16,15 +16,17 @@ WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module",
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
 
-    __slots__ = ("_board", "backward", "forward", "module", "name", "on_backward")
+    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent_backward")
 
     def __init__(self, board: Board, module: Callable[[], Any], name: str) -> None:
         self._board = board
         self.module = module
         self.name = name
         self.forward = 0
+        self.silent_backward = False
 
     def prepare(self) -> None:
+        self.silent_backward = is_detail(self.name) and _is_small(self.module())
         self.forward = self._board.what("forward", self.name)
         self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
 
@@ -67,6 +69,17 @@ class ModuleNames:
                 del self._known[key]
 
         return weakref.ref(module, forget)
+
+
+def is_detail(name: str) -> bool:
+    """Below a named part of a numbered block: "blocks.3.attn.query". The part itself, "blocks.3.attn", is none."""
+    *above, parent, _leaf = ["", *name.split(".")]
+    return not parent.isdigit() and any(part.isdigit() for part in above)
+
+
+def _is_small(module: Any) -> bool:
+    """One of torch's own leaves: a Linear, a norm, an activation."""
+    return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 
 def strip(path: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from harness.probe.board import Board
-from harness.probe.names import ModuleNames, strip
+from harness.probe.names import ModuleNames, is_detail, strip
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ def test_wrappers_leave_no_trace_in_a_name(path: str, name: str) -> None:
     assert strip(path) == name
 
 
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("blocks.3.attn.query", True),
+        ("transformer.h.0.mlp.2", True),
+        ("blocks.3.attn", False),
+        ("layers.0.linear1", False),
+        ("3", False),
+        ("model.embed_tokens", False),
+        ("Linear", False),
+    ],
+)
+def test_a_detail_is_below_a_named_part_of_a_numbered_block(name: str, detail: bool) -> None:
+    assert is_detail(name) is detail
+
+
 @pytest.fixture
 def names(tmp_path: Path) -> ModuleNames:
     return ModuleNames(Board(str(tmp_path / "1.board"), rank=0, world_size=1))
@@ -37,6 +53,17 @@ def test_the_outermost_module_called_names_all_inside_it(names: ModuleNames) -> 
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])})
     assert names.of(model).name == "ModuleDict"
     assert names.of(model["blocks"][0]).name == "blocks.0"
+
+
+def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_backward_mark(names: ModuleNames) -> None:
+    class Own(nn.Linear):
+        pass
+
+    part = nn.ModuleDict({"query": nn.Linear(1, 1), "inner": nn.Sequential(nn.ReLU()), "own": Own(1, 1)})
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": part})]), "head": nn.Linear(1, 1)})
+    names.of(model)
+    silent = {names.of(member).name for member in model.modules() if names.of(member).silent_backward}
+    assert silent == {"blocks.0.attn.query", "blocks.0.attn.inner.0"}
 
 
 def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(names: ModuleNames) -> None:

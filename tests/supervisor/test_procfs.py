@@ -49,7 +49,7 @@ def main_task(pid: int, origin_ns: int, settled: Callable[[Task], bool]) -> Task
 def test_a_sleep_is_read_with_its_end() -> None:
     origin_ns = time.monotonic_ns()
     with program("import time; print(); time.sleep(600)") as process:
-        task = main_task(process.pid, origin_ns, lambda task: task.syscall == "clock_nanosleep")
+        task = main_task(process.pid, origin_ns, lambda task: (task.syscall, task.state) == ("clock_nanosleep", "S"))
     assert (task.syscall, task.timed, task.state) == ("clock_nanosleep", True, "S")
     assert task.wakes_at_s is not None
     assert 590.0 < task.wakes_at_s < 600.0 + PATIENCE_S
