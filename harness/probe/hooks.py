@@ -34,7 +34,7 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
-    The Linears inside attention or an MLP have none: with them a step of a small model was 3 % slower, without 2 %.
+    The Linears inside attention or an MLP have none: with them a step of the ci shape was 3.1 % slower, without 2.4 %.
     """
     names = ModuleNames(board)
     is_compiling = compiling_test(torch)
