@@ -74,6 +74,8 @@ class RunSpec:
     notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
     not_covered: tuple[str, ...]  # what this form of the scenario cannot show
     spec_hash: str
+    tags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with its values, sorted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +85,5 @@ class Skip:
     scenario: str
     about: str
     reason: str
+    tags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()

@@ -17,6 +17,7 @@ from harness.core.scenario_types import Backend, Dtype, Implementation, ShapeNam
 from harness.core.shapes import SHAPES
 
 DEADLINE_S = 1800.0
+_SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,13 @@ def resolve(
 ) -> RunSpec | Skip:
     """The launch of a scenario on this machine."""
     if reason := _missing(scenario, facts):
-        return Skip(scenario=scenario.name, about=scenario.about, reason=reason)
+        return Skip(
+            scenario=scenario.name,
+            about=scenario.about,
+            reason=reason,
+            tags=scenario.tags,
+            settings=settings_of(scenario),
+        )
     spec = _ours(scenario, facts, surroundings) if scenario.is_ours else _foreign(scenario)
     spec = replace(spec, notes=(*spec.notes, *notes))
     return replace(spec, spec_hash=spec_hash(spec, surroundings))
@@ -57,6 +64,22 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
     }
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
+    """What a scenario sets other than the defaults, of the sections that decide what runs: (dotted key, value)."""
+    chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
+    for section in _SETTING_SECTIONS:
+        values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
+        chosen |= {f"{section}.{key}": _shown_setting(value) for key, value in values.items()}
+    return tuple(sorted(chosen.items()))
+
+
+def _shown_setting(value: object) -> str:
+    """A value as an override on the command line would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def machine_choice(scenario: Scenario, facts: MachineFacts) -> Choice:
@@ -160,6 +183,8 @@ def _common(scenario: Scenario) -> RunSpec:
         notes=(),
         not_covered=(),
         spec_hash="",
+        tags=scenario.tags,
+        settings=settings_of(scenario),
     )
 
 

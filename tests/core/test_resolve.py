@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.plan import Bound, Launcher, RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.resolve import Surroundings, beyond_the_model, resolve
+from harness.core.resolve import Surroundings, beyond_the_model, resolve, settings_of
 from harness.core.scenario import Scenario
 from harness.core.scenario_check import checked_scenario
 from harness.core.shapes import SHAPES
@@ -196,3 +196,20 @@ def test_every_option_the_plan_spells_is_one_that_the_subject_takes() -> None:
     parsed = options.parser().parse_args(list(spec.program[1:]))
     assert parsed.shape == "ci"
     assert parsed.freeze == "x"
+
+
+def test_settings_are_what_a_scenario_sets_as_the_command_line_would_write_it() -> None:
+    scenario = scenario_of(
+        """
+gc: {layers: "0:4"}
+run: {ranks: 2, args: [--quick], env: {NCCL_P2P_DISABLE: 1}}
+parallel: {static_graph: true, bucket_cap_mb: 0.5}
+"""
+    )
+    assert settings_of(scenario) == (
+        ("gc.layers", "0:4"),
+        ("parallel.bucket_cap_mb", "0.5"),
+        ("parallel.static_graph", "true"),
+        ("run.args", '["--quick"]'),
+        ("run.env.NCCL_P2P_DISABLE", "1"),
+    )
