@@ -3,7 +3,7 @@
     python benchmarks/nsa_learning.py
 
 The ci shape, the shipped text, the same batches in the same order for both, two seeds. Compared is the mean loss of
-the last twenty steps.
+the last twenty steps: that of NSA may lie five percent above its control's, and any way below.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     result = {**circumstances(__file__, arguments), "limit": LIMIT, **measure(options.steps)}
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(json.dumps(result["summary"], indent=1))
-    return int(max(map(abs, result["summary"]["excess"])) > LIMIT)
+    return int(max(result["summary"]["excess"]) > LIMIT)
 
 
 if __name__ == "__main__":

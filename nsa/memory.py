@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from torch._subclasses import FakeTensor
 
 _LARGEST = 20
 
@@ -57,13 +58,15 @@ def _live_tensors() -> list[tuple[str, int]]:
     seen, found = set(), []
     for thing in gc.get_objects():
         # type() and not isinstance(): some objects run code when asked for their class.
-        if not issubclass(type(thing), torch.Tensor) or thing.layout is not torch.strided:
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
+            continue
+        if thing.layout is not torch.strided:
             continue
         storage = thing.untyped_storage()
         try:
             address = storage.data_ptr()
         except RuntimeError:
-            continue  # a fake tensor, or a sharded one whose part is in the list by itself: no memory of its own
+            continue  # a sharded tensor: its part is in the list by itself
         if address in seen:
             continue
         seen.add(address)

@@ -1,15 +1,33 @@
 """The specification: each operation as a plain loop over queries, in the dtype it is given. Only tests import it.
 
-Dimensions: H query heads, G groups of them, T tokens, S compressed blocks, D width of a key, E width of a value,
-n places. No batch: the specification is for one sequence.
+Dimensions: H query heads, G groups of them, T tokens, S compressed blocks, M model width, D width of a key, E width of
+a value, n places. No batch: the specification is for one sequence. Weights go by the names of the model's state_dict.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 EMPTY = -1
+ROTARY_BASE = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What a layer's weights do not tell: how its heads are grouped, and the lengths in tokens."""
+
+    heads: int
+    groups: int
+    block_len: int
+    block_stride: int
+    select_len: int
+    select_count: int
+    window: int
 
 
 def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, seen: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
@@ -82,6 +100,96 @@ def choose(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Ten
             best = (forced + others)[:select_count]
             indices[group, t, : len(best)] = torch.tensor(best, dtype=torch.int32)
     return indices
+
+
+def block(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> Tensor:
+    """x + attention(norm(x)), then x + mlp(norm(x)), with a SwiGLU."""
+    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"])
+    x_TM = x_TM + attention(normed, _below(weights, "attn"), numbers)
+    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"])
+    opened = functional.silu(normed @ weights["mlp.gate.weight"].T) * (normed @ weights["mlp.up.weight"].T)
+    return x_TM + opened @ weights["mlp.down.weight"].T
+
+
+def attention(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> Tensor:
+    """The branches that have weights, mixed by their gates (paper, eq. 5)."""
+    tokens = range(x_TM.shape[0])
+    q_HTD = rotated(_heads(x_TM, weights["q_proj.weight"], numbers.heads), tokens)
+    lengths = {"block_len": numbers.block_len, "block_stride": numbers.block_stride}
+    last_tokens = [start + numbers.block_len - 1 for start in _starts(len(tokens), numbers)]
+    outputs, scorer_keys = [], None
+    if "cmp.k_proj.weight" in weights:
+        own = _below(weights, "cmp")
+        scorer_keys = rotated(
+            _blocks(_heads(x_TM, own["k_proj.weight"], numbers.groups), own, "k", numbers), last_tokens
+        )
+        values = _blocks(_heads(x_TM, own["v_proj.weight"], numbers.groups), own, "v", numbers)
+        outputs.append(compressed(q_HTD, scorer_keys, values, **lengths)[0])
+    if "sel.k_proj.weight" in weights:
+        own = _below(weights, "sel")
+        keys = _heads(x_TM, own["k_proj.weight"], numbers.groups)
+        if scorer_keys is None:
+            scorer_keys = rotated(_blocks(keys, {}, "k", numbers), last_tokens)
+        ranks = importance(q_HTD.detach(), scorer_keys.detach(), **lengths, select_len=numbers.select_len)
+        indices = choose(ranks, select_len=numbers.select_len, select_count=numbers.select_count)
+        values = _heads(x_TM, own["v_proj.weight"], numbers.groups)
+        outputs.append(selected(q_HTD, rotated(keys, tokens), values, indices, select_len=numbers.select_len)[0])
+    if "win.k_proj.weight" in weights:
+        own = _below(weights, "win")
+        keys, values = (_heads(x_TM, own[f"{name}_proj.weight"], numbers.groups) for name in "kv")
+        outputs.append(sliding(q_HTD, rotated(keys, tokens), values, window=numbers.window)[0])
+    gates_cHT = _gates(x_TM, _below(weights, "gate_mlp"), numbers.heads)
+    mixed_HTE = sum(gate.unsqueeze(-1) * output for gate, output in zip(gates_cHT, outputs, strict=True))
+    return mixed_HTE.transpose(0, 1).flatten(1) @ weights["out_proj.weight"].T
+
+
+def rotated(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
+    """Each pair of dimensions (i, i + D/2) as a complex number, turned by position * 10000^(-2i/D)."""
+    width = x_HTD.shape[-1]
+    pairs = torch.complex(x_HTD[..., : width // 2], x_HTD[..., width // 2 :])
+    angles_Tp = angles(positions, width).to(x_HTD.dtype)
+    turned = pairs * torch.polar(torch.ones_like(angles_Tp), angles_Tp)
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def angles(positions: Sequence[int], width: int) -> Tensor:
+    """Angles [T, D/2] of rotary positions, in float64."""
+    rows = [[position * ROTARY_BASE ** (-2 * i / width) for i in range(width // 2)] for position in positions]
+    return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
+
+
+def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, numbers: Numbers) -> Tensor:
+    """One vector per complete block: the mean, and if there are weights an MLP over the block around it (eq. 7)."""
+    groups, tokens, width = x_GTD.shape
+    vectors = []
+    for start in _starts(tokens, numbers):
+        inside_GlD = x_GTD[:, start : start + numbers.block_len]
+        vector = inside_GlD.mean(1)
+        own = _below(weights, f"{side}_blocks")
+        if own:
+            flat = (inside_GlD + own["position"]).flatten(1)
+            inner = functional.gelu(flat @ own["inner.weight"].T + own["inner.bias"])
+            vector = vector + inner @ own["outer.weight"].T + own["outer.bias"]
+        vectors.append(vector)
+    return torch.stack(vectors, 1) if vectors else x_GTD.new_zeros(groups, 0, width)
+
+
+def _gates(x_TM: Tensor, weights: Mapping[str, Tensor], heads: int) -> Tensor:
+    """A gate in (0, 1) per branch, head and token, [branches, H, T]."""
+    hidden = functional.silu(x_TM @ weights["hidden.weight"].T + weights["hidden.bias"])
+    return torch.sigmoid(hidden @ weights["weight"].T + weights["bias"]).T.unflatten(0, (-1, heads))
+
+
+def _heads(x_TM: Tensor, weight: Tensor, heads: int) -> Tensor:
+    return (x_TM @ weight.T).unflatten(-1, (heads, -1)).transpose(0, 1)
+
+
+def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) + 1 :]: weight for name, weight in weights.items() if name.startswith(f"{prefix}.")}
+
+
+def _starts(tokens: int, numbers: Numbers) -> range:
+    return range(0, tokens - numbers.block_len + 1, numbers.block_stride)
 
 
 def _shared(i: int, j: int, block_len: int, block_stride: int, select_len: int) -> int:

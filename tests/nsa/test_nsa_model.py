@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa import reference
 from nsa.attention import BlockChooser, NSAttention
 from nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa.model import Recompute, TinyLM, count_parameters
+from nsa.model import Block, Recompute, TinyLM, count_parameters
 from nsa.ops import topk
 from nsa.ops.topk import Selection, SelectionMemo
 from nsa.parallelize import checkpoint_layers
@@ -39,6 +40,31 @@ def graph_nodes(output: Tensor) -> int:
             seen.add(node)
             waiting += [parent for parent, _ in node.next_functions]
     return len(seen)
+
+
+def numbers_of(config: NSAConfig) -> reference.Numbers:
+    return reference.Numbers(**{field.name: getattr(config, field.name) for field in fields(reference.Numbers)})
+
+
+@pytest.mark.parametrize("branches", SUBSETS, ids=lambda subset: "+".join(subset))
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("length", [3, 5, 6, 37])  # below, at and above l = 6 and l' = 5
+def test_a_block_is_the_block_of_the_reference(
+    tiny: NSAConfig, branches: tuple[Branch, ...], compression: Compression, length: int
+) -> None:
+    """Projections, rotary positions, compression, gates, norms and MLP: output and every gradient."""
+    config = replace(tiny, branches=branches, compression=compression)
+    block = Block(config, Implementation.AUTO).double()
+    x = torch.randn(2, length, config.dim, dtype=torch.float64, requires_grad=True)
+    angles = reference.angles(range(length), config.d_k)
+    ours = block(x, torch.stack((angles.cos(), angles.sin())))
+    theirs = torch.stack([reference.block(row, dict(block.named_parameters()), numbers_of(config)) for row in x])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    upstream, inputs = torch.randn_like(ours), (x, *block.parameters())
+    # A sequence shorter than a block leaves the compressing weights out of the reference's graph: their gradient is 0.
+    expected = torch.autograd.grad(theirs, inputs, upstream, allow_unused=True, materialize_grads=True)
+    for our, their in zip(torch.autograd.grad(ours, inputs, upstream), expected, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-10)
 
 
 def test_the_reproduction_of_the_third_report_trains_with_four_and_five_layers() -> None:
