@@ -1,4 +1,4 @@
-"""Rewrites the README's table of costs from benchmarks/results/probe_cost.json.
+"""Rewrites the tables of costs in README.md and nsa/README.md from benchmarks/results.
 
 python tools/make_costs.py
 """
@@ -6,33 +6,75 @@ python tools/make_costs.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RESULTS = REPOSITORY / "benchmarks" / "results" / "probe_cost.json"
-README = REPOSITORY / "README.md"
+RESULTS = REPOSITORY / "benchmarks" / "results"
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
 
 def main() -> None:
-    README.write_text(with_costs(README.read_text(), RESULTS.read_text()))
+    for name in TABLES:
+        document = REPOSITORY / name
+        document.write_text(with_costs(name, document.read_text()))
 
 
-def with_costs(readme: str, results: str) -> str:
-    """The README with the table of these results between its two comments."""
-    before, _, rest = readme.partition(BEGIN)
+def with_costs(name: str, document: str) -> str:
+    """The document with the table of its results between its two comments."""
+    before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{_table(json.loads(results)['summary'])}\n{END}{after}"
+    head, rows = TABLES[name]()
+    dashes = " | ".join(["---", *["---:"] * (len(head) - 1)])
+    lines = [f"| {' | '.join(head)} |", f"| {dashes} |", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 
-def _table(summary: dict[str, float]) -> str:
-    rows = (
-        ("one mark", f"{summary['mark_ns_median'] / 1000:.2f} µs"),
-        ("step of shape ci without the probe", f"{summary['step_ms_without_median']:.0f} ms"),
-        ("what the hooks add to that step", f"{summary['hooks_wall_percent_median']:.1f} %"),
-        ("the liveness thread, of one core", f"{summary['beat_share_percent']:.3f} %"),
-    )
-    return "\n".join(["| what | median |", "| --- | ---: |", *(f"| {what} | {cost} |" for what, cost in rows)])
+def _harness() -> tuple[list[str], list[tuple[str, ...]]]:
+    probe, launch = _summary("probe_cost"), _summary("launch_cost")
+    return ["what", "median"], [
+        ("one mark", f"{probe['mark_ns_median'] / 1000:.2f} µs"),
+        ("step of shape ci without the probe", f"{probe['step_ms_without_median']:.0f} ms"),
+        ("what the hooks add to that step", f"{probe['hooks_wall_percent_median']:.1f} %"),
+        ("the liveness thread, of one core", f"{probe['beat_share_percent']:.3f} %"),
+        ("a whole run of one step beyond bare torchrun", f"{launch['more_s_median']:.1f} s"),
+    ]
+
+
+def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
+    step, learning = _summary("nsa_step_cost"), _summary("nsa_learning")
+    rows = [
+        (
+            f"step of 12 layers, {words}",
+            f"{step[f'{kind}_vanilla_wall_s_median']:.1f} s",
+            f"{step[f'{kind}_nsa_wall_s_median']:.1f} s",
+            f"{step[f'{kind}_wall_s_ratio_median']:.2f}",
+        )
+        for kind, words in (("kept", "activations kept"), ("checkpointed", "gradient checkpointing"))
+    ]
+    rows += [
+        (f"loss after 200 steps, seed {seed}", f"{end['vanilla']:.2f}", f"{end['nsa']:.2f}", f"{1 + excess:.2f}")
+        for seed, (end, excess) in enumerate(zip(learning["last_losses"], learning["excess"], strict=True))
+    ]
+    samples = {(one["attention"], one["impl"], one["layers"]): one["ratio"] for one in _result("nsa_memory")["samples"]}
+    memory = [samples[attention, "auto", "kept"] for attention in ("vanilla", "nsa")]
+    rows.append(("memory at 8192 tokens over that at 2048", *(f"{ratio:.2f}" for ratio in memory), ""))
+    return ["what", "vanilla", "NSA", "NSA / vanilla"], rows
+
+
+def _summary(name: str) -> dict[str, Any]:
+    return dict(_result(name)["summary"])
+
+
+def _result(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
+TABLES: dict[str, Callable[[], tuple[list[str], list[tuple[str, ...]]]]] = {
+    "README.md": _harness,
+    "nsa/README.md": _subject,
+}
 
 
 if __name__ == "__main__":
