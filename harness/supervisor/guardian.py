@@ -40,6 +40,7 @@ class Guardian:
         self.tag = f"_NSA_HARNESS_RUN={order['tag']}".encode()
         self.journal = os.open(order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.launcher: int | None = None
+        self.child: subprocess.Popen[bytes] | None = None
         self.watched: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, rank)
         self.seen_exits: set[int] = set()
 
@@ -93,7 +94,8 @@ class Guardian:
             return
         finally:
             os.close(output)
-        self.launcher = child.pid
+        # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
+        self.child, self.launcher = child, child.pid
         self._say("started", pid=child.pid, guardian=os.getpid())
 
     def _obey(self, command: dict[str, Any], poll: select.poll) -> bool:

@@ -45,9 +45,19 @@ class Controller:
     """Speaks to one guardian, as the harness does."""
 
     def __init__(self, home: Path, tag: str, argv: list[str] | None) -> None:
+        self.order = self.order_of(home, tag, argv)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.pending = b""
+        self.said: list[dict[str, Any]] = []
+        self.send(self.order)
+
+    @staticmethod
+    def order_of(home: Path, tag: str, argv: list[str] | None) -> dict[str, Any]:
         boards = home / "boards-in-memory"
         boards.mkdir(exist_ok=True)
-        self.order: dict[str, Any] = {
+        return {
             "argv": argv,
             "env": {**os.environ, protocol.ENV_RUN: tag},
             "cwd": None,
@@ -58,12 +68,6 @@ class Controller:
             "journal": str(home / "processes.jsonl"),
             "interrupted": str(home / "interrupted"),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.pending = b""
-        self.said: list[dict[str, Any]] = []
-        self.send(self.order)
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -450,3 +454,21 @@ def test_a_second_end_finds_nothing_left_to_do(home: Home) -> None:
     again = controller.hear("ended")
     assert (again["outlived"], again["left"]) == ([], [])
     assert [one["signal"] for one in home.journal() if one["event"] == "signal"] == ["SIGTERM"]
+
+
+def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+
+    def say(_: object, event: str, **facts: Any) -> None:
+        said.append({"event": event, **facts})
+        if event == "started":  # the command has ended before its guardian looks again
+            os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(program.Guardian, "_say", say)
+    order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
+    guardian = program.Guardian(order)
+    guardian._start()
+    guardian._reap()
+    assert [(one["event"], one.get("status")) for one in said] == [("started", None), ("exit", 3)]
