@@ -7,7 +7,10 @@ from enum import StrEnum
 from harness.core.evidence import Frame, Process, RankSnapshot, Stack
 from harness.core.stacks import training_stack
 
-BUSY_SHARE = 0.5  # of one core; below it a rank does not compute
+BUSY_SHARE = 0.5  # of one core
+# Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
+# that waits gets nothing at all.
+STARVED_SHARE = 0.05
 
 
 class Motion(StrEnum):
@@ -28,13 +31,28 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
         return Motion.BURNING
-    if _transferred(before, after) or _leaf(before) != _leaf(after):
+    if _transferred(before, after):
         return Motion.MOVING
-    return Motion.WAITING
+    if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
+        return Motion.BURNING
+    return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
     return (after.cpu_s - before.cpu_s) / elapsed_s
+
+
+def _thread_cpu_s(before: RankSnapshot, after: RankSnapshot) -> float:
+    """What the thread that trains has computed since; 0 where nobody says."""
+    stack = rank_stack(after)
+    tid = stack.tid if stack and stack.tid else after.pid
+    earlier_s, later_s = _task_cpu_s(before, tid), _task_cpu_s(after, tid)
+    return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s
+
+
+def _task_cpu_s(snapshot: RankSnapshot, tid: int) -> float | None:
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    return next((task.cpu_s for task in tasks if task.tid == tid), None)
 
 
 def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:

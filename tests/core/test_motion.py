@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack
+from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
 
 from harness.core.motion import Motion, cpu_share, motion, rank_stack
 
@@ -65,6 +65,20 @@ def test_half_a_core_is_burning(cpu_s: float, expected: Motion) -> None:
 def test_burning_on_changing_lines_is_still_burning() -> None:
     later = replace(STILL, process=process(cpu_s=5.0), stacks=(stack(frame(11)),))
     assert motion(STILL, later, 2.0) is Motion.BURNING
+
+
+@pytest.mark.parametrize(("cpu_s", "expected"), [(1.1, Motion.BURNING), (1.09, Motion.WAITING)])
+def test_a_rank_that_gets_little_of_a_crowded_machine_computes_all_the_same(cpu_s: float, expected: Motion) -> None:
+    """Two seconds later; a thread that waits for a lock would have used nothing."""
+    before = replace(STILL, process=process(tasks=(task(),)))
+    after = replace(STILL, process=process(tasks=(task(cpu_s=cpu_s),)))
+    assert motion(before, after, 2.0) is expected
+
+
+def test_another_thread_that_computes_says_nothing_of_the_one_that_trains() -> None:
+    before = replace(STILL, process=process(tasks=(task(), task(200))))
+    after = replace(STILL, process=process(tasks=(task(), task(200, cpu_s=1.9))))
+    assert motion(before, after, 2.0) is Motion.WAITING
 
 
 def test_moved_bytes_are_motion() -> None:
