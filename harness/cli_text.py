@@ -19,7 +19,7 @@ def catalog_lines(items: Sequence[Asked]) -> Iterator[str]:
     """One line a scenario: name, tags, what it asks; aliases behind."""
     name_width = max((len(item.name) for item in items), default=0)
     tags_width = max((len(" ".join(item.tags)) for item in items), default=0)
-    for item in sorted(items, key=lambda item: (-item.priority, item.name)):
+    for item in sorted(items, key=lambda item: (-item.priority, item.family)):
         aliases = f"  (also {', '.join(item.aliases)})" if item.aliases else ""
         yield f"{item.name:<{name_width}}  {' '.join(item.tags):<{tags_width}}  {_about(item)}{aliases}".rstrip()
 
@@ -34,7 +34,7 @@ def catalog_json(items: Sequence[Asked]) -> str:
             "priority": item.priority,
             "file": item.file,
         }
-        for item in sorted(items, key=lambda item: (-item.priority, item.name))
+        for item in sorted(items, key=lambda item: (-item.priority, item.family))
     ]
     return json.dumps(fields, indent=2)
 

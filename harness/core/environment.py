@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from harness.core.env_names import SUBJECT_NAMES
 from harness.core.layers import parse_layers
 from harness.core.overrides import Override
 from harness.core.suggest import did_you_mean
@@ -55,18 +56,19 @@ def _flash(text: str) -> Plain:
     return "flash" if _switch(text) else "auto"
 
 
-TABLE: dict[str, tuple[str, Callable[[str], Plain]]] = {
-    "NSA_GC_RANGE": ("gc.layers", _range),
-    "NSA_GC_LAYERS": ("gc.layers", _list),
-    "NSA_FORCE_BRANCH": ("model.branch", _branch),
-    "NSA_DDP_STATIC_GRAPH": ("parallel.static_graph", _switch),
-    "NSA_USE_FA2": ("model.impl", _flash),
-    "NSA_TRACE_GRADS": ("trace.grads", _switch),
-    "NSA_TRACE_MODULE_BWD": ("trace.module_bwd", _switch),
-    "NSA_TRACE_DDP_BUCKETS": ("trace.buckets", _switch),
-    "NSA_MEM_DUMP_EVERY": ("trace.mem_dump_every", _count),
-    "TORCH_BACKEND": ("needs.backend", _backend),
+_PARSERS: dict[str, Callable[[str], Plain]] = {
+    "NSA_GC_RANGE": _range,
+    "NSA_GC_LAYERS": _list,
+    "NSA_FORCE_BRANCH": _branch,
+    "NSA_DDP_STATIC_GRAPH": _switch,
+    "NSA_USE_FA2": _flash,
+    "NSA_TRACE_GRADS": _switch,
+    "NSA_TRACE_MODULE_BWD": _switch,
+    "NSA_TRACE_DDP_BUCKETS": _switch,
+    "NSA_MEM_DUMP_EVERY": _count,
+    "TORCH_BACKEND": _backend,
 }
+TABLE = {name: (key, _PARSERS[name]) for name, key in SUBJECT_NAMES.items()}
 # Read by nsa.train itself; the harness sets it for each attempt.
 _PASSED_ON = ("NSA_OUT_DIR",)
 

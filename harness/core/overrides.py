@@ -25,6 +25,22 @@ class Override:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One dotted key and the values of its matrix."""
+
+    key: str
+    values: tuple[Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a command line changes of every scenario it selects."""
+
+    overrides: tuple[Override, ...] = ()
+    axes: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """One combination of a matrix. The suffix is empty without one."""
 
@@ -48,6 +64,31 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
     if parsed.root is None or parsed.mistakes:
         raise UsageError(f"{source}: {key}: {parsed.mistakes[0].what} in {visible(text, 60)}")
     return Override(key=key, value=_everywhere(parsed.root, Origin(source=source)))
+
+
+def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
+    """The axis that `gc.mode=reentrant,non_reentrant` means. Raises UsageError."""
+    if not is_override(word):
+        raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
+    key, text = word.split("=", 1)
+    parsed = parse_override(f"{key}=[{text}]", source)
+    values = parsed.value.content
+    if not isinstance(values, tuple) or not values:
+        raise UsageError(f"{source}: {key}: no value after `=`")
+    axis = Axis(key=key, values=values)
+    mistakes = list(matrix_mistakes(with_axes(Node(origin=parsed.value.origin, content={}), [axis])))
+    if mistakes:
+        raise UsageError("\n".join(str(mistake) for mistake in mistakes))
+    return axis
+
+
+def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
+    """The tree with these axes in its matrix, in place of its own of the same key."""
+    for axis in axes:
+        values = Node(origin=axis.values[0].origin, content=axis.values)
+        own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
+        tree = merged(_without_axis(tree, axis.key), own)
+    return tree
 
 
 def overridden(tree: Node, overrides: Sequence[Override]) -> Node:

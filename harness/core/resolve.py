@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
+from harness.core.env_names import effect_notes, name_mistakes, sound_environment
 from harness.core.layers import layers_of
 from harness.core.nsa_options import Choice, nsa_options, subject_line
 from harness.core.plan import Bound, Expect, Fault, Launcher, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.scenario import NSA_TRAIN, Scenario
-from harness.core.scenario_types import Backend, Dtype, Implementation, ShapeName, Wrapper
+from harness.core.scenario import NSA_TRAIN, MetricBound, Scenario
+from harness.core.scenario_types import Backend, Dtype, Implementation, ShapeName, Unit, Wrapper
 from harness.core.shapes import SHAPES
 
 DEADLINE_S = 1800.0
 _SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
+_DDP_ONLY = (
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+    "gradient_as_bucket_view",
+    "bucket_cap_mb",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +80,11 @@ def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
     chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in _SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
-        chosen |= {f"{section}.{key}": _shown_setting(value) for key, value in values.items()}
+        chosen |= {f"{section}.{key}": shown_setting(value) for key, value in values.items()}
     return tuple(sorted(chosen.items()))
 
 
-def _shown_setting(value: object) -> str:
+def shown_setting(value: object) -> str:
     """A value as an override on the command line would write it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -135,21 +144,28 @@ def _ours(scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -
     choice = machine_choice(scenario, facts)
     words = (surroundings.nsa_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
+    ddp = scenario.parallel.wrapper is Wrapper.DDP
+    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
     return replace(
         _common(scenario),
+        env=tuple(sorted(env.items())),
+        expect=_expect(scenario, uniform=math.log(SHAPES[choice.shape].vocab)),
         launcher=Launcher.PLAIN if alone else Launcher.TORCHRUN,
         program=(surroundings.python, *words) if alone else words,
         backend=choice.backend,
         device=choice.device,
         subject=subject_line(scenario, choice),
-        notes=_notes(scenario, facts, choice),
+        notes=(*_notes(scenario, facts, choice), *changed),
         not_covered=_not_covered(scenario, choice),
     )
 
 
 def _foreign(scenario: Scenario) -> RunSpec:
     run, needs = scenario.run, scenario.needs
-    spec = replace(_common(scenario), backend="any" if needs.backend is Backend.AUTO else needs.backend.value)
+    backend = "any" if needs.backend is Backend.AUTO else needs.backend.value
+    # The program is not ours to correct, and it may set other names itself.
+    notes = tuple(f"run.env.{name}: {what}" for name, what in name_mistakes(run.env, ours=False))
+    spec = replace(_common(scenario), backend=backend, notes=notes)
     if run.command is not None:
         command = (*run.command, *run.args)
         return replace(spec, launcher=Launcher.PLAIN, program=command, subject=" ".join(command))
@@ -188,10 +204,17 @@ def _common(scenario: Scenario) -> RunSpec:
     )
 
 
-def _expect(scenario: Scenario) -> Expect:
+def _expect(scenario: Scenario, uniform: float = 1.0) -> Expect:
+    """`uniform`: the loss of guessing, in which some bounds are given."""
     expect = scenario.expect
-    bounds = tuple((name, Bound(**bound.model_dump())) for name, bound in sorted(expect.metrics.items()))
+    bounds = tuple((name, _bound(bound, uniform)) for name, bound in sorted(expect.metrics.items()))
     return Expect(verdict=expect.verdict.value, cause=expect.cause, missing_grads=expect.missing_grads, metrics=bounds)
+
+
+def _bound(bound: MetricBound, uniform: float) -> Bound:
+    factor = uniform if bound.unit is Unit.UNIFORM else 1.0
+    numbers = {key: None if value is None else value * factor for key, value in bound.numbers().items()}
+    return Bound(**numbers, regex=bound.regex)
 
 
 def _fault(scenario: Scenario) -> Fault | None:
@@ -206,9 +229,18 @@ def _notes(scenario: Scenario, facts: MachineFacts, choice: Choice) -> tuple[str
     if choice.device == "cpu":
         why = _gpus(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
         notes.append(f"CPU form, chosen because this machine has {why}")
-    if scenario.parallel.static_graph and scenario.parallel.wrapper is not Wrapper.DDP:
-        notes.append(f"parallel.static_graph has no effect: the wrapper is {scenario.parallel.wrapper}")
-    return tuple(notes)
+    notes += _without_effect(scenario)
+    return (*notes, *effect_notes(scenario.run.env, device=choice.device, backend=choice.backend))
+
+
+def _without_effect(scenario: Scenario) -> Iterator[str]:
+    """Switches of DDP on another wrapper."""
+    if scenario.parallel.wrapper is Wrapper.DDP:
+        return
+    chosen = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
+    idle = [f"parallel.{key}" for key in _DDP_ONLY if key in chosen]
+    idle += ["trace.buckets"] if scenario.trace.buckets else []
+    yield from (f"{key} has no effect: the wrapper is {scenario.parallel.wrapper}" for key in idle)
 
 
 def _not_covered(scenario: Scenario, choice: Choice) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from harness.core.scenario_types import (
     Backend,
     Branch,
     CheckpointMode,
+    CommHook,
+    Compression,
     Count,
     Dtype,
     EnvName,
@@ -25,6 +27,7 @@ from harness.core.scenario_types import (
     Positive,
     Regex,
     ShapeName,
+    Unit,
     Word,
     Wrapper,
 )
@@ -64,6 +67,9 @@ class Model(_Section):
     seq_len: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
     attention: Attention = Attention.NSA
     branch: Branch = "all"
+    compression: Compression | None = None
+    stop_gradient_gates: bool = Field(default=False, description="the gates are computed and never learned")
+    compile: bool = Field(default=False, description="torch.compile for the layers")
     impl: Implementation = Implementation.AUTO
     dtype: Dtype = Dtype.AUTO
 
@@ -81,6 +87,10 @@ class Train(_Section):
     clip: Annotated[float, Field(gt=0)] | None = None
     freeze: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="pattern of parameters to freeze"
+    )
+    checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0 = none")
+    resume: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="checkpoint file to go on from, seen from the working directory"
     )
 
 
@@ -100,7 +110,8 @@ class Parallel(_Section):
     broadcast_buffers: bool = True
     gradient_as_bucket_view: bool = False
     bucket_cap_mb: Annotated[float, Field(gt=0)] = 25.0
-    comm_hook: Literal["none"] = "none"
+    comm_hook: CommHook = CommHook.NONE
+    barrier_after_backward: bool = Field(default=False, description="all ranks wait for each other after backward")
 
 
 class Trace(_Section):
@@ -125,6 +136,8 @@ class LimitSection(_Section):
 class MetricBound(_Section):
     """Bounds of one metric; all given must hold."""
 
+    unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+
     lt: float | None = None
     le: float | None = None
     gt: float | None = None
@@ -133,6 +146,9 @@ class MetricBound(_Section):
     regex: Regex | None = Field(
         default=None, description="foreign programs: group 1 of the last match in output.log is the value"
     )
+
+    def numbers(self) -> dict[str, float | None]:
+        return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
 
     @model_validator(mode="after")
     def _can_be_met(self) -> MetricBound:

@@ -11,18 +11,14 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from harness.core.report import CAUSE_CODES
-from harness.core.scenario import NSA_TRAIN, FaultSection, Scenario, ScenarioFile
-from harness.core.scenario_types import ExpectedVerdict, FaultKind
+from harness.core.contradictions import Location, contradictions
+from harness.core.scenario import Scenario, ScenarioFile
 from harness.core.suggest import did_you_mean
 from harness.core.yaml_tree import Mistake, Node, Plain, in_order, nested, origin_of, plain, shown, visible, without
 
 FILE_ONLY = ("schema", "extends", "matrix")
 _REQUIRED = "is required"
-_OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
-_LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)
 
-Location = tuple[str | int, ...]
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -40,7 +36,7 @@ def checked_scenario(tree: Node) -> CheckedScenario:
     scenario, mistakes = _model(Scenario, tree)
     if scenario is None:
         return CheckedScenario(scenario=None, mistakes=mistakes)
-    mistakes = in_order(key_mistake(tree, location, what) for location, what in _contradictions(scenario))
+    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario))
     return CheckedScenario(scenario=None if mistakes else scenario, mistakes=mistakes)
 
 
@@ -164,32 +160,6 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
         options = [option for option in typing.get_args(here) if option is not type(None)]
         here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
     return here if isinstance(here, type) and issubclass(here, BaseModel) else None
-
-
-def _contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
-    run = scenario.run
-    if run.command is not None and run.program != NSA_TRAIN:
-        yield ("run", "command"), "given together with program; keep one of the two"
-    if not scenario.is_ours:
-        for section in _OURS_ONLY:
-            if section in scenario.model_fields_set:
-                yield (section,), f"only {NSA_TRAIN} reads this; remove it and pass options in run.args"
-    if scenario.expect.cause and scenario.expect.verdict is ExpectedVerdict.PASS:
-        yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
-    if scenario.expect.cause and scenario.expect.cause not in CAUSE_CODES:
-        suggestion = did_you_mean(scenario.expect.cause, CAUSE_CODES)
-        yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
-    if scenario.fault is not None:
-        yield from _fault_contradictions(scenario, scenario.fault)
-
-
-def _fault_contradictions(scenario: Scenario, fault: FaultSection) -> Iterator[tuple[Location, str]]:
-    if fault.rank >= scenario.run.ranks:
-        yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
-    if scenario.is_ours and fault.step > scenario.train.steps:
-        yield ("fault", "step"), f"expected at most train.steps, which is {scenario.train.steps}, got {fault.step}"
-    if fault.layer is None and fault.kind not in _LAYERLESS:
-        yield ("fault",), f"{fault.kind} is planted in a layer; add `layer: 0`"
 
 
 def as_plain(scenario: Scenario) -> Plain:

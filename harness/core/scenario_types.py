@@ -74,6 +74,21 @@ class Wrapper(StrEnum):
     MANUAL = "manual"
 
 
+class Compression(StrEnum):
+    MEAN = "mean"
+    MLP = "mlp"
+
+
+class CommHook(StrEnum):
+    NONE = "none"
+    BF16 = "bf16"
+
+
+class Unit(StrEnum):
+    PLAIN = "plain"
+    UNIFORM = "uniform"  # multiples of ln(vocabulary), the loss of guessing: the same bound fits every shape
+
+
 class FaultKind(StrEnum):
     DEADLOCK = "deadlock"
     SKIP_COLLECTIVE = "skip_collective"

@@ -33,7 +33,7 @@ Item = TypeVar("Item", bound=Named)
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Patterns keep their order; inside one, higher priority comes first, then the name."""
+    """Patterns keep their order; inside one, higher priority comes first, then the name, then the order of a matrix."""
 
     patterns: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()  # any of them
@@ -42,7 +42,8 @@ class Selection:
 
 def selected(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
     """The items meant. Raises UsageError when a word matches nothing or everything together matches nothing."""
-    ordered = sorted(items, key=lambda item: (-item.priority, item.name))
+    # The variants of one scenario keep the order of its matrix.
+    ordered = sorted(items, key=lambda item: (-item.priority, item.family))
     found = list(ordered)
     if selection.patterns:
         found = list({id(item): item for word in selection.patterns for item in _matching(ordered, word)}.values())

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.core.environment import FromEnvironment, environment_overrides
-from harness.core.overrides import COMMAND_LINE, Override, is_override, overridden, parse_override, variants
+from harness.core.overrides import (
+    COMMAND_LINE,
+    Changes,
+    Override,
+    is_override,
+    overridden,
+    parse_axis,
+    parse_override,
+    variants,
+    with_axes,
+)
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts
 from harness.core.resolve import Surroundings, beyond_the_model, resolve
@@ -42,6 +52,8 @@ class Question:
     tags: tuple[str, ...] = ()
     expression: str | None = None
     script: Script | None = None
+    matrix: tuple[str, ...] = ()  # KEY=A,B
+    shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
     working_dir: Path
     environ: Mapping[str, str]
 
@@ -77,46 +89,58 @@ def planned(question: Question, facts: MachineFacts) -> Plan:
     asked, notes = asked_scenarios(question)
     scenarios = checked(asked)
     launches = [_needed(item, scenario, question, facts) for item, scenario in zip(asked, scenarios, strict=True)]
-    return Plan(specs=tuple(launches), notes=notes)
+    return Plan(specs=part(launches, question.shard), notes=notes)
+
+
+def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
+    """The launches of one shard. Raises UsageError when it has none."""
+    if shard is None:
+        return tuple(launches)
+    number, shards = shard
+    if number > len(launches):
+        raise UsageError(f"--shard: {number}/{shards} of {len(launches)} scenarios is empty; ask for fewer shards")
+    return tuple(launches[number - 1 :: shards])
 
 
 def asked_scenarios(question: Question) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
     """The selected scenarios with overrides, and what is worth saying about the catalog."""
     patterns = tuple(word for word in question.words if not is_override(word))
-    overrides = tuple(parse_override(word) for word in question.words if is_override(word))
+    changes = Changes(
+        overrides=tuple(parse_override(word) for word in question.words if is_override(word)),
+        axes=tuple(parse_axis(word) for word in question.matrix),
+    )
     selection = Selection(patterns=patterns, tags=question.tags, expression=question.expression)
     if question.script is not None:
         _check_alone(selection)
         scripted = _scripted(question.script, question.working_dir)
-        return _asked([scripted], overrides, question.environ), ()
+        return _asked([scripted], changes, question.environ), ()
     if not (patterns or question.tags or question.expression):
         raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
-    asked, notes = _selected(question, selection, overrides)
+    asked, notes = _selected(question, selection, changes)
     _check_names([item.name for item in asked])
     return _with_sound_environment(asked, question.environ), notes
 
 
-def _selected(
-    question: Question, selection: Selection, overrides: tuple[Override, ...]
-) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+def _selected(question: Question, selection: Selection, changes: Changes) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
     """Files named by their path first, then what the catalog holds; the catalog is read only if a name needs it."""
     files = [word for word in selection.patterns if _is_path(word)]
     names = tuple(word for word in selection.patterns if not _is_path(word))
     declared = [load_file(question.working_dir / word, question.working_dir, shipped_root()) for word in files]
-    from_files = _asked(declared, overrides, question.environ)
+    from_files = _asked(declared, changes, question.environ)
     if files:
         from_files = selected(from_files, replace(selection, patterns=()))
     if files and not names:
         return from_files, ()
-    catalog = load_catalog(question.working_dir, shipped_root())
-    asked = selected(_asked(catalog.declared, overrides, question.environ), replace(selection, patterns=names))
+    by_name_alone = names if not (selection.tags or selection.expression) else ()
+    catalog = load_catalog(question.working_dir, shipped_root(), by_name_alone)
+    asked = selected(_asked(catalog.declared, changes, question.environ), replace(selection, patterns=names))
     return (*from_files, *asked), catalog.notes
 
 
 def every_scenario(working_dir: Path) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
     """All scenarios as declared, for `list`."""
     catalog = load_catalog(working_dir, shipped_root())
-    return _asked(catalog.declared, (), {}), catalog.notes
+    return _asked(catalog.declared, Changes(), {}), catalog.notes
 
 
 def checked(asked: Sequence[Asked]) -> tuple[Scenario, ...]:
@@ -154,8 +178,8 @@ def _needed(item: Asked, scenario: Scenario, question: Question, facts: MachineF
 
 def _stored(question: Question, files: list[str]) -> Iterator[RunSpec]:
     """A stored spec runs exactly as it stands."""
-    others = [word for word in question.words if word not in files]
-    if others or question.tags or question.expression or question.script:
+    others = [word for word in (*question.words, *question.matrix) if word not in files]
+    if others or question.tags or question.expression or question.script or question.shard:
         extra = others[0] if others else "another selection"
         raise UsageError(f"{shown(files[0])} is run as it stands; {shown(extra)} cannot go with it")
     for word in files:
@@ -198,17 +222,16 @@ def _scripted(script: Script, working_dir: Path) -> Declared:
     return Declared(name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False)
 
 
-def _asked(
-    declared: Sequence[Declared], overrides: Sequence[Override], environ: Mapping[str, str]
-) -> tuple[Asked, ...]:
-    return tuple(item for one in declared for item in _variants(one, overrides, environ))
+def _asked(declared: Sequence[Declared], changes: Changes, environ: Mapping[str, str]) -> tuple[Asked, ...]:
+    return tuple(item for one in declared for item in _variants(one, changes, environ))
 
 
-def _variants(declared: Declared, overrides: Sequence[Override], environ: Mapping[str, str]) -> Iterator[Asked]:
-    given = _given(environ) if _is_ours(overridden(declared.tree, overrides)) else ()
-    typed = {override.key for override in overrides}
+def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[Asked]:
+    given = _given(environ) if _is_ours(overridden(declared.tree, changes.overrides)) else ()
+    typed = {one.key for one in changes.overrides} | {one.key for one in changes.axes}
     effective = [one for one in given if one.override.key not in typed]
-    tree = overridden(overridden(declared.tree, [one.override for one in effective]), overrides)
+    tree = overridden(overridden(declared.tree, [one.override for one in effective]), changes.overrides)
+    tree = with_axes(tree, changes.axes)
     notes = tuple(one.note for one in effective)
     for variant in variants(tree):
         yield _one(declared, declared.name + variant.suffix, variant.tree, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -38,12 +39,12 @@ def test_every_option_of_nsa_train_is_spelled_out() -> None:
     spec = spec_of("train: {steps: 3, learning_rate: 0.00012345678, freeze: '*.gate_mlp.*'}\ngc: {layers: [3, 1]}")
     assert spec.launcher is Launcher.TORCHRUN
     assert " ".join(spec.program) == (
-        "/srv/nsa --shape ci --layers 4 --seq-len 256 --attention nsa --branch all --impl auto "
-        "--dtype float32 --steps 3 --batch 2 --accumulate 1 --data synthetic --seed 0 --phase step "
-        "--learning-rate 0.00012345678 --freeze *.gate_mlp.* --gc 1,3 --gc-mode non_reentrant --wrapper ddp "
-        "--no-static-graph --no-find-unused-parameters --broadcast-buffers --no-gradient-as-bucket-view "
-        "--bucket-cap-mb 25.0 --backend gloo --device cpu --trace-grads --no-trace-module-bwd --no-trace-buckets "
-        "--mem-dump-every 0"
+        "/srv/nsa --shape ci --layers 4 --seq-len 256 --attention nsa --branch all --no-stop-gradient-gates "
+        "--no-compile --impl auto --dtype float32 --steps 3 --batch 2 --accumulate 1 --data synthetic --seed 0 "
+        "--phase step --learning-rate 0.00012345678 --freeze *.gate_mlp.* --checkpoint-every 0 --gc 1,3 --gc-mode "
+        "non_reentrant --wrapper ddp --no-static-graph --no-find-unused-parameters --broadcast-buffers "
+        "--no-gradient-as-bucket-view --bucket-cap-mb 25.0 --comm-hook none --no-barrier-after-backward --backend "
+        "gloo --device cpu --trace-grads --no-trace-module-bwd --no-trace-buckets --mem-dump-every 0"
     )
 
 
@@ -92,7 +93,9 @@ def test_what_is_asked_for_by_name_is_not_listed_as_not_covered() -> None:
     ],
 )
 def test_asked_for_and_missing_is_a_skip_with_the_reason(text: str, facts: MachineFacts, reason: str) -> None:
-    assert resolve(scenario_of(text), facts, HERE) == Skip(scenario="s", about="", reason=reason)
+    scenario = scenario_of(text)
+    skip = Skip(scenario="s", about="", reason=reason, settings=settings_of(scenario))
+    assert resolve(scenario, facts, HERE) == skip
 
 
 def test_one_rank_without_a_wrapper_is_plain_python() -> None:
@@ -140,6 +143,39 @@ def test_static_graph_without_ddp_is_said_to_have_no_effect() -> None:
     assert notes[-1] == "parallel.static_graph has no effect: the wrapper is manual"
 
 
+@pytest.mark.parametrize("key", ["find_unused_parameters: true", "bucket_cap_mb: 2", "broadcast_buffers: false"])
+def test_every_switch_of_ddp_is_said_to_have_no_effect_on_another_wrapper(key: str) -> None:
+    idle = f"parallel.{key.split(':')[0]} has no effect: the wrapper is fsdp"
+    assert spec_of(f"parallel: {{wrapper: fsdp, {key}}}").notes[-1] == idle
+    assert idle not in spec_of(f"parallel: {{wrapper: ddp, {key}}}").notes
+
+
+def test_bounds_in_units_of_the_uniform_loss_fit_the_shape_that_is_chosen() -> None:
+    text = "expect: {metrics: {loss_last: {gt: 0.5, lt: 2, unit: uniform}, steps: {eq: 3}}}"
+    on_gpus = resolve(scenario_of(text), TWO_GPUS, HERE)
+    assert isinstance(on_gpus, RunSpec)
+    for spec, vocab in ((spec_of(text), 256), (on_gpus, 50257)):
+        loss, steps = (bound for _, bound in spec.expect.metrics)
+        assert loss == Bound(gt=0.5 * math.log(vocab), lt=2 * math.log(vocab))
+        assert steps == Bound(eq=3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {compression: mean}", "--compression mean"),
+        ("model: {stop_gradient_gates: true}", "--stop-gradient-gates"),
+        ("model: {compile: true}", "--compile"),
+        ("train: {checkpoint_every: 5}", "--checkpoint-every 5"),
+        ("train: {resume: a/checkpoint_step5.pt}", "--resume a/checkpoint_step5.pt"),
+        ("parallel: {comm_hook: bf16}", "--comm-hook bf16"),
+        ("parallel: {barrier_after_backward: true}", "--barrier-after-backward"),
+    ],
+)
+def test_each_key_becomes_its_option(text: str, words: str) -> None:
+    assert f" {words} " in f" {' '.join(spec_of(text).program)} "
+
+
 def test_the_hash_does_not_know_where_things_lie() -> None:
     elsewhere = Surroundings(python="/home/x/bin/python", nsa_dir="/home/x/nsa", content_hash="c0ffee")
     assert spec_of("").spec_hash == spec_of("", where=elsewhere).spec_hash
@@ -183,16 +219,16 @@ def test_layers_beyond_the_model_are_found_before_the_launch() -> None:
 def test_the_table_of_shapes_is_the_subjects_own() -> None:
     config = pytest.importorskip("nsa.config")
     theirs = {
-        name: (shape.layers, shape.dim, shape.seq_len, shape.batch, shape.dtype)
+        name: (shape.vocab, shape.layers, shape.dim, shape.seq_len, shape.batch, shape.dtype)
         for name, shape in config.SHAPES.items()
     }
-    ours = {name: (s.layers, s.dim, s.seq_len, s.batch, s.dtype) for name, s in SHAPES.items()}
+    ours = {name: (s.vocab, s.layers, s.dim, s.seq_len, s.batch, s.dtype) for name, s in SHAPES.items()}
     assert ours == theirs
 
 
 def test_every_option_the_plan_spells_is_one_that_the_subject_takes() -> None:
     options = pytest.importorskip("nsa.options")
-    spec = spec_of("train: {learning_rate: 0.1, clip: 1, freeze: x}")
+    spec = spec_of("model: {compression: mean}\ntrain: {learning_rate: 0.1, clip: 1, freeze: x}")
     parsed = options.parser().parse_args(list(spec.program[1:]))
     assert parsed.shape == "ci"
     assert parsed.freeze == "x"
