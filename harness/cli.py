@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from harness import cli_health, cli_run
+from harness.cli_ci import app as ci_app
 from harness.errors import HarnessError, UsageError
-
-if TYPE_CHECKING:
-    from harness.supervisor.planning import Plan, Question
 
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
 _BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--resume")
@@ -29,12 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
-
-
-class Probe(StrEnum):
-    OFF = "off"
-    BOARD = "board"
-    FULL = "full"
+app.command()(cli_run.run)
+app.command()(cli_health.doctor)
+app.command()(cli_health.selftest)
+app.add_typer(ci_app)
 
 
 def main() -> NoReturn:
@@ -99,10 +95,12 @@ def _check_environment(environ: os._Environ[str]) -> None:
 
 
 def _option_variables() -> set[str]:
-    group = typer.main.get_command(app)
-    commands = getattr(group, "commands", {}).values()
-    variables = (param.envvar for command in commands for param in command.params)
-    return {variable for variable in variables if isinstance(variable, str)}
+    def below(command: object) -> Iterator[object]:
+        yield from (param.envvar for param in getattr(command, "params", ()))
+        for inner in getattr(command, "commands", {}).values():
+            yield from below(inner)
+
+    return {variable for variable in below(typer.main.get_command(app)) if isinstance(variable, str)}
 
 
 def _version(wanted: bool) -> None:
@@ -118,65 +116,8 @@ def _options(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    if context.obj and context.invoked_subcommand != "run":
+    if context.obj and context.invoked_subcommand not in ("run", "doctor"):
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
-
-
-@app.command()
-def run(
-    context: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATTERN|KEY=VALUE]", help="Name, alias, glob, YAML file or spec.json."),
-    ] = None,
-    script: Annotated[
-        str | None,
-        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Run this program; its words follow `--`."),
-    ] = None,
-    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", min=1, help="Ranks of --script.")] = 2,
-    tag: Annotated[
-        list[str] | None, typer.Option("-t", "--tag", envvar="NSA_HARNESS_TAG", help="Scenarios with this tag.")
-    ] = None,
-    expression: Annotated[
-        str | None,
-        typer.Option("-k", envvar="NSA_HARNESS_K", metavar="EXPR", help="Words with and, or, not and brackets."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the commands, launch nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
-    ] = False,
-    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
-) -> None:
-    """Run scenarios and judge them."""
-    from harness.supervisor.machine import machine_facts
-    from harness.supervisor.planning import planned
-
-    question = _question(context, words, tag, expression, script, ranks)
-    plan = planned(question, machine_facts())
-    if dry_run:
-        _print_commands(plan, as_json=as_json)
-        return
-    from harness.request import RunRequest
-    from harness.run import run_all
-
-    request = RunRequest(
-        specs=plan.specs,
-        out=out,
-        json=as_json,
-        strict=strict,
-        probe=probe.value,
-        command=_typed(),
-        notes=plan.notes,
-    )
-    raise typer.Exit(run_all(request))
 
 
 @app.command("list")
@@ -202,7 +143,7 @@ def explain(
     from harness.cli_text import explanation
     from harness.supervisor.machine import machine_facts
 
-    _print(explanation(_question(context, words), machine_facts()))
+    _print(explanation(cli_run.question_of(context, words), machine_facts()))
 
 
 @app.command()
@@ -232,41 +173,6 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def _question(
-    context: typer.Context,
-    words: Sequence[str] | None,
-    tag: Sequence[str] | None = None,
-    expression: str | None = None,
-    script: str | None = None,
-    ranks: int = 2,
-) -> Question:
-    from harness.supervisor.planning import Question, Script
-
-    passed_on: tuple[str, ...] = context.obj or ()
-    if passed_on and script is None:
-        raise UsageError("`--` passes words on to a program; name it with --script FILE")
-    return Question(
-        words=tuple(words or ()),
-        tags=tuple(tag or ()),
-        expression=expression,
-        script=None if script is None else Script(file=script, ranks=ranks, args=passed_on),
-        working_dir=Path.cwd(),
-        environ=os.environ,
-    )
-
-
-def _print_commands(plan: Plan, *, as_json: bool) -> None:
-    from harness.cli_text import command_events, command_lines
-
-    _print(command_events(plan) if as_json else command_lines(plan))
-
-
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line)
-
-
-def _typed() -> str:
-    import shlex
-
-    return shlex.join(["nsa-harness", *sys.argv[1:]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.attempts import ONCE, Policy
 from harness.core.plan import RunSpec, Skip
 
 
@@ -17,3 +18,6 @@ class RunRequest:
     probe: str  # off | board | full
     command: str  # as typed
     notes: tuple[str, ...] = ()  # what is true of the whole plan, such as a shadowed scenario
+    policy: Policy = ONCE
+    jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
+    resumed: Path | None = None  # the run directory to go on in

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from harness.core.attempts import Policy
 from harness.core.plan import RunSpec
 from harness.core.scenario import json_schema
 from harness.core.scenario_check import checked_scenario
@@ -203,8 +204,8 @@ def test_a_file_outside_the_catalog_runs_beside_a_name(here: Path, requests: lis
     (here / "mine.yaml").write_text("extends: base/ddp\nmatrix: {gc.layers: [none, all]}\n")
     cli.run_command_line(["run", "mine.yaml", "ddp_onestep"])
     assert [spec.scenario for spec in requests[0].specs] == [
-        "mine@gc.layers=all",
         "mine@gc.layers=none",
+        "mine@gc.layers=all",
         "ddp_onestep",
     ]
 
@@ -255,3 +256,74 @@ def test_a_fault_of_the_harness_itself_is_one_line_and_exit_125(
     assert capsys.readouterr().err == (
         "nsa-harness itself failed: ZeroDivisionError: planted; NSA_HARNESS_DEBUG=1 shows where\n"
     )
+
+
+@pytest.mark.usefixtures("here")
+class TestTheOptionsOfAPlan:
+    def test_a_matrix_makes_one_launch_for_each_combination(self, requests: list[RunRequest]) -> None:
+        words = ["run", "ddp_onestep", "--matrix", "gc.layers=0:2,[1,3]", "--matrix", "gc.mode=reentrant,non_reentrant"]
+        assert cli.run_command_line(words) == 124
+        assert [spec.scenario for spec in requests[0].specs] == [
+            f"ddp_onestep@gc.layers={layers},gc.mode={mode}"
+            for layers in ("0:2", "1+3")
+            for mode in ("reentrant", "non_reentrant")
+        ]
+
+    def test_attempts_and_jobs_reach_the_request(self, requests: list[RunRequest]) -> None:
+        words = ["run", "ddp_onestep", "--repeat=3", "--retries=2", "--maxfail=1", "--jobs=4"]
+        assert cli.run_command_line(words) == 124
+        assert requests[0].policy == Policy(repeat=3, retries=2, maxfail=1)
+        assert requests[0].jobs == 4
+        cli.run_command_line(["run", "ddp_onestep", "--jobs", "auto"])
+        assert requests[1].jobs is None
+
+    def test_the_shards_together_are_the_plan(self, requests: list[RunRequest]) -> None:
+        for part in (None, "1/3", "2/3", "3/3"):
+            cli.run_command_line(["run", "*", *(["--shard", part] if part else [])])
+        whole, *parts = [[spec.scenario for spec in request.specs] for request in requests]
+        assert sorted(name for part in parts for name in part) == sorted(whole)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["--matrix", "gc.mode"],
+                "--matrix: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got gc.mode",
+            ),
+            (["--matrix", "gc.mode="], "--matrix: gc.mode: no value after `=`"),
+            (
+                ["--matrix", "gc.mode=reentrant,reentrant"],
+                "--matrix: matrix.gc.mode: reentrant is given twice; keep one",
+            ),
+            (
+                ["--matrix", "gc.mode=x,reentrant"],
+                '--matrix: gc.mode: expected one of non_reentrant, reentrant, got "x"',
+            ),
+            (["--shard", "5/4"], "--shard: expected K/N with K from 1 to N, such as 2/4, got '5/4'"),
+            (["--shard", "2/2"], "--shard: 2/2 of 1 scenarios is empty; ask for fewer shards"),
+            (["--jobs", "0"], "--jobs: expected a number of runs or auto, got '0'"),
+            (["--lf"], "--lf repeats what a stored run did not end as expected; ddp_onestep cannot go with it"),
+            (["--resume"], "--resume goes on with the plan of a stored run; ddp_onestep cannot go with it"),
+        ],
+    )
+    def test_a_wrong_value_is_said_and_nothing_is_written(
+        self, here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    ) -> None:
+        assert cli.run_command_line(["run", "ddp_onestep", *words]) == 2
+        assert capsys.readouterr().err.removeprefix("command line: ") == f"{message}\n"
+        assert not list(here.iterdir())
+
+    @pytest.mark.parametrize("option", ["--lf", "--resume", "--resume=20200101T000000-dead"])
+    def test_there_must_be_a_run_to_go_on_from(self, capsys: pytest.CaptureFixture[str], option: str) -> None:
+        assert cli.run_command_line(["run", option]) == 2
+        assert "not a stored run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("run ddp_one", "ddp_onestep"), ("run -t pla", "plan"), ("run nothing_like_it", "")]
+)
+def test_a_shell_completes_scenarios_and_tags(typed: str, offered: str) -> None:
+    words = f"nsa-harness {typed}"
+    done = nsa_harness(_NSA_HARNESS_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
+    assert done.stdout.split() == offered.split()

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import protocol
 from harness.core.plan import Fault, Launcher, RunSpec
+from harness.supervisor.machine import device_words
 from harness.supervisor.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
+BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 _SUBJECT = _PACKAGE.parent / "nsa"
 _MEMORY = Path("/dev/shm")
@@ -105,13 +107,13 @@ class Guarded:
         self.guardian, self.pending, self.lost = fresh, b"", False
 
 
-def launch(spec: RunSpec, attempt: AttemptDir, probe: str) -> Guarded:
-    """Start `spec`; its files go to `attempt`. Returns at once."""
+def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
+    """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once."""
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     boards = _boards_dir(tag)
     order = {
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
-        "env": _environment(spec, attempt, tag, boards, probe),
+        "env": _environment(spec, attempt, tag, boards, probe) | _seen_devices(devices),
         "cwd": spec.cwd,
         "tag": tag,
         "output": str(attempt.output.resolve()),
@@ -159,7 +161,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
         if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
     }
     declared = dict(spec.env)
-    path = [str(_BOOTSTRAP), *filter(None, [declared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
+    path = [str(BOOTSTRAP), *filter(None, [declared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
     ours = {
         "PYTHONPATH": os.pathsep.join(path),
         "NSA_OUT_DIR": str(attempt.path.resolve()),
@@ -171,6 +173,10 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
         **_fault(spec.fault),
     }
     return {**_unbuffered(spec), **inherited, **declared, **ours}
+
+
+def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:
+    return {} if devices is None else {"CUDA_VISIBLE_DEVICES": device_words(devices)}
 
 
 def _read_by_subject(name: str) -> bool:

@@ -6,9 +6,12 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from harness.errors import StoredRunError
 
@@ -51,6 +54,7 @@ class RunDir:
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
         self.request = path / "run.json"
+        self.lock = path / ".lock"  # held while a controller runs it
         self.missing_params = path / "all_missing_params.txt"
         self.buckets = path / "ddp_buckets.txt"
 
@@ -76,6 +80,20 @@ def create_run(parent: Path) -> RunDir:
     return RunDir(path)
 
 
+@contextmanager
+def locked(run: RunDir) -> Iterator[None]:
+    """The run belongs to this process. Raises StoredRunError while another controller has it."""
+    lock = FileLock(run.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def find_run(path: Path | None, parent: Path) -> RunDir:
     """The stored run that `path` names: a run directory, an attempt or file inside one, a run id, or the newest run.
 
@@ -84,12 +102,13 @@ def find_run(path: Path | None, parent: Path) -> RunDir:
     wanted = parent / "latest" if path is None else path
     for candidate in (wanted, parent / wanted):
         resolved = candidate.resolve()
-        for directory in (resolved, *list(resolved.parents)[:2]):
-            if directory.is_dir() and any(directory.glob("*/spec.json")):
-                return RunDir(directory)
+        for directory in (resolved, *list(resolved.parents)[:2]) if resolved.exists() else ():
+            run = RunDir(directory)
+            if directory.is_dir() and (run.request.is_file() or any(directory.glob("*/spec.json"))):
+                return run
     known = sorted((entry.name for entry in parent.glob("2*T*-*")), reverse=True)[:3] if parent.is_dir() else []
     hint = f"the newest runs in {parent} are {', '.join(known)}" if known else f"{parent} holds no run"
-    raise StoredRunError(f"{wanted}: not a stored run (no */spec.json below it); {hint}")
+    raise StoredRunError(f"{wanted}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
 def write_document(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,9 +17,14 @@ from harness.core.yaml_tree import origin_of, parse_yaml, shown, visible
 from harness.errors import ScenarioError
 
 SIZE_LIMIT_BYTES = 1_000_000
-_SPEC = TypeAdapter(RunSpec)
 
 Location = tuple[str | int, ...]
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[RunSpec]:
+    """Made when it is first needed: making it takes longer than a launch."""
+    return TypeAdapter(RunSpec)
 
 
 def load_spec(path: Path) -> RunSpec:
@@ -32,8 +38,8 @@ def load_spec(path: Path) -> RunSpec:
     except RecursionError:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
     found = list(_type_mistakes(text, document))
-    spec = None if found else _SPEC.validate_json(text, strict=True)
-    found += list(_value_mistakes(spec)) if spec else []
+    spec = None if found else _adapter().validate_json(text, strict=True)
+    found += list(value_mistakes(spec)) if spec else []
     if found or spec is None:
         raise ScenarioError([_line(text, label, location, what) for location, what in found])
     return spec
@@ -58,7 +64,7 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
         yield ("schema",), f"expected 1, got {shown(document.get('schema'))}; run the scenario again with this version"
         return
     try:
-        spec = _SPEC.validate_json(text, strict=True)
+        spec = _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         yield from (
             (detail["loc"], _words(detail["msg"], detail["input"])) for detail in error.errors(include_url=False)
@@ -84,7 +90,8 @@ def _unknown(given: object, known: object, location: Location) -> Iterator[tuple
                 yield (*location, key), f"unknown key{did_you_mean(key, known)}"
 
 
-def _value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
+def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
+    """What a spec of the right types must not say, each with where it stands."""
     # The name becomes a folder: a stored run of unknown origin must not choose another place.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"

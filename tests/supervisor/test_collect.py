@@ -31,7 +31,7 @@ from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
 from harness.core.traces import RankTraces
 from harness.errors import HarnessError
-from harness.run import judge_attempt
+from harness.run_judge import judge_attempt
 from harness.supervisor.collect import collect, foreign_metrics
 from harness.supervisor.rundir import AttemptDir
 from harness.supervisor.stored_spec import load_spec

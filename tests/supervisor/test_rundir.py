@@ -68,7 +68,7 @@ def test_a_run_that_is_not_there_is_an_error_that_names_the_newest_ones(run: Run
     with pytest.raises(StoredRunError) as error:
         find_run(Path("20200101T000000-dead"), parent)
     assert str(error.value) == (
-        "20200101T000000-dead: not a stored run (no */spec.json below it);"
+        "20200101T000000-dead: not a stored run (no run.json and no */spec.json below it);"
         f" the newest runs in {parent} are {run.run_id}"
     )
 
@@ -77,7 +77,7 @@ def test_without_any_run_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoredRunError) as error:
         find_run(None, tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'latest'}: not a stored run (no */spec.json below it); {tmp_path} holds no run"
+        f"{tmp_path / 'latest'}: not a stored run (no run.json and no */spec.json below it); {tmp_path} holds no run"
     )
 
 

@@ -1,0 +1,44 @@
+"""How often a scenario is run, and when a plan stops early: --repeat, --retries and --maxfail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.core.report import Outcome, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the command line says about attempts."""
+
+    repeat: int = 1  # attempts of each scenario, whatever they say
+    retries: int = 0  # further attempts while the last one is not as expected
+    maxfail: int | None = None  # scenarios not as expected after which nothing more is started
+
+
+ONCE = Policy()
+
+
+def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
+    """One more attempt of a scenario after these. An interrupted attempt said nothing and does not count."""
+    judged = [attempt for attempt in attempts if not interrupted(attempt)]
+    if len(judged) < policy.repeat:
+        return True
+    return len(judged) < policy.repeat + policy.retries and not as_expected(judged[-1])
+
+
+def failed_enough(policy: Policy, last_attempts: Iterable[Outcome]) -> bool:
+    """The limit of --maxfail is reached by these scenarios, each given by the attempt that counts."""
+    if policy.maxfail is None:
+        return False
+    return sum(not as_expected(outcome) for outcome in last_attempts) >= policy.maxfail
+
+
+def as_expected(outcome: Outcome) -> bool:
+    """A SKIP is nobody's fault; an ERROR is no answer, whatever was expected."""
+    return outcome.expected and outcome.verdict.status is not Status.ERROR
+
+
+def interrupted(outcome: Outcome) -> bool:
+    return outcome.verdict.cause == "interrupted"

@@ -1,0 +1,55 @@
+"""What a run needs from its first launch on: the watch, the judgement of what is on disk, and the documents."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from harness.core.outcome import outcome_of
+from harness.core.plan import RunSpec
+from harness.core.report import Outcome
+from harness.render.documents import write_documents
+from harness.render.report_json import outcome_values
+from harness.supervisor.collect import collect, foreign_metrics
+from harness.supervisor.inventory import inventory
+from harness.supervisor.rundir import AttemptDir, write_document
+from harness.supervisor.source import quoted
+from harness.supervisor.stored_spec import load_spec
+from harness.supervisor.watch import Watch
+
+__all__ = ["Watch", "judge_attempt", "judge_stored", "write_documents"]
+
+
+def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
+    """Evidence from the attempt's files, then the verdict; writes verdict.json and result.txt."""
+    evidence = collect(attempt, spec, node)
+    outcome = quoted(
+        outcome_of(
+            spec,
+            evidence,
+            attempt=number,
+            directory=attempt.path.name,
+            artifacts=inventory(attempt, spec, evidence),
+            metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
+            repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+        )
+    )
+    write_document(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    write_document(attempt.result, f"{outcome.verdict.status}\n")
+    return outcome
+
+
+def judge_stored(attempt: AttemptDir) -> Outcome:
+    """An attempt of an earlier run, from its files alone."""
+    _, _, number = attempt.path.name.partition("~")
+    spec = load_spec(attempt.spec)
+    nodes = sorted(attempt.evidence.glob("*.json"))
+    node = nodes[0].stem if nodes else "unknown"
+    return judge_attempt(attempt, spec, node, int(number) if number.isdigit() else 1)
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working directory when it lies below it."""
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(resolved)

@@ -1,0 +1,103 @@
+"""One attempt: launch it, watch it, end it, judge it from what is on disk.
+
+What watches and judges is imported once the ranks start, which takes them longer: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from harness.core.live import Progress
+from harness.core.plan import RunSpec
+from harness.core.report import MachineFacts, Outcome
+from harness.render.listener import Listener
+from harness.supervisor.environment import describe
+from harness.supervisor.launch import command_line, launch
+from harness.supervisor.rundir import AttemptDir, append_line, write_document
+
+_GRACE_S = 1.0  # between TERM and KILL
+_START_UP = {"none", "start", "imported", "init"}
+
+Tell = Callable[[Callable[[Listener], None]], object]
+
+
+class Asked(Protocol):
+    """Ctrl-C, or TERM: how often."""
+
+    @property
+    def count(self) -> int: ...
+
+
+def run_one(
+    spec: RunSpec,
+    attempt: AttemptDir,
+    *,
+    number: int,
+    probe: str,
+    facts: MachineFacts,
+    tell: Tell,
+    interruption: Asked,
+    devices: tuple[int, ...] | None = None,
+) -> Outcome:
+    """One attempt. With `devices` it sees only these GPUs."""
+    _prepare(attempt, spec, facts)
+    tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
+    guarded = launch(spec, attempt, probe, devices)
+    try:
+        from harness.run_judge import Watch
+
+        Watch(
+            guarded=guarded,
+            spec=spec,
+            attempt=attempt,
+            audience=_Audience(name=attempt.path.name, tell=tell),
+            interrupted=lambda: interruption.count > 0,
+        ).run()
+    except KeyboardInterrupt:
+        append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
+    finally:
+        guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+    from harness.run_judge import judge_attempt
+
+    return judge_attempt(attempt, spec, facts.host, number)
+
+
+def _prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
+    attempt.path.mkdir(parents=True)
+    write_document(attempt.spec, json.dumps(asdict(spec), indent=1) + "\n")
+    declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
+    command = shlex.join(command_line(spec, sys.executable, None))
+    write_document(attempt.command, " ".join(filter(None, [declared, command])) + "\n")
+    write_document(attempt.env, json.dumps(describe(spec, facts), indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Audience:
+    """Passes what the watcher sees to the listeners, under the name of the attempt's directory."""
+
+    name: str
+    tell: Tell
+
+    def phase(self, progress: Progress) -> None:
+        phase = _phase_name(progress)
+        self.tell(lambda one: one.phase(self.name, phase, progress))
+
+    def suspect(self, text: str) -> None:
+        self.tell(lambda one: one.suspect(self.name, text))
+
+    def released(self, text: str) -> None:
+        self.tell(lambda one: one.released(self.name, text))
+
+
+def _phase_name(progress: Progress) -> str:
+    """The screen's phases: launch, step N, finish. The slowest rank decides."""
+    if not progress.ranks or any(rank.phase in _START_UP for rank in progress.ranks):
+        return "launch"
+    if all(rank.phase == "exit" for rank in progress.ranks):
+        return "finish"
+    return f"step {min(rank.step for rank in progress.ranks)}"

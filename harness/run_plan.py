@@ -1,0 +1,148 @@
+"""A plan: every scenario as often as its policy says, one after another or side by side.
+
+What is needed only for a scenario that does not run is imported there: a run begins sooner.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from harness.core.attempts import another_wanted, failed_enough
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts, Outcome
+from harness.core.schedule import Load, Room, first_that_fits, free_devices
+from harness.render.listener import Listener, notify
+from harness.request import RunRequest
+from harness.run_one import Asked, run_one
+from harness.supervisor.machine import available_bytes
+from harness.supervisor.rundir import RunDir
+
+_LOOK_S = 0.2
+_MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
+
+
+@dataclass(kw_only=True)
+class Told:
+    """All listeners, told one thing at a time whatever thread it comes from."""
+
+    listeners: tuple[Listener, ...]
+    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, tell: Callable[[Listener], None]) -> None:
+        with self.lock:
+            notify(self.listeners, tell)
+
+
+@dataclass(kw_only=True)
+class Execution:
+    """The plan of a request while it is carried out."""
+
+    run: RunDir
+    request: RunRequest
+    facts: MachineFacts
+    told: Told
+    interruption: Asked
+    attempts: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
+    taken: set[int] = field(default_factory=set)  # devices
+
+    def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
+        """Every attempt of every scenario; those in `before` were made earlier and are not made again."""
+        for outcome in sorted(before, key=lambda outcome: outcome.attempt):
+            self.attempts[outcome.scenario].append(outcome)
+        for spec in self.request.specs:
+            if isinstance(spec, Skip):
+                self._skip(spec)
+        waiting = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
+        if self.request.jobs == 1:
+            for spec in waiting:
+                self._scenario(spec, None)
+        else:
+            self._side_by_side(waiting)
+        return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
+
+    def _side_by_side(self, waiting: list[RunSpec]) -> None:
+        running: dict[Future[None], tuple[Load, tuple[int, ...]]] = {}
+        room = self._room()
+        with ThreadPoolExecutor(max_workers=max(1, len(waiting))) as pool:
+            while waiting or running:
+                loads = [load for load, _ in running.values()]
+                while (place := first_that_fits([*map(self._load, waiting)], loads, room)) is not None:
+                    spec = waiting.pop(place)
+                    devices = self._devices(spec)
+                    running[pool.submit(self._scenario, spec, devices)] = (self._load(spec), devices)
+                    loads = [load for load, _ in running.values()]
+                ended, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    self.taken -= set(running.pop(future)[1])
+                    future.result()
+
+    def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
+        """All attempts of one scenario."""
+        while not self._stopped() and another_wanted(self.request.policy, self.attempts[spec.scenario]):
+            number = max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
+            self._add(self._attempt(spec, number, devices))
+
+    def _attempt(self, spec: RunSpec, number: int, devices: tuple[int, ...] | None) -> Outcome:
+        attempt = self.run.attempt(spec.scenario, number)
+        try:
+            return run_one(
+                spec,
+                attempt,
+                number=number,
+                probe=self.request.probe,
+                facts=self.facts,
+                tell=self.told,
+                interruption=self.interruption,
+                devices=devices or None,
+            )
+        except Exception as error:  # a fault of the harness is one run's ERROR, not the loss of all the others
+            with self.run.log.open("a") as log:
+                traceback.print_exc(file=log)
+            from harness.core.outcome import unjudged
+
+            text = f"{type(error).__name__}: {error}; see {self.run.log.name}"
+            return unjudged(spec, attempt=number, directory=attempt.path.name, error=text)
+
+    def _skip(self, skip: Skip) -> None:
+        from harness.core.outcome import skipped
+
+        self._add(skipped(skip))
+
+    def _add(self, outcome: Outcome) -> None:
+        self.attempts[outcome.scenario].append(outcome)
+        self.told(lambda one: one.outcome(outcome, self.run.path))
+
+    def _stopped(self) -> bool:
+        last = [outcomes[-1] for outcomes in list(self.attempts.values()) if outcomes]
+        return self.interruption.count > 0 or failed_enough(self.request.policy, last)
+
+    def _room(self) -> Room:
+        jobs = self.request.jobs
+        return Room(
+            jobs=jobs,
+            cores=self.facts.cpus if jobs is None else None,  # who names a number has decided
+            gpus=len(self.facts.gpus),
+            memory_bytes=available_bytes(),
+        )
+
+    def _load(self, spec: RunSpec) -> Load:
+        gpus = spec.ranks if spec.device == "cuda" else 0
+        return Load(ranks=spec.ranks, gpus=gpus, memory_bytes=spec.ranks * self._rank_bytes())
+
+    def _rank_bytes(self) -> int:
+        """The largest rank seen so far; a guess before the first has ended."""
+        seen = [outcome.usage.peak_rss_bytes for outcomes in self.attempts.values() for outcome in outcomes]
+        return max((size for size in seen if size), default=_MEMORY_OF_A_RANK)
+
+    def _devices(self, spec: RunSpec) -> tuple[int, ...]:
+        if spec.device != "cuda":
+            return ()
+        devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
+        self.taken |= set(devices)
+        return devices

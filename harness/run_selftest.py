@@ -1,0 +1,120 @@
+"""`selftest`: plants faults and their healthy twins, runs them as any scenario is run, and compares the report."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from harness.core.plan import RunSpec
+from harness.core.plantings import KINDS, LAYERS, Kind, planted, twin, words_of
+from harness.core.report import Outcome, Report
+from harness.core.selftest import Mark, Planting, mark_line, marked, score_lines, score_values
+from harness.render.report_json import from_json
+from harness.render.silent import Silent
+from harness.render.text import escape
+from harness.request import RunRequest
+from harness.run import run_all
+from harness.supervisor.machine import machine_facts
+from harness.supervisor.planning import Question
+from harness.supervisor.planning import planned as planned_specs
+from harness.supervisor.rundir import RunDir
+from harness.supervisor.scenario_files import shipped_root
+
+_RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
+_PARENT = "base/fault.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelftestRequest:
+    full: bool  # every fault and every twin; else the quick ones
+    score: bool  # the score as JSON on stdout, and all lines on stderr
+    seed: int  # decides every place
+    out: Path | None
+    command: str  # as typed
+
+
+def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
+    """Each fault and its twin, at a place that no rule can have learnt."""
+    return tuple(planting for kind in kinds for planting in _at_a_place(kind, seed))
+
+
+def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
+    """0 if every part of every report is as planted, 1 if not, 130 if it was interrupted."""
+    plantings = [one for one in drawn(kinds, request.seed) if request.full or one.quick]
+    specs = tuple(_spec(planting) for planting in plantings)
+    people = sys.stderr if request.score else sys.stdout
+    print(_head(plantings, request), file=people, flush=True)
+    lines = _Lines(plantings, people)
+    run = RunRequest(specs=specs, out=request.out, json=False, strict=True, probe="full", command=request.command)
+    code = run_all(run, lines)
+    marks = _marks(plantings, lines.run_dir)
+    print("\n".join(_end(marks, plantings, lines.run_dir)), file=people)
+    if request.score:
+        print("\n".join(score_lines(marks)), file=people)
+        print(json.dumps({**score_values(marks, seed=request.seed), "run_dir": str(lines.run_dir)}, indent=1))
+    if code == _INTERRUPTED:
+        return _INTERRUPTED
+    return _RIGHT if len(marks) == len(plantings) and not any(mark.wrong for mark in marks) else _WRONG
+
+
+class _Lines(Silent):
+    """In place of the terminal: one line a planting, as it is judged."""
+
+    def __init__(self, plantings: Sequence[Planting], people: TextIO) -> None:
+        self.run_dir: Path | None = None
+        self._by_name = {planting.name: planting for planting in plantings}
+        self._width = max(map(len, self._by_name), default=0)
+        self._people = people
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        mark = marked(self._by_name[outcome.scenario], outcome)
+        print(escape(mark_line(mark, self._width)), file=self._people, flush=True)
+
+    def done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
+        self.run_dir = run_dir
+
+
+def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
+    draw = random.Random(f"{seed} {kind.name}")
+    rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
+    return planted(kind, rank=rank, layer=layer, step=step), twin(kind, rank=rank, layer=layer, step=step)
+
+
+def _spec(planting: Planting) -> RunSpec:
+    """By the path of every scenario: file, overrides, checks, machine. Neither ./scenarios nor NSA_ names reach it."""
+    root = shipped_root()
+    question = Question(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={})
+    (spec,) = planned_specs(question, machine_facts()).specs
+    assert isinstance(spec, RunSpec)
+    return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")
+
+
+def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
+    """From report.json, as any other program would read it."""
+    if run_dir is None:
+        return []
+    stored = RunDir(run_dir).report
+    outcomes = {outcome.scenario: outcome for outcome in from_json(stored.read_text(), str(stored)).outcomes}
+    return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
+
+
+def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
+    faults = sum(planting.must_say.cause is not None for planting in plantings)
+    return (
+        f"selftest   {faults} planted faults, {len(plantings) - faults} healthy twins, seed {request.seed} "
+        f"(--seed {request.seed} plants them at the same places)"
+    )
+
+
+def _end(marks: Sequence[Mark], plantings: Sequence[Planting], run_dir: Path | None) -> Iterator[str]:
+    right = sum(not mark.wrong for mark in marks)
+    unfinished = len(plantings) - len(marks)
+    yield f"{right} of {len(plantings)} right" + (f", {unfinished} not run" if unfinished else "")
+    if run_dir is not None:
+        yield f"report     {run_dir / 'SUMMARY.md'}"

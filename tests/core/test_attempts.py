@@ -1,0 +1,52 @@
+"""When a scenario is run once more, and when a plan ends early."""
+
+from __future__ import annotations
+
+import pytest
+from builders import evidence, rank_evidence, spec
+
+from harness.core.attempts import ONCE, Policy, another_wanted, failed_enough
+from harness.core.outcome import outcome_of
+from harness.core.report import Outcome, Status, Verdict
+
+
+def attempt(status: str, *, expected: bool | None = None, cause: str | None = None) -> Outcome:
+    from dataclasses import replace
+
+    plain = outcome_of(
+        spec(), evidence(rank_evidence(0)), attempt=1, directory="s", artifacts=(), metrics={}, repeat=""
+    )
+    verdict = Verdict(status=Status(status), kind=None, cause=cause, summary="")
+    return replace(plain, verdict=verdict, expected=status == "PASS" if expected is None else expected)
+
+
+PASS, FAIL, ERROR = attempt("PASS"), attempt("FAIL"), attempt("ERROR", expected=True)
+WANTED_FAIL, CUT = attempt("FAIL", expected=True), attempt("ERROR", cause="interrupted")
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempts", "wanted"),
+    [
+        (ONCE, [], True),
+        (ONCE, [FAIL], False),
+        (ONCE, [CUT], True),
+        (Policy(repeat=2), [PASS], True),
+        (Policy(repeat=2), [PASS, PASS], False),
+        (Policy(repeat=2), [PASS, CUT], True),
+        (Policy(retries=1), [FAIL], True),
+        (Policy(retries=1), [ERROR], True),
+        (Policy(retries=1), [PASS], False),
+        (Policy(retries=1), [WANTED_FAIL], False),
+        (Policy(retries=1), [FAIL, FAIL], False),
+        (Policy(repeat=2, retries=1), [FAIL, PASS], False),
+        (Policy(repeat=2, retries=1), [PASS, FAIL], True),
+    ],
+)
+def test_another_attempt(policy: Policy, attempts: list[Outcome], wanted: bool) -> None:
+    assert another_wanted(policy, attempts) is wanted
+
+
+def test_a_plan_ends_with_the_first_failure_too_many() -> None:
+    assert not failed_enough(ONCE, [FAIL, FAIL])
+    assert not failed_enough(Policy(maxfail=2), [FAIL, PASS, WANTED_FAIL])
+    assert failed_enough(Policy(maxfail=2), [FAIL, PASS, ERROR])
