@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from harness.core.evidence import Evidence
-from harness.core.plan import Bound, Expect
+from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Finding, Status
 
 _COMPARE = (
@@ -30,6 +31,20 @@ def is_expected(expect: Expect, status: Status, cause: str | None) -> bool:
     if status is Status.SKIP:
         return True
     return status == expect.verdict and (expect.cause is None or expect.cause == cause)
+
+
+def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
+    """What a verdict rests on besides the program: two runs are comparable where these agree."""
+    given = {f"limits.{key}": value for key, value in asdict(limits).items()}
+    given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
+    given |= {"expect.missing_grads": expect.missing_grads}
+    given |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
+    return tuple(sorted((key, str(value)) for key, value in given.items() if value is not None))
+
+
+def _bound_text(bound: Bound) -> str:
+    signs = ((sign, getattr(bound, key)) for key, sign, _ in _COMPARE)
+    return " ".join(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)
 
 
 def _missing_gradients(expect: Expect, evidence: Evidence) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -32,6 +32,20 @@ def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
     return found[0] if found else None
 
 
+def last_agreed(boards: Mapping[int, Board]) -> Call | None:
+    """The latest call that every rank made and left, as the first of them made it; None for fewer than two ranks."""
+    ledgers = [_ledger(board) for _, board in sorted(boards.items())]
+    if len(ledgers) < 2:
+        return None
+    agreed = []
+    for key in set.intersection(*(set(ledger) for ledger in ledgers)):
+        if not all(_remembers(board, key[0]) for board in boards.values()):
+            continue
+        left = min(sum(call.left_s is not None for call in ledger[key]) for ledger in ledgers)
+        agreed += ledgers[0][key][left - 1 : left] if left else []
+    return max(agreed, key=lambda call: (call.step, call.number), default=None)
+
+
 def ledger_lines(board: Board) -> Iterator[str]:
     """The calls as a table for people, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from harness.core.case import at
 from harness.core.diagnosis import Diagnosis, diagnose
 from harness.core.evidence import Evidence, RankEvidence
-from harness.core.expectation import is_expected, missed
+from harness.core.expectation import criteria, is_expected, missed
+from harness.core.ledger import last_agreed
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import (
     Artifact,
@@ -74,6 +76,12 @@ def outcome_of(
         ended=ended(evidence),
         repeat=repeat,
         next=None,
+        device=spec.device,
+        tags=spec.tags,
+        settings=_settings(spec),
+        criteria=criteria(spec.expect, spec.limits),
+        missing_gradients=_missing_gradients(evidence),
+        last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
     )
 
 
@@ -114,6 +122,8 @@ def skipped(skip: Skip) -> Outcome:
         ended="nothing was started",
         repeat=None,
         next=None,
+        tags=skip.tags,
+        settings=skip.settings,
     )
 
 
@@ -131,7 +141,32 @@ def unjudged(spec: RunSpec, *, attempt: int, directory: str, error: str) -> Outc
         ranks=spec.ranks,
         backend=spec.backend,
         ended="see processes.jsonl",
+        device=spec.device,
+        tags=spec.tags,
+        settings=_settings(spec),
+        criteria=criteria(spec.expect, spec.limits),
     )
+
+
+def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
+    """The scenario's own, and the planted fault: a run with one is comparable only to a run with the same."""
+    planted = asdict(spec.fault) if spec.fault else {}
+    fault = {f"fault.{key}": str(value) for key, value in planted.items() if value is not None}
+    return tuple(sorted({**dict(spec.settings), **fault}.items()))
+
+
+def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
+    traces = [rank.traces for rank in evidence.ranks]
+    if not traces or any(trace.missing is None for trace in traces):
+        return None
+    return tuple(sorted({name for trace in traces for name in trace.missing_parameters}))
+
+
+def _last_agreed(evidence: Evidence) -> str | None:
+    """None where a rank has no board: it may have left anything."""
+    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
+    call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
+    return None if call is None else f"{call.op}{at(call.place)} in step {call.step}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:

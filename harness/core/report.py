@@ -20,7 +20,7 @@ class Status(StrEnum):
 CAUSE_CODES = (
     "rank_conditional_collective", "backward_function_blocked", "lock_cycle", "infinite_loop", "starved", "blocked_io",
     "stopped_process", "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
-    "expectation_missed", "missing_need", "interrupted", "harness_error", "unknown",
+    "expectation_missed", "flaky", "missing_need", "interrupted", "harness_error", "unknown",
 )  # fmt: skip
 
 
@@ -155,6 +155,13 @@ class Outcome:
     ended: str  # what was done to the processes
     repeat: str | None  # the command that repeats it
     next: str | None  # the command to go on with
+    # What makes two runs comparable; a report of an earlier version has none of it.
+    device: str = ""  # "cpu", "cuda" or "any"
+    tags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  # dotted keys other than their defaults, with values, sorted
+    criteria: tuple[tuple[str, str], ...] = ()  # the limits and expectations that decide a verdict, sorted
+    missing_gradients: tuple[str, ...] | None = None  # parameters; None = not traced on every rank
+    last_agreed: str | None = None  # of a HANG: the latest collective called from Python that every rank has left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +180,7 @@ class Report:
     command: str  # as typed
     interrupted: bool
     outcomes: tuple[Outcome, ...]
+    not_run: tuple[str, ...] = ()  # scenarios of the plan that were never started
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:

@@ -37,8 +37,14 @@ _OUTCOME_DETAIL = (
     "ended",
     "repeat",
     "next",
+    "device",
+    "tags",
+    "settings",
+    "criteria",
+    "missing_gradients",
+    "last_agreed",
 )
-_REPORT_DETAIL = ("command", "interrupted")
+_REPORT_DETAIL = ("command", "interrupted", "not_run")
 
 
 def to_json(report: Report) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.core.evidence import Place
-from harness.core.report import Finding, Outcome, Report
+from harness.core.report import Finding, Outcome, Report, Status
+from harness.core.severity import severity
 from harness.render import words
+from harness.render.tables import Cell, Part, Table, findings_line, tables
 from harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
 
 
 def summary_md(report: Report) -> str:
     report = escaped(report)
-    sections = [_head(report), _overview(report)]
+    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report))]
     sections += [_section(number, outcome) for number, outcome in words.bad_news_first(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -26,8 +28,12 @@ def _head(report: Report) -> list[str]:
     lines = [f"# {words.counts_line(report)}", ""]
     if report.interrupted:
         lines += ["**Interrupted.** What follows is what was judged before.", ""]
+    if report.not_run:
+        lines += [f"Of the plan, not run: {markdown(' · '.join(report.not_run))}", ""]
     if words.nothing_wrong(report):
         lines += ["No run failed, none hung, and none ended in ERROR.", ""]
+    if report.outcomes:
+        lines += [findings_line(report), ""]
     machine = f"{report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
     lines += [f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
     return [*lines, "", *markdown_fence(report.command, "sh")]
@@ -46,6 +52,32 @@ def _overview(report: Report) -> list[str]:
         for number, outcome in enumerate(report.outcomes, start=1)
     ]
     return [] if not rows else _table(("run", "verdict", "kind or cause", "in one sentence", "note", "took:"), rows)
+
+
+def _over_all(table: Table) -> list[str]:
+    lines = [f"## {table.title}"]
+    for sentence in table.said:
+        lines += ["", markdown(sentence)]
+    if table.command:
+        lines += ["", *markdown_fence(table.command, "sh")]
+    if table.rows:
+        lines += ["", *_table(table.head, [tuple(map(_cell, row)) for row in table.rows])]
+    for sentence in table.after:
+        lines += ["", markdown(sentence)]
+    return lines
+
+
+def _cell(cell: Cell) -> str:
+    return " ".join(_part(part) for part in cell if part.text)
+
+
+def _part(part: Part) -> str:
+    if part.code:
+        return markdown_code(part.text, in_table=True)
+    if part.run is None:
+        return f"**{markdown(part.text)}**" if part.strong else markdown(part.text)
+    link = markdown_link(part.text, f"#run-{part.run}")
+    return f"**{link}**" if part.status in (Status.HANG, Status.FAIL) else link
 
 
 def _section(number: int, outcome: Outcome) -> list[str]:
@@ -97,7 +129,9 @@ def _standings(outcome: Outcome) -> list[str]:
         )
         for row in outcome.standings
     ]
-    return ["", *_table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)]
+    table = _table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)
+    agreed = ["", f"Last agreed: {markdown(outcome.last_agreed)}"] if outcome.last_agreed else []
+    return ["", *table, *agreed]
 
 
 def _endings(outcome: Outcome) -> list[str]:
@@ -120,13 +154,13 @@ def _meaning(outcome: Outcome) -> list[str]:
     if outcome.why:
         lines += [f"- **why a hang:** {markdown(outcome.why)}"]
     for finding in outcome.findings:
-        lines += _finding(finding)
+        lines += _finding(finding, outcome)
     return [*lines, *_looked_at(outcome)]
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
     who = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
-    sure = words.certainty(finding.confidence)
+    sure = f"{severity(finding, outcome).value}, {words.certainty(finding.confidence)}"
     yield f"- **{markdown(finding.code)}** ({sure}{who}): {markdown(finding.claim)}"
     if finding.place:
         yield f"  - place: {_place_line(finding.place)}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.evidence import Board, Call, Place
-from harness.core.ledger import Skipped, first_skipped
+from harness.core.ledger import Skipped, first_skipped, last_agreed
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")
@@ -151,3 +151,35 @@ def test_who_is_named_made_the_call_less_often_than_somebody_else(boards: list[B
         assert counts[found.rank] < max(counts.values())
         assert found.call.step == found.step
         assert boards[found.rank].step >= found.step
+
+
+# The last call that every rank made and left.
+
+
+def left(number: int, op: str = "all_reduce", **changes: Any) -> Call:
+    return call(number, op, **{"left_s": 9.0, **changes})
+
+
+def test_the_last_agreed_call_is_the_latest_one_that_every_rank_has_left() -> None:
+    one = made(left(1), left(2), call(3, left_s=None))
+    other = made(left(1), left(2), left(3, "barrier"))
+    assert last_agreed({0: one, 1: other}) == left(2)
+
+
+def test_a_call_that_one_rank_is_still_inside_is_not_agreed() -> None:
+    assert last_agreed({0: made(left(1)), 1: made(call(1, left_s=None))}) is None
+
+
+def test_the_later_step_is_the_last_one_agreed() -> None:
+    ranks = {rank: made(left(1), left(2, "barrier"), left(3, step=2), step=2) for rank in (0, 1)}
+    assert last_agreed(ranks) == left(3, step=2)
+
+
+def test_one_rank_agrees_with_nobody() -> None:
+    assert last_agreed({0: made(left(1))}) is None
+    assert last_agreed({}) is None
+
+
+def test_a_step_whose_first_calls_are_forgotten_is_not_compared() -> None:
+    ranks = {0: made(left(7), left(8)), 1: made(left(1), left(2))}
+    assert last_agreed(ranks) is None

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from builders import (
+    UNTRACED,
     board,
+    call,
     collective,
     ended,
     evidence,
@@ -30,7 +32,7 @@ from hypothesis import strategies as st
 
 from harness.core.evidence import Ending, Evidence, RankEvidence, Trouble
 from harness.core.outcome import outcome_of, skipped, unjudged
-from harness.core.plan import Bound, Expect, Skip
+from harness.core.plan import Bound, Expect, Fault, Skip
 from harness.core.report import (
     Artifact,
     HangKind,
@@ -49,6 +51,7 @@ from harness.core.report import (
 from harness.core.telling import vital
 from harness.core.traces import RankTraces
 
+CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))
 
 
@@ -150,7 +153,61 @@ def test_a_run_that_passed_is_told_whole() -> None:
         ended="by itself, no process left",
         repeat="nsa-harness run spec.json",
         next=None,
+        device="cpu",
+        criteria=CRITERIA,
+        missing_gradients=(),
     )
+
+
+def test_settings_and_criteria_say_what_makes_two_runs_comparable() -> None:
+    planted = Fault(kind="deadlock", rank=1, step=2)
+    wanted = Expect(verdict="FAIL", missing_grads=0, metrics=(("loss_last", Bound(lt=5.7, gt=0.0)),))
+    told = outcome(evidence(left(0)), tags=("plan",), settings=(("gc.layers", "all"),), fault=planted, expect=wanted)
+    assert told.tags == ("plan",)
+    assert told.settings == (
+        ("fault.kind", "deadlock"),
+        ("fault.rank", "1"),
+        ("fault.step", "2"),
+        ("gc.layers", "all"),
+    )
+    assert dict(told.criteria) == {
+        "expect.verdict": "FAIL",
+        "expect.missing_grads": "0",
+        "expect.metrics.loss_last": "< 5.7 > 0",
+        "limits.deadline_s": "600.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("traces", "names"),
+    [
+        ((TRACED, TRACED), ()),
+        ((TRACED, replace(TRACED, missing=1, missing_parameters=("b", "a"))), ("a", "b")),
+        ((TRACED, UNTRACED), None),
+        ((), None),
+    ],
+)
+def test_parameters_without_gradient_are_known_only_where_every_rank_traced(
+    traces: tuple[RankTraces, ...], names: tuple[str, ...] | None
+) -> None:
+    told = outcome(evidence(*(left(rank, traces=one) for rank, one in enumerate(traces))))
+    assert told.missing_gradients == names
+
+
+def test_a_hang_says_the_last_collective_that_every_rank_has_left() -> None:
+    boards = [
+        board(mark("backward", at_s=9.0), calls=(call(1, left_s=4.0), call(2, left_s=end))) for end in (5.0, None)
+    ]
+    ranks = tuple(rank_evidence(rank, board=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards))
+    assert outcome(stalled(*HUNG, ranks=ranks)).last_agreed == "all_reduce at ada/train.py:37 in step 1"
+    blind = (ranks[0], replace(ranks[1], board=None))
+    assert outcome(stalled(*HUNG, ranks=blind)).last_agreed is None
+    assert outcome(evidence(left(0, board=boards[0]), left(1, board=boards[0]))).last_agreed is None
+
+
+def test_a_skip_keeps_what_the_scenario_set() -> None:
+    skip = skipped(Skip(scenario="x", about="", reason="", tags=("plan",), settings=(("needs.backend", "nccl"),)))
+    assert (skip.tags, skip.settings) == (("plan",), (("needs.backend", "nccl"),))
 
 
 def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:

@@ -1,0 +1,66 @@
+"""Outcomes of a plan: a test says what a run was set to and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.core.outcome import skipped
+from harness.core.plan import Skip
+from harness.core.report import Culprit, Outcome, Status, Verdict
+
+CAUSES = {Status.FAIL: "exception", Status.HANG: "lock_cycle", Status.SKIP: "missing_need", Status.ERROR: "infra"}
+BAD = (Status.FAIL, Status.HANG)
+
+
+def run(name: str, status: Status = Status.PASS, settings: dict[str, str] | None = None, **changes: Any) -> Outcome:
+    """One attempt on two ranks over gloo, as nobody announced it unless it passed."""
+    plain = skipped(Skip(scenario=name, about="", reason=""))
+    cause = changes.pop("cause", CAUSES.get(status))
+    facts: dict[str, Any] = {
+        "spec_hash": name,
+        "verdict": Verdict(status=status, kind=None, cause=cause, summary=changes.pop("summary", "")),
+        "expected": status in (Status.PASS, Status.SKIP),
+        "settings": tuple(sorted((settings or {}).items())),
+        "criteria": (("expect.verdict", "PASS"), ("limits.deadline_s", "600")),
+        "ranks": int((settings or {}).get("run.ranks", "2")),
+        "backend": "gloo",
+        "device": "cpu",
+        "dir": name,
+    }
+    return replace(plain, **{**facts, **changes})
+
+
+def failed_in(step: int) -> Culprit:
+    return Culprit(ranks=(0,), step=step, collective=None, place=None)
+
+
+_SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "parallel.wrapper": st.sampled_from(["manual", "none", "fsdp"]),
+        "parallel.static_graph": st.just("true"),
+        "gc.layers": st.sampled_from(["all", "0:6", "6:12"]),
+        "gc.mode": st.just("reentrant"),
+        "model.branch": st.sampled_from(["cmp", "sel", "win", "cmp+sel"]),
+        "model.layers": st.sampled_from(["4", "5", "12"]),
+        "needs.backend": st.sampled_from(["gloo", "nccl"]),
+        "run.ranks": st.just("1"),
+        "train.steps": st.sampled_from(["1", "2"]),
+    },
+)
+RUNS = st.lists(
+    st.builds(
+        run,
+        st.sampled_from("abcdefgh"),
+        st.sampled_from(list(Status)),
+        _SETTINGS,
+        flaky=st.booleans(),
+        final=st.booleans(),
+        expected=st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda outcome: outcome.scenario,  # as in a report, where a name and an attempt are one run
+)
