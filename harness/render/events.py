@@ -46,8 +46,11 @@ class Events:
     def released(self, scenario: str, text: str) -> None:
         self._write("released", scenario, text=escape(text))
 
+    def interrupted(self, count: int) -> None:
+        """No event of its own: the `done` event of an interrupted run has exit code 130."""
+
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        self._phases.pop(outcome.scenario, None)
+        self._phases.pop(outcome.dir, None)
         self._write("outcome", outcome.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
 
     def done(self, report: Report, run_dir: Path) -> None:

@@ -13,20 +13,27 @@ from harness.core.report import MachineFacts, Outcome, Report
 
 
 class Listener(Protocol):
-    """Called from one thread, in the order in which things happen."""
+    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+
+    With several attempts at once the calls come from several threads, and the attempts alternate. `attempt` is the name
+    of the attempt's directory, as in `Outcome.dir`.
+    """
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
 
     def launched(self, spec: RunSpec) -> None: ...
 
-    def phase(self, scenario: str, phase: str, progress: Progress) -> None:
+    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Where the ranks are. Called as often as the watch looks, also when nothing changed."""
 
-    def suspect(self, scenario: str, text: str) -> None:
+    def suspect(self, attempt: str, text: str) -> None:
         """A stall: it may move again."""
 
-    def released(self, scenario: str, text: str) -> None:
+    def released(self, attempt: str, text: str) -> None:
         """What was suspected moves again."""
+
+    def interrupted(self, count: int) -> None:
+        """Ctrl-C or TERM, for the `count`-th time. May come from a signal handler: takes no lock, writes nothing."""
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
 

@@ -8,26 +8,24 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from harness.core.evidence import Place
-from harness.core.live import Progress, RankProgress
+from harness.core.live import Progress
 from harness.core.plan import RunSpec, Skip
-from harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from harness.core.report import Finding, MachineFacts, Outcome, Status
 from harness.render import words
 from harness.render.layout import NARROW, bar, command, cropped, labelled, paragraph, table
 from harness.render.text import escape, escaped
 
 BAR_COLUMNS = 20
-SHOWN_RANKS = 8  # of a running attempt
 STANDINGS = 16  # rows of a table; SUMMARY.md has all
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
     facts, planned = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
-    skipped = [spec for spec in planned if isinstance(spec, Skip)]
+    skipped = sum(isinstance(spec, Skip) for spec in planned)
     if len(planned) > 1:
-        yield from paragraph(f"{words.plural(len(planned) - len(skipped), 'run')} to do", width)
-    for spec in skipped:
-        yield from paragraph(f"{spec.scenario}   not run: {spec.reason}", width, "", "  ")
+        remark = f" · {skipped} cannot run here" if skipped else ""
+        yield from paragraph(f"{words.plural(len(planned) - skipped, 'run')} to do{remark}", width)
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
@@ -38,23 +36,14 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
         yield from paragraph(note, width, " " * (len(spec.scenario) + 3) if width >= NARROW else "  ")
 
 
-def progress_lines(scenario: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """The running attempt: time against the deadline, then the ranks, the quietest first where not all fit."""
-    scenario, phase, progress = escaped((scenario, phase, progress))
-    limit = "no deadline" if progress.deadline_s is None else f"of at most {words.seconds(progress.deadline_s)}"
-    yield cropped(f"  {scenario} · {phase} · {words.seconds(progress.elapsed_s)} {limit}", width)
-    quietest = sorted(progress.ranks, key=lambda rank: -(rank.quiet_s or 0.0))[:SHOWN_RANKS]
-    for rank in sorted(quietest, key=lambda rank: rank.rank):
-        yield cropped(f"    {_rank_progress(rank)}", width)
-    if len(progress.ranks) > SHOWN_RANKS:
-        yield cropped(f"    {len(progress.ranks) - SHOWN_RANKS} more ranks were quiet for less long", width)
-
-
-def _rank_progress(rank: RankProgress) -> str:
-    quiet = "no mark yet" if rank.quiet_s is None else f"quiet {words.seconds(rank.quiet_s)}"
-    memory = None if rank.rss_bytes is None else words.size(rank.rss_bytes)
-    known = (f"rank {rank.rank}", quiet, f"step {rank.step}", rank.phase, memory, rank.module)
-    return " · ".join(word for word in known if word)
+def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
+    """Where each line stays: the phase, the time against the deadline, and the rank that is quiet for longest."""
+    limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
+    known = [rank for rank in progress.ranks if rank.quiet_s is not None]
+    quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
+    quiet = f" · rank {quietest.rank} quiet for {words.seconds(quietest.quiet_s)}" if quietest else ""
+    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
+    yield from paragraph(text, width, "  ", "    ")
 
 
 def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
@@ -69,19 +58,6 @@ def files_lines(outcome: Outcome, run_dir: Path, width: int) -> Iterator[str]:
     """Where the proof lies, for an outcome that someone will want to look into."""
     if outcome.verdict.status not in (Status.PASS, Status.SKIP):
         yield from command("files", escape(f"{run_dir}/{outcome.dir}"), width)
-
-
-def done_lines(report: Report, run_dir: Path, width: int) -> Iterator[str]:
-    report = escaped(report)
-    if report.interrupted:
-        yield from paragraph("Interrupted: only what is listed was judged.", width)
-    yield words.counts_line(report)
-    yield ""
-    yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, 9)
-    yield from command("page", f"{escape(str(run_dir))}/report.html", width, 9)
-    following = [outcome.next for _, outcome in words.bad_news_first(report) if outcome.next]
-    if following:
-        yield from command("next", following[0], width, 9)
 
 
 def headline(outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from harness.core.evidence import Place, Trouble
 from harness.core.report import (
@@ -140,6 +141,7 @@ DEADLOCK = replace(
     ),
     vitals=(),
     metrics={},
+    last_agreed="all_reduce at nsa/model.py:212 in step 1",
     why="a closed wait of two ranks; no mark, CPU or bytes in 2 samples 3 s apart",
     ended="TERM, 0.4 s, no process left; torch alone would wait 30 min",
     repeat="nsa-harness run reports/latest/branch_sel_only/spec.json",
@@ -281,6 +283,47 @@ MIXED = Report(
     interrupted=False,
     outcomes=(PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST, FLAKY_SECOND),
 )
+
+
+def planned(name: str, *settings: tuple[str, str], like: Outcome = PASSED, **changes: Any) -> Outcome:
+    """A run of a plan: what it was set to, and which sample it ended like."""
+    return replace(
+        like,
+        scenario=name,
+        dir=name,
+        settings=tuple(sorted(settings)),
+        criteria=(("expect.verdict", "PASS"), ("limits.deadline_s", "600")),
+        **{"device": "cpu", "missing_gradients": () if like is PASSED else None, **changes},
+    )
+
+
+_ALONE = (("parallel.wrapper", "none"), ("run.ranks", "1"))
+_DEEP = (("model.layers", "12"), *_ALONE)
+SICK_PLAN = replace(
+    MIXED,
+    command="nsa-harness run -t plan",
+    outcomes=(
+        planned("ddp_onestep", like=DEADLOCK),
+        planned("ddp_gloo", ("needs.backend", "gloo"), like=DEADLOCK),
+        planned("ddp_nccl", ("needs.backend", "nccl"), like=SKIPPED, backend="", device=""),
+        planned("branch_cmp_only", ("model.branch", "cmp")),
+        planned("branch_sel_only", ("model.branch", "sel"), like=DEADLOCK),
+        planned("branch_win_only", ("model.branch", "win")),
+        planned("ddp_static_graph", ("parallel.static_graph", "true"), like=DEADLOCK),
+        planned("gc_baseline_full", ("gc.layers", "all"), *_ALONE, ranks=1),
+        planned("gc_bisect_layers_0_5", ("gc.layers", "0:6"), *_DEEP, like=LIVELOCK, ranks=1),
+        planned("gc_bisect_layers_6_11", ("gc.layers", "6:12"), *_DEEP, ranks=1),
+        planned("manual_average", ("parallel.wrapper", "manual")),
+        planned("fsdp", ("parallel.wrapper", "fsdp"), like=ERRED),
+    ),
+)
+HEALTHY_PLAN = replace(
+    SICK_PLAN,
+    outcomes=tuple(
+        planned(run.scenario, *run.settings, ranks=run.ranks) if run.verdict.status is not Status.SKIP else run
+        for run in SICK_PLAN.outcomes
+    ),
+)
 QUIET = replace(MIXED, command="nsa-harness run ddp_onestep", outcomes=(PASSED,))
 
 POISON = (
@@ -327,6 +370,7 @@ def poison(outcome: Outcome) -> Outcome:
         metrics={POISON: float("inf")},
         artifacts=(Artifact(path=POISON, count=1, absent=None), Artifact(path=POISON, count=None, absent=POISON)),
         why=POISON,
+        last_agreed=POISON,
         ended=POISON,
         repeat=POISON,
         next=POISON,

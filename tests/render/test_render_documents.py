@@ -13,7 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
-from render_samples import DEADLOCK, ERRED, FAILED, FLAKY_FIRST, MIXED, PASSED, QUIET, SKIPPED, hostile
+from render_samples import (
+    DEADLOCK,
+    ERRED,
+    FAILED,
+    FLAKY_FIRST,
+    HEALTHY_PLAN,
+    MIXED,
+    PASSED,
+    QUIET,
+    SICK_PLAN,
+    SKIPPED,
+    hostile,
+)
 
 from harness.core.report import HangKind, Outcome, Report, Status
 from harness.errors import StoredRunError
@@ -29,7 +41,9 @@ REPORTS = {
     "mixed": MIXED,
     "quiet": QUIET,
     "hostile": hostile(),
-    "interrupted": replace(MIXED, interrupted=True, outcomes=()),
+    "sick_plan": SICK_PLAN,
+    "healthy_plan": HEALTHY_PLAN,
+    "interrupted": replace(MIXED, interrupted=True, outcomes=(), not_run=("ddp_gloo", "fsdp")),
 }
 RENDERERS = {"SUMMARY.md": summary_md, "report.json": to_json, "junit.xml": junit_xml, "report.html": report_html}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,15 +30,14 @@ from harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
 from harness.render.events import Events
 from harness.render.listener import Listener, notify
+from harness.render.plan_screen import done_lines, needs_a_screen, outcome_line
 from harness.render.screen import (
-    SHOWN_RANKS,
     STANDINGS,
-    done_lines,
     files_lines,
     launched_lines,
+    news_line,
     outcome_lines,
     plan_lines,
-    progress_lines,
 )
 from harness.render.terminal import Terminal
 
@@ -63,6 +61,7 @@ SPEC = RunSpec(
     not_covered=("nccl",),
     spec_hash="9c1e",
 )
+INTERRUPTED = replace(QUIET, interrupted=True, outcomes=(replace(PASSED, next=None),))
 SKIP = Skip(scenario="ddp_nccl", about="DDP over NCCL", reason="needs 2 GPUs, this machine has none")
 
 
@@ -91,6 +90,9 @@ class Screen(io.StringIO):
         return self._encoding
 
 
+HUNG = replace(DEADLOCK, scenario="ddp_onestep", dir="ddp_onestep")
+
+
 def tell_a_run(listener: Listener) -> None:
     listener.plan(MACHINE, [SPEC, SKIP])
     listener.launched(SPEC)
@@ -99,7 +101,8 @@ def tell_a_run(listener: Listener) -> None:
     listener.phase("ddp_onestep", "backward", replace(PROGRESS, elapsed_s=5.0))
     listener.suspect("ddp_onestep", "rank 1 is quiet for 5.0 s in all_reduce #14")
     listener.released("ddp_onestep", "rank 1 left all_reduce #14; the limit is 12.0 s")
-    listener.outcome(replace(DEADLOCK, scenario="ddp_onestep"), RUN_DIR)
+    listener.interrupted(1)
+    listener.outcome(HUNG, RUN_DIR)
     listener.outcome(SKIPPED, RUN_DIR)
     listener.done(MIXED, RUN_DIR)
 
@@ -107,10 +110,11 @@ def tell_a_run(listener: Listener) -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
     screens: list[Sequence[str]] = [list(plan_lines("0.1.0", MACHINE, [SPEC, SKIP], width))]
-    screens += [list(launched_lines(SPEC, width)), list(progress_lines("ddp_onestep", "backward", PROGRESS, width))]
+    screens += [list(launched_lines(SPEC, width)), list(news_line("ddp_onestep", "backward", PROGRESS, width))]
     for outcome in (PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_SECOND):
         screens += [[*outcome_lines(outcome, width), *files_lines(outcome, RUN_DIR, width)]]
-    screens += [list(done_lines(MIXED, RUN_DIR, width)), list(done_lines(QUIET, RUN_DIR, width))]
+    screens += [list(outcome_line(outcome, width)) for outcome in MIXED.outcomes if not needs_a_screen(outcome)]
+    screens += [list(done_lines(report, RUN_DIR, width)) for report in (MIXED, QUIET, INTERRUPTED)]
     golden(f"screens.{width}.txt", "".join("\n".join(lines) + "\n" + "." * width + "\n" for lines in screens))
 
 
@@ -130,19 +134,6 @@ def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
     lines = list(outcome_lines(replace(DEADLOCK, standings=standings), 80))
     assert any(line.startswith("   700 ") and line.endswith("◀ culprit") for line in lines)
     assert f"  {1000 - STANDINGS} more ranks stand in SUMMARY.md" in lines
-
-
-def test_the_running_screen_shows_the_quietest_ranks() -> None:
-    ranks = tuple(rank_progress(rank, float(rank % 50)) for rank in range(100))
-    lines = list(progress_lines("a", "backward", replace(PROGRESS, ranks=ranks, deadline_s=None), 80))
-    assert lines[0] == "  a · backward · 4.2 s no deadline"
-    assert lines[1].startswith("    rank 46 · quiet 46.0 s · step 3 · backward · 412 MB · blocks.3")
-    assert lines[-1] == f"    {100 - SHOWN_RANKS} more ranks were quiet for less long"
-
-
-@pytest.mark.parametrize("width", [1, 20, 40])
-def test_the_running_screen_never_wraps(width: int) -> None:
-    assert all(cell_len(line) <= width for line in progress_lines("名" * 50, "backward", PROGRESS, width))
 
 
 def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
@@ -166,39 +157,6 @@ def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) 
     assert asked.getvalue() == plain.getvalue()
 
 
-def test_the_live_screen_ends_as_the_static_one_with_the_cursor_back() -> None:
-    stream = Screen(tty=True)
-    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm-256color"})
-    tell_a_run(terminal)
-    shown = stream.getvalue()
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", shown.rpartition("\x1b[?25h")[2])
-    assert "\n".join(outcome_lines(replace(DEADLOCK, scenario="ddp_onestep"), 100)) in text
-    assert "rank 0 · quiet 0.40 s · step 3 · backward · 412 MB" in shown
-    assert "\x1b[1;37;41mHANG\x1b[0m" in shown
-
-
-def test_two_scenarios_share_the_live_screen_until_the_last_one_ends() -> None:
-    stream = Screen(tty=True)
-    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm"})
-    terminal.phase("one", "forward", PROGRESS)
-    terminal.phase("two", "forward", PROGRESS)
-    terminal.outcome(replace(PASSED, scenario="one"), RUN_DIR)
-    assert "\x1b[?25h" not in stream.getvalue()
-    terminal.outcome(replace(PASSED, scenario="two"), RUN_DIR)
-    assert stream.getvalue().count("\x1b[?25h") == 1
-
-
-def test_closing_twice_and_after_an_error_leaves_the_cursor_visible() -> None:
-    stream = Screen(tty=True)
-    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100", "TERM": "xterm"})
-    terminal.phase("one", "forward", PROGRESS)
-    terminal.error("scenarios/a.yaml:1:1: x\x1b[2J\nsecond")
-    terminal.close()
-    assert stream.getvalue().endswith("error: scenarios/a.yaml:1:1: x\nsecond\n")
-    assert stream.getvalue().count("\x1b[?25h") == 1
-
-
 def test_hostile_text_cannot_steer_the_terminal() -> None:
     stream = Screen(tty=False)
     terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "80"})
@@ -207,6 +165,8 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
     terminal.phase(POISON, POISON, PROGRESS)
     terminal.suspect(POISON, POISON)
     terminal.outcome(poison(DEADLOCK), Path(POISON.replace("\x00", "")))
+    terminal.settle()
+    assert stream.getvalue().count("red") > 10
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
 
 

@@ -1,0 +1,68 @@
+"""The command on a terminal of its own: the live view, Ctrl-C, and the screen that stays."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+
+from .conftest import COMMAND, LIMIT_S
+
+WAITS = "import os, sys\nos.read(os.open(sys.argv[1], os.O_RDWR), 1)\n"
+ENVIRONMENT = {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+
+
+class Person:
+    """Sits at a terminal of 80 columns and 24 rows, and reads until something stands there."""
+
+    def __init__(self, workspace, *words):
+        self.text = ""
+        self._sees, program = pty.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        unwanted = ("NSA_", "_NSA_", "NO_COLOR", "CI")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+        self.process = subprocess.Popen(
+            [*COMMAND, *words],
+            cwd=workspace.directory,
+            env={**inherited, **ENVIRONMENT},
+            stdin=program,
+            stdout=program,
+            stderr=program,
+            start_new_session=True,
+        )
+        os.close(program)
+
+    def reads(self, what=None):
+        """Until `what` stands there, or to the end."""
+        while what is None or what not in self.text:
+            try:
+                self.text += os.read(self._sees, 65536).decode()
+            except OSError:  # the program has closed the terminal
+                assert what is None, f"{what!r} never stood there, but {self.text!r}"
+                return
+
+    def leaves(self):
+        self.reads()
+        os.close(self._sees)
+        return self.process.wait(timeout=LIMIT_S)
+
+
+def test_ctrl_c_is_answered_in_the_live_view_and_the_screen_is_left_in_order(workspace):
+    (workspace.directory / "waits.py").write_text(WAITS)
+    os.mkfifo(workspace.directory / "pipe")
+    person = Person(workspace, "run", "--script", "waits.py", "--", "pipe")
+    person.reads("rank 1   start")
+    person.process.send_signal(signal.SIGINT)
+    person.reads("taking stacks, ending the processes, writing the report")
+    assert person.leaves() == 130
+
+    assert person.text.count("\x1b[?25l") == person.text.count("\x1b[?25h") == 1
+    assert "\x1b[?7l" not in person.text.rpartition("\x1b[?25h")[2]
+    stays = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", person.text.rpartition("\x1b[?25h")[2])
+    assert "Interrupted: only what is listed was judged." in stays
+    assert re.search(r"^  page +reports/\S+/report.html$", stays, re.MULTILINE)
