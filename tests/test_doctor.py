@@ -1,0 +1,334 @@
+"""Each line of `doctor` with its condition broken, and what the command makes of the lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from documents import rows, words
+
+from harness import cli
+from harness.core import checkup, checkup_system
+from harness.core.checkup import healthy, judged, lines_text, values
+from harness.core.checkup_facts import (
+    ClockFacts,
+    CoreFacts,
+    Facts,
+    GpuFacts,
+    InterfaceFacts,
+    LeftOver,
+    LimitFacts,
+    Line,
+    MemoryFacts,
+    ModuleFacts,
+    NameFacts,
+    PortFacts,
+    PySpyFacts,
+    PythonFacts,
+    SlurmFacts,
+    SpaceFacts,
+    State,
+    TorchFacts,
+    Unknown,
+    size_text,
+)
+
+MIB, GIB = 1 << 20, 1 << 30
+H200 = ("NVIDIA H200",) * 2
+TORCH = TorchFacts(version="2.13.0+cu130", cuda="13.0", devices=2, gloo=True, nccl="2.27.5", torchrun_trouble=None)
+GPU = GpuFacts(installed=H200, visible=H200, driver="580.1", chosen=None, trouble=None)
+PRESENT = ModuleFacts(version="3.1", trouble=None)
+SHARED = SpaceFacts(path="/dev/shm", trouble=None, size_bytes=8 * GIB, free_bytes=8 * GIB)
+TEMPORARY = replace(SHARED, path="/tmp")
+REPORTS = replace(SHARED, path="reports")
+LIMITS = LimitFacts(
+    processes=4096,
+    processes_used=100,
+    open_files=65536,
+    core_bytes=0,
+    core_pattern="core",
+    address_space_bytes=None,
+)
+NAME = NameFacts(hostname="node7", addresses=("10.0.0.7",), bindable=("10.0.0.7",), took_s=0.01, trouble=None)
+CLOCK = ClockFacts(over_s=2.0, backwards=0, drift_s=0.0001, behind_s=0.0)
+SLURM = SlurmFacts(version="slurm 25.05", absent=(), job="4711", trouble=None)
+PYTHON = PythonFacts(version="3.11.7", probe_trouble=None)
+PORTS = PortFacts(trouble=None, first=32768, last=60999)
+
+WELL = Facts(
+    python=PYTHON,
+    torch=TORCH,
+    gpu=GPU,
+    nvml=PRESENT,
+    triton=PRESENT,
+    flash_attn=PRESENT,
+    py_spy=PySpyFacts(path="py-spy", threads=1, trouble=None, ptrace_scope=1),
+    shared_memory=SHARED,
+    temporary=TEMPORARY,
+    reports=REPORTS,
+    limits=LIMITS,
+    memory=MemoryFacts(total_bytes=64 * GIB, available_bytes=32 * GIB),
+    cores=CoreFacts(usable=16, quota=None),
+    name=NAME,
+    interface=InterfaceFacts(wanted=None, present=("lo", "eth0")),
+    ports=PORTS,
+    clock=CLOCK,
+    slurm=SLURM,
+    left_over=(),
+)
+NO_GPU = GpuFacts(installed=None, visible=(), driver=None, chosen=None, trouble=None)
+ABSENT = ModuleFacts(version=None, trouble=None)
+UNLOADABLE = ModuleFacts(version="2.8.3", trouble="ImportError: undefined symbol: _ZN3c10")
+OK, WARN, MISSING, BROKEN = State.OK, State.WARN, State.MISSING, State.BROKEN
+BOARDS = LeftOver(path="/dev/shm/nsa-harness-20261121T101500-3f2a-0a0b0c0d", size_bytes=460_000)
+
+
+def limits(**changes: Any) -> LimitFacts:
+    return replace(LIMITS, **changes)
+
+
+def torch(**changes: Any) -> TorchFacts:
+    return replace(TORCH, **changes)
+
+
+def memory(available_bytes: int) -> MemoryFacts:
+    return MemoryFacts(total_bytes=64 * GIB, available_bytes=available_bytes)
+
+
+# The line, its state, a piece of its fact, and what is changed of a machine where all is well.
+CASES: list[tuple[str, State, str, dict[str, Any]]] = [
+    ("probe", BROKEN, "its board is not there", {"python": replace(PYTHON, probe_trouble="its board is not there")}),
+    (
+        "torch",
+        BROKEN,
+        "No module named 'torch'",
+        {"torch": Unknown(why="ModuleNotFoundError: No module named 'torch'")},
+    ),
+    ("torch", BROKEN, "did not end within 90 s", {"torch": Unknown(why="did not end within 90 s")}),
+    ("torch", BROKEN, "supported are 2.11 to 2.13", {"torch": torch(version="2.10.1")}),
+    ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="2.14.0a0+git1")}),
+    ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="main")}),
+    ("torchrun", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("torchrun", BROKEN, "ImportError: elastic", {"torch": torch(torchrun_trouble="ImportError: elastic")}),
+    ("gloo", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("gloo", BROKEN, "built without it", {"torch": torch(gloo=False)}),
+    ("nccl", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("nccl", BROKEN, "runs would choose it for 2 x NVIDIA H200", {"torch": torch(nccl=None)}),
+    ("nccl", MISSING, "built without it", {"torch": torch(nccl=None), "gpu": NO_GPU}),
+    ("gpu", MISSING, "no nvidia-smi", {"gpu": NO_GPU}),
+    ("gpu", MISSING, "lists none", {"gpu": replace(NO_GPU, installed=())}),
+    (
+        "gpu",
+        WARN,
+        "version mismatch",
+        {"gpu": replace(NO_GPU, installed=(), trouble="Driver/library version mismatch")},
+    ),
+    ("gpu", WARN, "hidden by CUDA_VISIBLE_DEVICES=-1", {"gpu": replace(GPU, visible=(), chosen="-1")}),
+    ("gpu", BROKEN, "torch can use 0 of 2", {"torch": torch(devices=0)}),
+    ("py-spy", BROKEN, "not found", {"py_spy": PySpyFacts(path=None, threads=0, trouble=None, ptrace_scope=None)}),
+    (
+        "py-spy",
+        BROKEN,
+        "Permission denied, kernel.yama.ptrace_scope is 3",
+        {"py_spy": PySpyFacts(path="py-spy", threads=0, trouble="py-spy: Permission denied", ptrace_scope=3)},
+    ),
+    ("/dev/shm", WARN, "boards go to /tmp", {"shared_memory": replace(SHARED, trouble="Permission denied")}),
+    (
+        "/dev/shm",
+        BROKEN,
+        "nor can /tmp be written",
+        {
+            "shared_memory": replace(SHARED, trouble="Permission denied"),
+            "temporary": replace(TEMPORARY, trouble="Read-only file system"),
+        },
+    ),
+    ("/dev/shm", WARN, "want 64 MiB", {"shared_memory": replace(SHARED, free_bytes=40 * MIB)}),
+    ("/dev/shm", BROKEN, "watched blind", {"shared_memory": replace(SHARED, free_bytes=2 * MIB)}),
+    ("reports", BROKEN, "Read-only file system", {"reports": replace(REPORTS, trouble="Read-only file system")}),
+    ("reports", BROKEN, "evidence will be lost", {"reports": replace(REPORTS, free_bytes=10 * MIB)}),
+    ("reports", WARN, "a long run may fill it", {"reports": replace(REPORTS, free_bytes=500 * MIB)}),
+    ("memory", BROKEN, "would be killed", {"memory": memory(500 * MIB)}),
+    ("memory", WARN, "smallest shapes only", {"memory": memory(2 * GIB)}),
+    ("cores", WARN, "grants the time of 1.5", {"cores": CoreFacts(usable=16, quota=1.5)}),
+    ("cores", WARN, "all ranks share it", {"cores": CoreFacts(usable=1, quota=None)}),
+    ("processes", BROKEN, "ranks cannot start", {"limits": limits(processes=120)}),
+    ("processes", BROKEN, "0 more may start", {"limits": limits(processes=50)}),
+    ("processes", WARN, "300 more may start", {"limits": limits(processes=400)}),
+    ("open files", BROKEN, "32 a process", {"limits": limits(open_files=32)}),
+    ("open files", WARN, "few for data loaders", {"limits": limits(open_files=64)}),
+    ("core files", WARN, "as large as its memory (core)", {"limits": limits(core_bytes=None)}),
+    ("core files", WARN, "of up to 2 GiB", {"limits": limits(core_bytes=2 * GIB)}),
+    ("address space", WARN, "4 GiB a process", {"limits": limits(address_space_bytes=4 * GIB)}),
+    (
+        "hostname",
+        BROKEN,
+        "cannot be resolved (Name or service not known)",
+        {"name": replace(NAME, addresses=(), bindable=(), trouble="cannot be resolved (Name or service not known)")},
+    ),
+    ("hostname", BROKEN, "resolves to nothing", {"name": replace(NAME, addresses=(), bindable=())}),
+    ("hostname", BROKEN, "10.0.0.7, which is no address of this machine", {"name": replace(NAME, bindable=())}),
+    ("hostname", WARN, "took 5.1 s", {"name": replace(NAME, took_s=5.1)}),
+    ("interface", BROKEN, "names ib0; there are lo", {"interface": InterfaceFacts(wanted="ib0", present=("lo",))}),
+    ("interface", BROKEN, "there are none", {"interface": InterfaceFacts(wanted="eth0", present=())}),
+    ("ports", BROKEN, "Cannot assign", {"ports": replace(PORTS, trouble="Cannot assign requested address")}),
+    ("ports", WARN, "10 to choose from", {"ports": replace(PORTS, last=32777)}),
+    ("clock", BROKEN, "went back 3 times", {"clock": replace(CLOCK, backwards=3)}),
+    ("clock", WARN, "stepped by -0.400 s", {"clock": replace(CLOCK, drift_s=-0.4)}),
+    ("clock", WARN, "3600 s behind", {"clock": replace(CLOCK, behind_s=3600.0)}),
+    ("left over", WARN, "449 KiB", {"left_over": (BOARDS,)}),
+    ("left over", WARN, "and 2 more", {"left_over": (BOARDS,) * 5}),
+    ("triton", MISSING, "not installed", {"triton": ABSENT}),
+    ("triton", WARN, "undefined symbol", {"triton": UNLOADABLE}),
+    ("flash-attn", MISSING, "not installed", {"flash_attn": ABSENT}),
+    ("flash-attn", WARN, "2.8.3 is installed and cannot be imported", {"flash_attn": UNLOADABLE}),
+    ("nvidia-ml-py", MISSING, "not installed", {"nvml": ABSENT}),
+    ("nvidia-ml-py", WARN, "cannot be imported", {"nvml": UNLOADABLE}),
+    (
+        "slurm",
+        MISSING,
+        "no sinfo, scontrol or srun",
+        {"slurm": SlurmFacts(version=None, absent=("sinfo", "scontrol", "srun"), job=None, trouble=None)},
+    ),
+    ("slurm", WARN, "no srun on PATH, inside job 4711", {"slurm": replace(SLURM, absent=("srun",))}),
+    ("slurm", WARN, "Unable to contact", {"slurm": replace(SLURM, trouble="Unable to contact slurm controller")}),
+]
+
+
+def line(facts: Facts, name: str) -> Line:
+    (found,) = (one for one in judged(facts) if one.name == name)
+    return found
+
+
+def test_a_machine_where_all_is_well_has_nothing_to_do() -> None:
+    assert [one for one in judged(WELL) if one.state is not OK or one.advice is not None] == []
+    assert healthy(judged(WELL))
+
+
+@pytest.mark.parametrize(("name", "state", "piece", "changes"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES])
+def test_a_broken_condition_is_said_with_its_fact_and_what_to_do(
+    name: str, state: State, piece: str, changes: dict[str, Any]
+) -> None:
+    facts = replace(WELL, **changes)
+    said = line(facts, name)
+    assert (said.state, piece in said.fact, bool(said.advice)) == (state, True, True), said
+    assert healthy(judged(facts)) is (BROKEN not in {one.state for one in judged(facts)})
+    assert (state is not BROKEN) or not healthy(judged(facts))
+
+
+def test_every_line_has_a_case_in_which_it_is_broken() -> None:
+    assert {one.name for one in judged(WELL)} == {name for name, *_ in CASES}
+
+
+def test_a_broken_condition_leaves_the_other_lines_as_they_were() -> None:
+    facts = replace(WELL, cores=CoreFacts(usable=1, quota=None))
+    changed = [before.name for before, after in zip(judged(WELL), judged(facts), strict=True) if before != after]
+    assert changed == ["cores"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "piece"),
+    [
+        ("processes", {"limits": limits(processes=None)}, "no limit"),
+        ("open files", {"limits": limits(open_files=None)}, "no limit"),
+        ("core files", {"limits": limits(core_bytes=None, core_pattern="|/lib/systemd/coredump %P")}, "coredump"),
+        ("address space", {"limits": limits(address_space_bytes=64 * GIB)}, "64 GiB a process"),
+        ("cores", {"cores": CoreFacts(usable=2, quota=4.0)}, "2 usable"),
+        ("interface", {"interface": InterfaceFacts(wanted="eth0", present=("lo", "eth0"))}, "GLOO_SOCKET_IFNAME"),
+        ("slurm", {"slurm": replace(SLURM, job=None)}, "not inside a job"),
+        ("torch", {"torch": torch(version="2.11.0", cuda=None)}, "built for CPU only"),
+        ("gpu", {"gpu": replace(GPU, visible=H200[:1], chosen="0"), "torch": torch(devices=1)}, "2 x NVIDIA H200"),
+    ],
+)
+def test_what_is_fine_in_another_way_is_ok(name: str, changes: dict[str, Any], piece: str) -> None:
+    said = line(replace(WELL, **changes), name)
+    assert (said.state, piece in said.fact, said.advice) == (OK, True, None), said
+
+
+def test_an_optional_thing_that_is_missing_is_no_failure() -> None:
+    laptop = replace(WELL, gpu=NO_GPU, torch=torch(nccl=None, devices=0), triton=ABSENT, flash_attn=ABSENT, nvml=ABSENT)
+    assert healthy(judged(laptop))
+    assert {one.state for one in judged(laptop)} == {OK, MISSING}
+
+
+def test_people_see_each_line_what_to_do_below_it_and_the_verdict_last() -> None:
+    lines = (
+        Line(name="torch", state=OK, fact="2.13.0"),
+        Line(name="hostname", state=BROKEN, fact="node7: \x1b[31mno", advice="mend it"),
+    )
+    assert list(lines_text(lines)) == [
+        "ok      torch     2.13.0",
+        "broken  hostname  node7: \\x1b[31mno",
+        "                  do: mend it",
+        "",
+        "broken: hostname; runs cannot work here, or evidence will be lost, until that is mended",
+    ]
+    assert list(lines_text(lines[:1]))[-1] == "runs work here, and their evidence is kept"
+
+
+def test_programs_get_every_line_with_its_state() -> None:
+    shown = json.loads(json.dumps(values(judged(replace(WELL, reports=replace(REPORTS, trouble="full"))))))
+    assert (shown["schema"], shown["healthy"], len(shown["lines"])) == (1, False, len(judged(WELL)))
+    assert {"name": "gloo", "state": "ok", "fact": "in torch", "advice": None} in shown["lines"]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(512, "512 B"), (2048, "2 KiB"), (64 * MIB, "64 MiB"), (1536 * MIB, "1.5 GiB"), (200 * GIB + 1, "200 GiB")],
+)
+def test_a_size_is_told_in_the_unit_that_fits(size_bytes: int, shown: str) -> None:
+    assert size_text(size_bytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"), [(WELL, 0), (replace(WELL, gpu=NO_GPU), 0), (replace(WELL, torch=torch(gloo=False)), 1)]
+)
+def test_the_exit_code_is_1_only_where_a_line_is_broken(
+    facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.supervisor.doctor.measure", lambda *_: facts)
+    assert cli.run_command_line(["doctor", "--json"]) == code
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["healthy"], shown["overhead"]) == (code == 0, None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["doctor", "--overhead"], "--overhead measures a command"),
+        (["doctor", "--", "true"], "doctor starts no program"),
+    ],
+)
+def test_overhead_and_a_command_go_together(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command_line(typed) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_overhead_is_not_measured_where_runs_do_not_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.supervisor.doctor.measure", lambda *_: replace(WELL, torch=torch(gloo=False)))
+    assert cli.run_command_line(["doctor", "--overhead", "--", "false"]) == 1
+    assert "not measured" in capsys.readouterr().err
+
+
+def test_the_document_explains_every_line_every_state_and_every_number() -> None:
+    shown = rows("docs/doctor.md", "line", "looks at")
+    assert [words(cells[0])[0] for cells in shown] == [one.name for one in judged(WELL)]
+    assert all(len(cells) == 4 and all(cells) for cells in shown)
+    states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "means")}
+    assert states == set(State)
+    numbers = {words(cells[0])[0]: cells[1] for cells in rows("docs/doctor.md", "limit", "value")}
+    modules = (checkup, checkup_system)
+    real = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
+    real = {name: value for name, value in real.items() if name[0] != "_" and name != "BOARD_SIZE"}
+    assert numbers == {name: number_text(name, value) for name, value in real.items()}
+
+
+def number_text(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return ".".join(map(str, value))
+    if name.endswith("_BYTES"):
+        return size_text(value)
+    return f"{value:g} s" if name.endswith("_S") else str(value)

@@ -1,0 +1,283 @@
+"""The selftest's own judgement: a report that is wrong in any part is noticed, and the score counts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from render.render_samples import MACHINE, PASSED
+
+from harness import __version__, cli, run_selftest
+from harness.core.evidence import Place
+from harness.core.plan import Launcher, RunSpec, Skip
+from harness.core.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
+from harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from harness.core.scenario_types import FaultKind
+from harness.core.selftest import (
+    Planting,
+    Said,
+    mark_line,
+    marked,
+    said_of,
+    score_lines,
+    score_values,
+    scores,
+    verdict_scores,
+)
+from harness.render.documents import write_documents
+from harness.render.listener import Listener
+from harness.request import RunRequest
+from harness.run_selftest import SelftestRequest, drawn, selftest
+from harness.supervisor.rundir import create_run
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)
+DEADLOCK_TWIN = twin(BY_NAME["deadlock"], rank=1, layer=2, step=3)
+SKIP = planted(BY_NAME["skip_collective"], rank=0, layer=2, step=1)
+
+
+def outcome(said: Said, name: str = "subject") -> Outcome:
+    """The outcome of a run whose report says this."""
+    place = Place(file="a.py", line=1, function="f", module=None, layer=said.layer, parameter=None, text=None)
+    culprit = Culprit(ranks=said.rank, step=said.step, collective=None, place=place) if said.rank else None
+    verdict = Verdict(status=Status(said.verdict), kind=None, cause=said.cause, summary="as it is")
+    return replace(PASSED, scenario=name, dir=name, verdict=verdict, culprit=culprit)
+
+
+def truthful(planting: Planting) -> Outcome:
+    return outcome(planting.must_say, planting.name)
+
+
+@pytest.mark.parametrize("planting", [DEADLOCK, DEADLOCK_TWIN, SKIP], ids=lambda one: one.name)
+def test_a_report_that_says_what_was_planted_is_right(planting: Planting) -> None:
+    assert said_of(truthful(planting)) == planting.must_say
+    assert marked(planting, truthful(planting)).wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("verdict", "FAIL"),
+        ("cause", "lock_cycle"),
+        ("cause", None),
+        ("rank", (0,)),
+        ("rank", (0, 1)),
+        ("layer", 1),
+        ("layer", None),
+        ("step", 2),
+        ("step", None),
+    ],
+)
+def test_a_report_that_is_wrong_in_one_part_is_wrong_in_that_part(part: str, value: Any) -> None:
+    wrong = outcome(replace(DEADLOCK.must_say, **{part: value}))
+    assert marked(DEADLOCK, wrong).wrong == (part,)
+
+
+def test_a_report_without_a_culprit_is_wrong_in_all_that_a_culprit_has() -> None:
+    silent = outcome(replace(DEADLOCK.must_say, rank=()))
+    assert marked(DEADLOCK, silent).wrong == ("rank", "layer", "step")
+
+
+def test_a_twin_that_does_not_pass_is_wrong() -> None:
+    assert marked(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)).wrong == ("verdict", "cause", "rank", "layer", "step")
+
+
+def test_a_layer_named_for_a_fault_without_one_is_wrong() -> None:
+    assert marked(SKIP, outcome(replace(SKIP.must_say, layer=2))).wrong == ("layer",)
+
+
+def test_a_line_says_what_was_planted_what_was_said_and_what_differs() -> None:
+    right = mark_line(marked(DEADLOCK, truthful(DEADLOCK)), 10)
+    assert right == (
+        "right  deadlock    planted at rank 1 layer 2 step 3   "
+        "said HANG backward_function_blocked rank 1 layer 2 step 3   4.6 s"
+    )
+    assert mark_line(marked(SKIP, outcome(replace(SKIP.must_say, verdict="FAIL", step=2))), 10) == (
+        "WRONG  skip_collective  planted at rank 0 step 1   said FAIL rank_conditional_collective rank 0 step 2   4.6 s"
+        "   expected HANG rank_conditional_collective rank 0 step 1; differs in verdict, step"
+    )
+    assert "heals after 9 s   said PASS   4.6 s" in mark_line(marked(DEADLOCK_TWIN, truthful(DEADLOCK_TWIN)), 10)
+
+
+# --- the score
+
+
+def test_the_score_counts_what_was_due_what_was_said_and_both() -> None:
+    marks = [
+        marked(DEADLOCK, truthful(DEADLOCK)),
+        marked(DEADLOCK, outcome(replace(DEADLOCK.must_say, cause="lock_cycle"))),
+        marked(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)),
+        marked(SKIP, truthful(SKIP)),
+    ]
+    table = {name: (one.planted, one.said, one.right, one.precision, one.recall) for name, one in scores(marks).items()}
+    assert table == {
+        "backward_function_blocked": (2, 2, 1, 0.5, 0.5),
+        "lock_cycle": (0, 1, 0, 0.0, None),
+        "rank_conditional_collective": (1, 1, 1, 1.0, 1.0),
+    }
+    verdicts = {name: (one.planted, one.said, one.right) for name, one in verdict_scores(marks).items()}
+    assert verdicts == {"HANG": (3, 4, 3), "PASS": (1, 0, 0)}
+    assert list(score_lines(marks))[:2] == [
+        "cause                        planted  said  right  precision  recall",
+        "backward_function_blocked          2     2      1       0.50    0.50",
+    ]
+    assert "lock_cycle                         0     1      0       0.00       -" in list(score_lines(marks))
+
+
+def test_the_score_is_json_with_every_planting() -> None:
+    marks = [marked(DEADLOCK, outcome(replace(DEADLOCK.must_say, layer=0), "deadlock"))]
+    values = json.loads(json.dumps(score_values(marks, seed=7)))
+    assert (values["schema"], values["seed"], values["right"], values["of"]) == (1, 7, 0, 1)
+    (one,) = values["plantings"]
+    assert one["fault"] == {"kind": "deadlock", "rank": 1, "layer": 2, "step": 3, "heals_s": None}
+    assert (one["due"]["layer"], one["said"]["layer"], one["wrong"]) == (2, 0, ["layer"])
+
+
+# --- what is planted
+
+
+def test_there_are_twelve_faults_or_more_each_with_its_twin_and_every_kind_is_among_them() -> None:
+    plantings = drawn(KINDS, 1)
+    faults = [one for one in plantings if one.must_say.cause is not None]
+    assert len(faults) >= 12
+    assert [one.name for one in plantings if one not in faults] == [f"{one.name}_twin" for one in faults]
+    assert {one.fault.kind for one in faults} == set(FaultKind)
+    assert len({one.name for one in plantings}) == len(plantings)
+
+
+def test_a_twin_takes_the_path_of_its_fault_and_heals() -> None:
+    for fault, healthy in zip(drawn(KINDS, 3)[::2], drawn(KINDS, 3)[1::2], strict=True):
+        assert replace(healthy.fault, heals_s=fault.fault.heals_s) == fault.fault
+        assert healthy.fault.heals_s is not None
+        assert healthy.must_say == Said(verdict="PASS", cause=None, rank=(), layer=None, step=None)
+
+
+def test_the_seed_decides_every_place_and_another_seed_another_one() -> None:
+    assert drawn(KINDS, 5) == drawn(KINDS, 5)
+    assert drawn(KINDS, 5) != drawn(KINDS, 6)
+    places = {
+        (one.fault.rank, one.fault.layer, one.fault.step) for seed in range(300) for one in drawn(KINDS[:1], seed)
+    }
+    assert len(places) == 2 * LAYERS * STEPS
+
+
+def test_the_quick_set_has_each_verdict_and_a_twin_of_both_sorts() -> None:
+    quick = [one for one in drawn(KINDS, 1) if one.quick]
+    assert {one.must_say.verdict for one in quick} == {"HANG", "FAIL", "PASS"}
+    assert {one.name for one in quick if one.must_say.verdict == "PASS"} == {"deadlock_twin", "raise_twin"}
+
+
+def test_a_planting_becomes_a_launch_that_expects_what_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scenarios" / "base").mkdir(parents=True)
+    (tmp_path / "scenarios" / "base" / "ddp.yaml").write_text("not: sound\n")  # must not matter
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NSA_GC_RANGE", "0:2")
+    three = planted(BY_NAME["sigkill_of_3"], rank=2, layer=1, step=2)
+    spec = run_selftest._spec(three)
+    assert (spec.scenario, spec.fault, spec.ranks) == ("sigkill_of_3", three.fault, 3)
+    assert (spec.expect.verdict, spec.expect.cause, spec.launcher) == ("FAIL", "killed", Launcher.TORCHRUN)
+    assert "0:2" not in " ".join(spec.program)
+    assert "fault={kind: deadlock, rank: 1, layer: 2, step: 3}" in words_of(DEADLOCK)
+
+
+# --- the command, with the runs replaced by reports
+
+
+def reporting(report_of: Callable[[Planting], Outcome | None], plantings: Sequence[Planting], code: int = 0) -> Any:
+    """In place of run_all: tells the outcomes, and writes report.json as a run does."""
+
+    def run_all(request: RunRequest, screen: Listener) -> int:
+        assert [spec.scenario for spec in request.specs if isinstance(spec, RunSpec | Skip)] == [
+            one.name for one in plantings
+        ]
+        run = create_run(request.out or Path("reports"))
+        outcomes = tuple(one for one in map(report_of, plantings) if one is not None)
+        report = Report(
+            run_id=run.run_id,
+            harness=__version__,
+            machine=MACHINE,
+            command=request.command,
+            interrupted=code == 130,
+            outcomes=outcomes,
+        )
+        write_documents(run, report)
+        for one in outcomes:
+            screen.outcome(one, run.path)
+        screen.done(report, run.path)
+        return code
+
+    return run_all
+
+
+REQUEST = SelftestRequest(full=False, score=False, seed=11, out=None, command="nsa-harness selftest")
+TWO = (BY_NAME["deadlock"], BY_NAME["raise"])
+PLANTINGS = drawn(TWO, 11)
+
+
+def but(name: str, **changes: Any) -> Callable[[Planting], Outcome]:
+    """Reports that are right, except one."""
+
+    def report_of(planting: Planting) -> Outcome:
+        wrong = changes if planting.name == name else {}
+        return outcome(replace(planting.must_say, **wrong), planting.name)
+
+    return report_of
+
+
+@pytest.mark.parametrize(
+    ("report_of", "code", "exit_code"),
+    [
+        (truthful, 0, 0),
+        (but("raise", step=9), 0, 1),
+        (but("deadlock_twin", verdict="HANG"), 124, 1),
+        (lambda planting: None if planting.name == "raise" else truthful(planting), 0, 1),
+        (lambda _: None, 125, 1),
+        (lambda planting: truthful(planting) if planting.name == "deadlock" else None, 130, 130),
+    ],
+    ids=["right", "a wrong step", "a twin that hangs", "one not run", "nothing run", "interrupted"],
+)
+def test_the_exit_code_is_0_only_if_every_part_of_every_report_is_right(
+    report_of: Callable[[Planting], Outcome | None],
+    code: int,
+    exit_code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_selftest, "run_all", reporting(report_of, PLANTINGS, code))
+    assert selftest(replace(REQUEST, out=tmp_path), TWO) == exit_code
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("selftest   2 planted faults, 2 healthy twins, seed 11")
+    told = [line for line in lines if line.startswith(("right", "WRONG"))]
+    right = sum(line.startswith("right") for line in told)
+    assert len(told) == sum(report_of(planting) is not None for planting in PLANTINGS)
+    missing = f", {4 - len(told)} not run" if len(told) < 4 else ""
+    assert f"{right} of 4 right{missing}" in lines
+
+
+def test_with_score_stdout_is_json_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_selftest, "run_all", reporting(but("raise", cause="killed"), PLANTINGS))
+    assert selftest(replace(REQUEST, out=tmp_path, score=True), TWO) == 1
+    shown = capsys.readouterr()
+    values = json.loads(shown.out)
+    assert (values["right"], values["of"], values["seed"]) == (3, 4, 11)
+    assert (values["causes"]["killed"]["precision"], values["causes"]["exception"]["recall"]) == (0.0, 0.0)
+    assert "precision  recall" in shown.err
+
+
+def test_the_seed_and_the_sets_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken: list[SelftestRequest] = []
+    monkeypatch.setattr(run_selftest, "selftest", lambda request: taken.append(request) or 1)
+    monkeypatch.setattr(sys, "argv", ["nsa-harness", "selftest"])
+    assert cli.run_command_line(["selftest", "--full", "--score", "--seed", "3", "--out", str(tmp_path)]) == 1
+    assert cli.run_command_line(["selftest"]) == 1
+    first, second = taken
+    assert (first.full, first.score, first.seed, first.out) == (True, True, 3, tmp_path)
+    assert (second.full, second.score, second.out, second.command) == (False, False, None, "nsa-harness selftest")
