@@ -8,8 +8,9 @@ import re
 import subprocess
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from harness import cli, errors
 from harness.core import limits, motion, proof, resolve
 from harness.core.causes import BESIDES
+from harness.core.decisions import GATES
 from harness.core.environment import TABLE
 from harness.core.report import CAUSE_CODES, HangKind, Status
 from harness.core.scenario import ScenarioFile
@@ -31,15 +33,22 @@ MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")
 
 def command_parameters() -> dict[str, dict[str, tuple[list[str], str | None]]]:
     """command -> option -> (its names, its environment name), without --help."""
-    group = typer.main.get_command(cli.app)
     return {
         name: {param.name: (list(param.opts), param.envvar) for param in command.params if param.opts[0][0] == "-"}
-        for name, command in group.commands.items()
+        for name, command in commands_of(typer.main.get_command(cli.app))
     }
 
 
+def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its whole name: `run`, `ci matrix`."""
+    for name, command in group.commands.items():
+        inner = list(commands_of(command, f"{prefix}{name} ")) if hasattr(command, "commands") else []
+        yield from inner or [(f"{prefix}{name}", command)]
+
+
 def test_every_command_stands_in_the_contracts_and_no_other() -> None:
-    shown = {words(cells[0])[0].split()[1] for cells in rows("docs/contracts.md", "command")}
+    typed = [words(cells[0])[0].split()[1:] for cells in rows("docs/contracts.md", "command")]
+    shown = {" ".join(takewhile(str.islower, line)) for line in typed}
     assert shown == set(command_parameters())
 
 
@@ -107,6 +116,11 @@ def test_every_cause_has_an_entry_with_meaning_proof_and_advice_and_no_other_has
     assert sorted(code for code, _ in sections) == sorted(causes_in_the_code())
     for code, section in sections:
         assert all(f"- **{part}:** " in section for part in ("Means", "Proven by", "Try")), code
+
+
+def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
+    shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
+    assert shown == [(gate.name, gate.when, gate.then) for gate in GATES]
 
 
 def test_the_table_of_verdicts_and_causes_names_every_cause() -> None:

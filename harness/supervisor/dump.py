@@ -95,7 +95,7 @@ class Camera:
         for options in (["--nonblocking"], []):
             if not options and process.state in "Tt":  # ptrace cannot seize a stopped process
                 continue
-            stacks, raw = _py_spy(pid, options, failures)
+            stacks, raw = py_spy(pid, options, failures)
             if stacks:
                 return stacks, raw
         stacks, raw = self._signalled_stacks(pid, failures)
@@ -107,7 +107,7 @@ class Camera:
         if "python" not in child.command or child.state in "ZX":
             return ()
         failures: list[str] = []
-        stacks, _ = _py_spy(child.pid, ["--nonblocking"], failures)
+        stacks, _ = py_spy(child.pid, ["--nonblocking"], failures)
         if not stacks:
             self._note(f"stacks of child {child.pid}", "; ".join(failures), rank)
         return stacks
@@ -173,6 +173,34 @@ def leaf_line(snapshot: RankSnapshot, stack: Stack | None) -> int | None:
     return None
 
 
+def py_spy(pid: int, options: list[str], failures: list[str]) -> tuple[tuple[Stack, ...], str]:
+    """The stacks of a process, and the dump they were read from; a failure is appended to `failures`."""
+    command = [py_spy_path(), "dump", "--json", *options, "--pid", str(pid)]
+    source = " ".join(["py-spy", *options])
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PY_SPY_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _unfreeze(pid)
+        failures.append(f"{source}: {error}")
+        return (), ""
+    if done.returncode != 0:
+        failures.append(f"{source}: {_last_line(done.stderr)}")
+        return (), ""
+    try:
+        return parse_py_spy(done.stdout, source), done.stdout
+    except ValueError as error:
+        failures.append(f"{source}: {error}")
+        return (), ""
+
+
+def py_spy_path() -> str:
+    """The one that was installed with us, else the one on PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.exists() else shutil.which("py-spy") or "py-spy"
+
+
 def _readable(snapshot: RankSnapshot) -> Iterator[str]:
     """The text a person reads first: the state, then every Python thread, innermost frame first."""
     process = snapshot.process
@@ -197,37 +225,11 @@ def _thread_line(stack: Stack) -> str:
     return f"thread {stack.tid or '?'} {stack.thread}   {'active' if stack.active else 'idle'}   ({stack.source})"
 
 
-def _py_spy(pid: int, options: list[str], failures: list[str]) -> tuple[tuple[Stack, ...], str]:
-    command = [_py_spy_path(), "dump", "--json", *options, "--pid", str(pid)]
-    source = " ".join(["py-spy", *options])
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PY_SPY_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        _unfreeze(pid)
-        failures.append(f"{source}: {error}")
-        return (), ""
-    if done.returncode != 0:
-        failures.append(f"{source}: {_last_line(done.stderr)}")
-        return (), ""
-    try:
-        return parse_py_spy(done.stdout, source), done.stdout
-    except ValueError as error:
-        failures.append(f"{source}: {error}")
-        return (), ""
-
-
 def _unfreeze(pid: int) -> None:
     """A py-spy that was killed while it held the process stopped must not leave it so."""
     stat = procfs.read_stat(pid)
     if stat and stat.state == "t":
         os.kill(pid, signal.SIGCONT)
-
-
-def _py_spy_path() -> str:
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if beside.exists() else shutil.which("py-spy") or "py-spy"
 
 
 def _last_line(text: str) -> str:

@@ -1,0 +1,429 @@
+"""The workflows: sound as files, and the nightly's own steps run here over a small matrix, from matrix to summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import REPOSITORY, text
+from ruamel.yaml import YAML
+
+from harness.core.ci_matrix import Job
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"
+# Steps that this test leaves out: they install packages, or change a setting of the machine.
+LEFT_OUT = {"Install", "Install without torch", "Let stacks be read"}
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+Tree = dict[str, Any]
+
+
+def workflow(path: Path) -> Tree:
+    tree: Tree = YAML(typ="safe").load(path)
+    return tree
+
+
+def steps(path: Path) -> Iterator[tuple[str, Tree]]:
+    for name, job in workflow(path)["jobs"].items():
+        yield from ((name, step) for step in job["steps"])
+
+
+def expressions(tree: object) -> Iterator[str]:
+    """Every `${{ ... }}` of a workflow, and every bare `if:`."""
+    if isinstance(tree, dict):
+        for item in tree.values():
+            yield from expressions(item)
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from expressions(item)
+    elif isinstance(tree, str):
+        yield from re.findall(r"\$\{\{\s*(.*?)\s*\}\}", tree)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actionlint_finds_nothing(path: Path) -> None:
+    linter = shutil.which("actionlint")
+    if linter is None:
+        pytest.skip("needs actionlint, 1.6.23 or newer, on PATH; ci.yml runs it")
+    done = subprocess.run([linter, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_script_of_a_workflow_is_sound_bash(path: Path) -> None:
+    scripts = [step["run"] for _, step in steps(path) if "run" in step]
+    assert scripts
+    for script in scripts:
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), script
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_no_expression_stands_inside_a_script_where_its_value_would_become_code(path: Path) -> None:
+    assert [step["run"] for _, step in steps(path) if "${{" in step.get("run", "")] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_to_a_commit_and_every_job_has_a_limit_and_few_rights(path: Path) -> None:
+    used = [line.split("uses:")[1].strip() for line in path.read_text().splitlines() if "uses:" in line]
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", word) for word in used)
+    tree = workflow(path)
+    assert tree["permissions"] == {"contents": "read"}
+    assert "group" in tree["concurrency"]
+    assert all("timeout-minutes" in job for job in tree["jobs"].values())
+
+
+def test_one_action_has_one_version_in_all_workflows() -> None:
+    used = set(re.findall(r"uses: (\S+?)@(\S+)", "".join(path.read_text() for path in WORKFLOWS)))
+    assert len({action for action, _ in used}) == len(used) > 3
+
+
+def test_ci_runs_on_every_python_that_the_package_claims() -> None:
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    claimed = [line.rsplit(" ", 1)[1] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert workflow(WORKFLOWS[0])["jobs"]["cpu"]["strategy"]["matrix"]["python"] == claimed
+    assert project["requires-python"] == f">={claimed[0]}"
+
+
+def test_the_nightly_uses_keys_that_every_entry_of_the_matrix_has() -> None:
+    used = {name for found in expressions(workflow(NIGHTLY)) for name in re.findall(r"\bmatrix\.(\w+)", found)}
+    keys = set(Job.__dataclass_fields__)
+    assert used - {"outputs"} <= keys | {"matrix"}
+    # What no step uses is for people who read the table.
+    assert keys - used == {"gpus"} - used
+
+
+def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_and_sums_up() -> None:
+    jobs = workflow(NIGHTLY)["jobs"]
+    assert jobs["scenarios"]["strategy"]["fail-fast"] is False
+    assert jobs["summary"]["if"] == "${{ always() }}"
+    kept = [step for _, step in steps(NIGHTLY) if "upload-artifact" in step.get("uses", "")]
+    assert [step["if"] for step in kept] == ["${{ always() }}"] * 2
+
+
+def test_the_limits_of_the_steps_fit_into_what_the_matrix_allows_around_a_run() -> None:
+    from harness.core.ci_matrix import AROUND_JOB_MINUTES
+
+    minutes = [step.get("timeout-minutes") for name, step in steps(NIGHTLY) if name == "scenarios"]
+    assert sum(limit for limit in minutes if isinstance(limit, int)) <= AROUND_JOB_MINUTES
+
+
+def test_matrix_and_summary_install_every_dependency_but_the_heavy_ones() -> None:
+    needed = {
+        re.split(r"[^\w.-]", line)[0] for line in tomllib.loads(text("pyproject.toml"))["project"]["dependencies"]
+    }
+    assert set(workflow(NIGHTLY)["env"]["LIGHT"].split()) == needed - {"torch", "numpy", "py-spy"}
+
+
+# The command line.
+
+
+def nsa_harness(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["nsa-harness", *words], capture_output=True, text=True, cwd=cwd, env={**clean(), **environ}, check=False
+    )
+
+
+def clean() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NSA_", "TORCH_", "GITHUB_"))}
+    return {**kept, "PATH": PATH, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_matrix_of_the_shipped_plan_is_one_line_that_from_json_reads(tmp_path: Path) -> None:
+    done = nsa_harness("ci", "matrix", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    (key, entries), *others = json.loads(done.stdout).items()
+    assert (key, others) == ("include", [])
+    assert all(list(entry) == list(Job.__dataclass_fields__) for entry in entries)
+    assert {entry["gpus"] for entry in entries} == {1, 2}
+    table = nsa_harness("ci", "matrix", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["job", *(entry["name"] for entry in entries), str(len(entries))]
+
+
+def test_every_option_of_the_matrix_is_also_a_name_in_the_environment_and_empty_is_not_given(tmp_path: Path) -> None:
+    words = ["--shards", "6", "--torch", "2.12", "--gpus", "4", "--backend", "nccl", "--runner", "big"]
+    typed = nsa_harness("ci", "matrix", "--json", "-t", "ddp", *words, cwd=tmp_path)
+    names = dict(zip(words[::2], words[1::2], strict=True))
+    environ = {f"NSA_HARNESS_{option[2:].upper()}": value for option, value in names.items()}
+    given = nsa_harness("ci", "matrix", "--json", cwd=tmp_path, NSA_HARNESS_TAG="ddp", NSA_HARNESS_CPU="", **environ)
+    assert (given.returncode, given.stdout) == (0, typed.stdout)
+    empty = dict.fromkeys(["NSA_HARNESS_CPU", "NSA_HARNESS_TAG", *environ], "")
+    default = nsa_harness("ci", "matrix", "--json", cwd=tmp_path)
+    assert nsa_harness("ci", "matrix", "--json", cwd=tmp_path, **empty).stdout == default.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--torch", "1.0"], '--torch "1.0": the harness needs torch 2.11 or newer, got "1.0"'),
+        (["-t", "ddpp"], 'no scenario has the tag "ddpp"; did you mean "ddp"?'),
+        (["--shards", "200"], "--shard: "),
+        (["--cpu", "--backend", "nccl"], "no job is left: a nightly of nothing would prove nothing"),
+    ],
+)
+def test_a_matrix_that_cannot_be_made_is_exit_2_and_one_clear_error(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    done = nsa_harness("ci", "matrix", "--json", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("include")) == (2, 0)
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_summary_of_hostile_files_is_red_with_one_line_for_each_and_no_traceback(tmp_path: Path) -> None:
+    whole = text("reports/sample/report.json")
+    bad = {
+        "cut": whole[: len(whole) // 2],
+        "empty": "",
+        "foreign": '{"tests": 12, "passed": 12}',
+        "deep": "[" * 100_000,
+        "lies": whole.replace('"verdict": "HANG"', '"verdict": "PASSED"'),
+        "nan": whole.replace('"wall_s": ', '"wall_s": NaN, "x": ', 1),
+    }
+    for name, content in bad.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(content)
+    done = nsa_harness("ci", "summary", ".", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (125, "")
+    assert done.stdout.startswith(f"# RED: no report at all, {len(bad)} files unreadable\n")
+    assert "PASS 0 · FAIL 0 · HANG 0 · SKIP 0 · ERROR 0" in done.stdout
+    assert sorted(re.findall(r"^- `(\w+)/report.json`: .", done.stdout, re.M)) == sorted(bad)
+
+
+def test_a_summary_can_be_kept_and_read_by_programs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "job").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "reports/sample/report.json", tmp_path / "runs" / "job" / "report.json")
+    done = nsa_harness("ci", "summary", "runs", "--json", "--out", "all.json", cwd=tmp_path)
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["red"], summary["counts"]["HANG"]) == (0, False, 1)
+    assert [job["job"] for job in summary["jobs"]] == ["job"]
+    assert (tmp_path / "all.json").read_text() == done.stdout
+    refused = nsa_harness("ci", "summary", "runs", "--out", "nowhere/all.md", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "--out nowhere/all.md: No such file or directory; name a file in a directory that can be written\n",
+    )
+
+
+# The nightly itself, without GitHub.
+
+
+@dataclass(kw_only=True)
+class Night:
+    """A checkout in a directory of its own, and what GitHub would hold for the workflow that runs in it."""
+
+    checkout: Path
+    inputs: Mapping[str, str]
+    contexts: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, Path] = field(default_factory=dict)
+    exits: dict[str, int] = field(default_factory=dict)  # of the step that ran last under each name
+    said: dict[str, str] = field(default_factory=dict)
+    also_left_out: frozenset[str] = frozenset()
+    left_out: set[str] = field(default_factory=set)
+
+    def matrix(self) -> list[Tree]:
+        self._job("matrix", {})
+        made = self._file("GITHUB_OUTPUT").read_text().removeprefix("matrix=")
+        self.contexts["needs"] = {"matrix": {"outputs": {"matrix": made.strip()}}, "scenarios": {"result": "success"}}
+        entries: list[Tree] = json.loads(made)["include"]
+        return entries
+
+    def scenarios(self, entry: Tree) -> None:
+        self._job("scenarios", {"matrix": entry, "steps": {"install": {"outcome": "success"}}})
+
+    def summary(self) -> str:
+        self._file("GITHUB_STEP_SUMMARY").unlink(missing_ok=True)
+        self._job("summary", {})
+        return self._file("GITHUB_STEP_SUMMARY").read_text()
+
+    def _job(self, name: str, contexts: Mapping[str, Any]) -> None:
+        tree = workflow(NIGHTLY)
+        job = tree["jobs"][name]
+        known = {"inputs": self.inputs, "vars": {}, **self.contexts, **contexts}
+        for step in job["steps"]:
+            if "if" in step and not self._value(step["if"], known):
+                continue
+            environ = {**tree.get("env", {}), **job.get("env", {}), **step.get("env", {})}
+            filled = {key: self._filled(value, known) for key, value in environ.items()}
+            if "run" in step:
+                self._script(step, filled)
+            else:
+                self._action(step["uses"].split("@")[0], step.get("with", {}), known)
+
+    def _script(self, step: Tree, environ: Mapping[str, str]) -> None:
+        if step["name"] in LEFT_OUT | self.also_left_out:
+            self.left_out.add(step["name"])
+            return
+        files = {name: str(self._file(name)) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH")}
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=self.checkout,
+            env={**clean(), **files, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.exits[step["name"]], self.said[step["name"]] = done.returncode, done.stdout + done.stderr
+
+    def _action(self, action: str, given: Mapping[str, str], known: Mapping[str, Any]) -> None:
+        if action == "actions/upload-artifact" and given["name"] != "summary":
+            # An upload follows links, so `latest` would become a second copy of a run.
+            name = self._filled(given["name"], known)
+            kept = self.checkout.parent / "artifacts" / name
+            self.artifacts[name] = Path(shutil.copytree(self.checkout / "out", kept))
+            shutil.rmtree(self.checkout / "out")
+        elif action == "actions/download-artifact":
+            shutil.rmtree(self.checkout / given["path"], ignore_errors=True)
+            for name, kept in self.artifacts.items():
+                shutil.copytree(kept, self.checkout / given["path"] / name)
+
+    def _file(self, name: str) -> Path:
+        return self.checkout.parent / name
+
+    def _filled(self, value: object, known: Mapping[str, Any]) -> str:
+        return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: str(self._value(match[1], known)), str(value))
+
+    def _value(self, expression: str, known: Mapping[str, Any]) -> object:
+        """The few expressions that the nightly uses: names with dots, ==, !=, &&, always() and cancelled()."""
+        source = expression.removeprefix("${{").removesuffix("}}").strip()
+        for theirs, ours in (("!cancelled()", "True"), ("always()", "True"), ("&&", "and")):
+            source = source.replace(theirs, ours)
+        source = re.sub(
+            r"\b(?:matrix|needs|steps|inputs|vars)(?:\.\w+)+", lambda match: repr(_at(known, match[0])), source
+        )
+        return eval(source, {"__builtins__": {}})
+
+
+def _at(known: Mapping[str, Any], name: str) -> object:
+    """What a name with dots stands for; empty where there is nothing, as in GitHub's expressions."""
+    value: Any = known
+    for part in name.split("."):
+        value = value.get(part, "") if isinstance(value, Mapping) else ""
+    return value
+
+
+PASSES = "{tags: [night], priority: 1, run: {ranks: 1, command: [sh, -c, 'echo loss 0.5']}}"
+STEP = "{extends: base/ddp, tags: [night], priority: 1, train: {steps: 1}, expect: {missing_grads: 0}}"
+SCENARIOS = {
+    "a_passes": PASSES,
+    "passes": PASSES,
+    "wants_gpus": "{tags: [night], needs: {gpus: 8}, run: {ranks: 1, command: [sh, -c, 'exit 0']}}",
+    "fails_as_known": "{tags: [night], run: {ranks: 1, command: [sh, -c, 'exit 3']}, expect: {verdict: FAIL}}",
+}
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Night:
+    checkout = tmp_path / "checkout"
+    (checkout / "scenarios").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "constraints.txt", checkout)
+    for name, content in SCENARIOS.items():
+        (checkout / "scenarios" / f"{name}.yaml").write_text(content)
+    return Night(checkout=checkout, inputs={"tag": "night", "shards": "3", "cpu": "true"})
+
+
+def run_through(night: Night) -> list[str]:
+    """The whole nightly over three jobs; their names."""
+    entries = night.matrix()
+    assert [entry["shard"] for entry in entries] == ["1/3", "2/3", "3/3"], night.said
+    for entry in entries:
+        night.scenarios(entry)
+        assert night.exits["Run the scenarios"] == 0, night.said["Run the scenarios"]
+        assert "torch==2.13.*" in (kept(night, entry["name"]) / "constraints.txt").read_text()
+    return [entry["name"] for entry in entries]
+
+
+def kept(night: Night, job: str) -> Path:
+    return night.artifacts[job] / job
+
+
+def test_the_steps_of_the_nightly_run_over_three_jobs_and_merge_into_one_summary(night: Night) -> None:
+    night.also_left_out = frozenset({"Doctor"})
+    names = run_through(night)
+    green = night.summary()
+    assert night.exits["Summarise"] == 0, night.said
+    assert green.startswith("# GREEN: every verdict is as expected\n")
+    assert "4 verdicts of 3 jobs: PASS 2 · FAIL 1 · HANG 0 · SKIP 1 · ERROR 0. Exit code 0." in green
+    assert "| wants_gpus | needs 8 GPUs; this machine has no GPU | " in green
+    assert night.left_out == LEFT_OUT | {"Doctor"}
+    summary = json.loads((night.checkout / "summary" / "summary.json").read_text())
+    assert [job["job"] for job in summary["jobs"]] == names
+
+    del night.artifacts[names[1]]
+    night.contexts["needs"]["scenarios"]["result"] = "failure"
+    red = night.summary()
+    assert night.exits["Summarise"] == 125
+    assert red.startswith("# RED: 1 job left no report\n")
+    assert f"- {names[1]} left no report" in red
+    assert "The jobs together ended as **failure**" in red
+
+
+@pytest.mark.slow
+def test_the_nightly_runs_with_its_doctor_and_real_steps_of_training(night: Night) -> None:
+    for name in ("a_passes", "passes"):
+        (night.checkout / "scenarios" / f"{name}.yaml").write_text(STEP)
+    names = run_through(night)
+    assert night.exits["Doctor"] in (0, 1)
+    assert all("torch" in (kept(night, name) / "doctor.txt").read_text() for name in names)
+    assert night.summary().startswith("# GREEN: every verdict is as expected\n")
+    assert night.left_out == LEFT_OUT
+
+
+def test_a_nightly_without_a_matrix_or_a_report_is_red_all_the_same(night: Night) -> None:
+    night.contexts["needs"] = {"matrix": {"outputs": {}}, "scenarios": {"result": "skipped"}}
+    red = night.summary()
+    assert night.exits["Summarise"] == 125
+    assert red.startswith("# RED: no report at all, 1 file unreadable\n")
+
+
+def test_a_matrix_step_that_fails_leaves_no_output(night: Night) -> None:
+    night.inputs = {"tag": "no_such_tag"}
+    with pytest.raises(FileNotFoundError):
+        night.matrix()
+    assert night.exits["Make the matrix"] == 2
+
+
+@pytest.mark.parametrize(("code", "step", "warned"), [(0, 0, False), (1, 1, False), (5, 0, True)])
+def test_gpu_tests_that_fail_make_the_step_fail_and_none_at_all_is_a_warning(
+    code: int, step: int, warned: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "pytest").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "pytest").chmod(0o755)
+    (script,) = [one["run"] for _, one in steps(NIGHTLY) if one.get("name") == "Tests that need a GPU"]
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", script],
+        env={**clean(), "PATH": f"{tmp_path}:{PATH}", "TESTS": "gpu", "OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout == "::warning::no test is marked gpu\n") == (step, warned)
+
+
+def test_an_entry_survives_the_way_through_json() -> None:
+    job = Job(
+        name="a",
+        tags="plan",
+        expression="",
+        shard="1/1",
+        backend="gloo",
+        torch="2.13",
+        gpus=0,
+        runner=("x", "y"),
+        tests="",
+        run_minutes=1,
+        timeout_minutes=2,
+    )
+    assert json.loads(json.dumps(asdict(job)))["runner"] == ["x", "y"]
