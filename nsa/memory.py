@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.profiler import ProfilerActivity, profile
 
 _LARGEST = 20
+_OPERATORS = 10
 
 
 def rss_bytes() -> int:
@@ -52,6 +56,17 @@ def memory_text(device: torch.device) -> str:
     if device.type == "cuda":
         lines += ["", torch.cuda.memory_summary(device)]
     return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
+    """Writes the operators that took most memory in here, each shape of its inputs a row, by torch's profiler."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, profile_memory=True, record_shapes=True) as profiler:
+        yield
+    order = "self_cuda_memory_usage" if device.type == "cuda" else "self_cpu_memory_usage"
+    rows = profiler.key_averages(group_by_input_shape=True)
+    path.write_text(rows.table(sort_by=order, row_limit=_OPERATORS) + "\n", encoding="utf-8")
 
 
 def _live_tensors() -> list[tuple[str, int]]:

@@ -164,6 +164,18 @@ OPTIONS = (
         about="write a memory dump every so many steps; 0: never",
         env=(("NSA_MEM_DUMP_EVERY", whole(0)),),
     ),
+    Option(
+        name="profile_memory",
+        parse=switch,
+        default=False,
+        about="write which operators took most memory in the second step",
+    ),
+    Option(
+        name="detect_anomaly",
+        parse=switch,
+        default=False,
+        about="autograd's anomaly detection: a NaN in backward is an error that names the forward call",
+    ),
     Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
     Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
     Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),

@@ -50,6 +50,8 @@ class Settings:
     trace_module_bwd: bool
     trace_buckets: bool
     mem_dump_every: int
+    profile_memory: bool
+    detect_anomaly: bool
     learning_rate: float
     clip: float
     freeze: str | None  # None: nothing is frozen

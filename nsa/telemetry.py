@@ -8,6 +8,8 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,30 @@ from nsa.ops.dispatch import Choice
 from nsa.world import World
 
 
+@dataclass(kw_only=True)
+class StepParts:
+    """Seconds of the host in the parts of a step; a GPU may still be at work when a part ends."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """What runs in here belongs to `forward_s`, `backward_s` or `optimizer_s`."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + time.perf_counter() - started_s)
+
+
+TRAINING_COLUMNS = (
+    "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
+    "peak_rss_bytes", "peak_gpu_bytes",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """One finished step. `loss` is this rank's, `mean_loss` that of all ranks; None where the phase has none."""
@@ -32,6 +58,7 @@ class StepResult:
     loss: float | None = None
     mean_loss: float | None = None
     grad_norm: float | None = None
+    parts: StepParts | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -59,7 +86,7 @@ class Telemetry:
         self._observer = Observer(model, compiled=compiled) if model is not None and world.is_first else None
         self._sampling = self._sampled = False
         self._heartbeat = (directory / f"heartbeat_rank{world.rank}.jsonl").open("a", encoding="utf-8")
-        self._training = self._table("training.csv", "step,loss,grad_norm,tokens_per_s,seconds,peak_rss_bytes")
+        self._training = self._table("training.csv", ",".join(TRAINING_COLUMNS))
         self._selection = self._table("k_stats.csv", "step,layer,mean,min,max,forced_share,empty_share")
         self._gates = self._table("gate_health.csv", "step,layer,branch,mean,std,saturated_share")
         self._beat(0, "start")
@@ -77,7 +104,9 @@ class Telemetry:
         self._beat(result.step, result.phase, result)
         if self._world.is_first:
             row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
-            self._training.write(*row, peak_rss_bytes())
+            parts = astuple(result.parts) if result.parts else (None, None, None)
+            peak_gpu_bytes = (gpu_bytes(self._world.device) or {}).get("peak")
+            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes)
         if self._observer is not None and self._sampling:
             self._sample(self._observer, result.step)
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:
@@ -110,6 +139,7 @@ class Telemetry:
         path.write_text(implementations_csv(self._model), encoding="utf-8")
 
     def _beat(self, step: int, phase: str, result: StepResult | None = None) -> None:
+        device_bytes = gpu_bytes(self._world.device)
         record = {
             "step": step,
             "phase": phase,
@@ -119,7 +149,8 @@ class Telemetry:
             "t": time.time(),
             "monotonic_s": time.monotonic(),
             "rss_bytes": rss_bytes(),
-            "gpu_bytes": gpu_bytes(self._world.device),
+            "gpu_bytes": device_bytes,
+            "gpu_peak_bytes": device_bytes and device_bytes["peak"],
             "pid": os.getpid(),
             "rank": self._world.rank,
             "backend": self._world.backend,

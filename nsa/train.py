@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 from nsa.checkpoints import load_checkpoint, save_checkpoint
 from nsa.config import Implementation
 from nsa.data import Batches
+from nsa.memory import memory_profile
 from nsa.model import TinyLM, count_parameters
 from nsa.ops.dispatch import FlashMissingError, flash_function
 from nsa.parallelize import (
@@ -27,7 +28,7 @@ from nsa.parallelize import (
     without_reduction,
 )
 from nsa.settings import Settings, SettingsError, read_settings
-from nsa.telemetry import StepResult, Telemetry
+from nsa.telemetry import StepParts, StepResult, Telemetry
 from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from nsa.values import SHARDED, Phase, Wrapper
 from nsa.world import CannotRunError, World, joined
@@ -80,10 +81,12 @@ def train(settings: Settings, world: World) -> None:
     run = _prepare(settings, world, batches)
     try:
         first = _first_step(run)
-        for step in range(first, first + settings.steps):
+        last = first + settings.steps - 1
+        for step in range(first, last + 1):
             if run.traces.buckets is not None:
                 run.traces.buckets.speaking = step < first + BucketTrace.STEPS
-            _one_step(run, step, is_first=step == first)
+            with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
+                _one_step(run, step, is_first=step == first)
     finally:
         run.telemetry.close()
 
@@ -132,15 +135,17 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
 
 def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     settings, started_s = run.settings, time.perf_counter()
+    parts = StepParts()
     run.telemetry.begin(step)
     if run.traces.modules is not None:
         run.traces.modules.step = step
-    losses = [_micro_batch(run, step, micro, is_first=is_first) for micro in range(settings.accumulate)]
+    losses = [_micro_batch(run, step, micro, parts, is_first=is_first) for micro in range(settings.accumulate)]
     loss = torch.stack(losses).mean()
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
+        with parts.of("optimizer_s"):
+            run.scaler.step(run.optimizer)
+            run.scaler.update()
     mean_loss = run.world.average_over_ranks(loss)
     result = StepResult(
         step=step,
@@ -150,6 +155,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         mean_loss=float(mean_loss),
         grad_norm=None if grad_norm is None else float(grad_norm),
         seconds=time.perf_counter() - started_s,
+        parts=parts,
     )
     run.telemetry.end(result)
     if is_first:
@@ -161,17 +167,28 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
 
-def _micro_batch(run: Run, step: int, micro: int, *, is_first: bool) -> Tensor:
+@contextmanager
+def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
+    """A step under autograd's anomaly detection, and under the profiler in one step: the first one is not typical."""
+    settings = run.settings
+    path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
+    profiled = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
+    with profiled, torch.autograd.set_detect_anomaly(settings.detect_anomaly):
+        yield
+
+
+def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first: bool) -> Tensor:
     """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
     tokens, targets = run.batches.fetch(step, micro, run.world.rank)
     if is_first and micro == 0:
         say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
     last = micro == run.settings.accumulate - 1
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
-        with _autocast(run.settings, run.world):
+        with parts.of("forward_s"), _autocast(run.settings, run.world):
             loss = loss_of(run.model(tokens), targets)
         if run.settings.phase is not Phase.FORWARD:
-            run.scaler.scale(loss / run.settings.accumulate).backward()
+            with parts.of("backward_s"):
+                run.scaler.scale(loss / run.settings.accumulate).backward()
     return loss.detach()
 
 

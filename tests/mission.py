@@ -56,6 +56,7 @@ MISSION = {
     "phases apart": [f"phases@train.phase={phase}" for phase in ("data", "forward", "backward", "step")],
     "launch blocking and C++ stacks": ["launch_blocking", "cpp_stacktraces"],
     "memory profile": ["memory_profile"],
+    "anomaly detection": ["anomaly"],
     "100 and more steps, stable memory": ["ready_steps", "ready_stable"],
     "200 synthetic and 300 text steps": ["ready_synthetic", "ready_text"],
     "checkpoints": ["ready_checkpoint"],

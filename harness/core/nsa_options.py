@@ -70,6 +70,8 @@ def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
         "trace-module-bwd": trace.module_bwd,
         "trace-buckets": trace.buckets,
         "mem-dump-every": trace.mem_dump_every,
+        "profile-memory": trace.profile_memory,
+        "detect-anomaly": trace.detect_anomaly,
     }
     return tuple(word for name, value in options.items() for word in _option(name, value))
 

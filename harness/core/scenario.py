@@ -121,6 +121,8 @@ class Trace(_Section):
     module_bwd: bool = False
     buckets: bool = False
     mem_dump_every: Count = Field(default=0, description="steps between memory dumps; 0 = none")
+    profile_memory: bool = False
+    detect_anomaly: bool = False
 
 
 class LimitSection(_Section):

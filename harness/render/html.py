@@ -10,6 +10,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from harness.core.report import Report, counts
 from harness.core.severity import severity
 from harness.render import lanes, words
+from harness.render.meaning import meaning
 from harness.render.tables import findings_line, tables
 from harness.render.text import escaped, link_target
 
@@ -25,6 +26,7 @@ def report_html(report: Report) -> str:
         numbered=list(enumerate(report.outcomes, start=1)),
         sections=words.bad_news_first(report),
         words=words,
+        meaning=meaning,
         tables=tables(report),
         findings_line=findings_line(report) if report.outcomes else "",
         severity=severity,

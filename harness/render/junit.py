@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from harness.core.report import Outcome, Report, Status
 from harness.render import words
+from harness.render.meaning import meaning
 from harness.render.text import escaped
 
 
@@ -73,7 +74,7 @@ def _type(outcome: Outcome) -> str:
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
     yield outcome.verdict.summary
-    yield words.meaning(outcome)
+    yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)
         if outcome.culprit.place:

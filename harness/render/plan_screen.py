@@ -92,9 +92,8 @@ def _sentence(outcome: Outcome) -> str:
     """What was expected, then what was seen; of a PASS its numbers."""
     bad = outcome.verdict.status not in (Status.PASS, Status.SKIP)
     expected = "as expected" if bad and outcome.expected else "" if outcome.expected else "not as expected"
-    seen = " · ".join(words.numbers(outcome)) if outcome.verdict.status is Status.PASS else outcome.verdict.summary
     remarks = ("does not count" if not outcome.final else "", "flaky" if outcome.flaky else "")
-    return " · ".join(part for part in (expected, *remarks, seen) if part)
+    return " · ".join(part for part in (expected, *remarks, words.in_a_row(outcome)) if part)
 
 
 def _expectations(report: Report) -> str:

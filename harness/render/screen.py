@@ -13,6 +13,7 @@ from harness.core.plan import RunSpec, Skip
 from harness.core.report import Finding, MachineFacts, Outcome, Status
 from harness.render import words
 from harness.render.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from harness.render.meaning import meaning
 from harness.render.text import escape, escaped
 
 BAR_COLUMNS = 20
@@ -95,7 +96,7 @@ def _not_passed(outcome: Outcome, width: int) -> Iterator[str]:
     if outcome.why:
         yield from labelled("why a hang", outcome.why, width)
     elif outcome.verdict.status is not Status.SKIP:
-        yield from labelled("meaning", words.meaning(outcome), width)
+        yield from labelled("meaning", meaning(outcome), width)
     for finding in outcome.findings:
         yield from _finding(outcome, finding, width)
     yield from _lists(outcome, width)

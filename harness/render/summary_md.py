@@ -8,6 +8,7 @@ from harness.core.evidence import Place
 from harness.core.report import Finding, Outcome, Report, Status
 from harness.core.severity import severity
 from harness.render import words
+from harness.render.meaning import meaning
 from harness.render.tables import Cell, Part, Table, findings_line, tables
 from harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
 
@@ -45,7 +46,7 @@ def _overview(report: Report) -> list[str]:
             markdown_link(outcome.scenario, f"#run-{number}"),
             f"**{outcome.verdict.status.value}**",
             markdown(words.headline_tag(outcome)),
-            markdown(outcome.verdict.summary),
+            markdown(words.in_a_row(outcome)),
             markdown(" · ".join(words.remarks(outcome))),
             words.wall_time(outcome),
         )
@@ -150,7 +151,7 @@ def _vitals(outcome: Outcome) -> list[str]:
 
 
 def _meaning(outcome: Outcome) -> list[str]:
-    lines = [*_heading("What it means"), "", words.meaning(outcome), ""]
+    lines = [*_heading("What it means"), "", meaning(outcome), ""]
     if outcome.why:
         lines += [f"- **why a hang:** {markdown(outcome.why)}"]
     for finding in outcome.findings:

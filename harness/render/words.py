@@ -6,9 +6,10 @@ import math
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from harness.core.evidence import Place, Trouble
-from harness.core.report import HangKind, MachineFacts, Outcome, Report, Status, counts
+from harness.core.report import MachineFacts, Outcome, Report, Status, counts
 
 UNKNOWN = "not known"
 # The order in which people want to hear it.
@@ -178,36 +179,6 @@ def nothing_seen(outcome: Outcome) -> str:
     return "Nothing: no rank left anything to be read." if ran else "Nothing: it was not run."
 
 
-def meaning(outcome: Outcome) -> str:
-    """What the verdict says, and what it does not say, in the same words everywhere."""
-    verdict = outcome.verdict
-    if verdict.kind is not None:
-        return _MEANING_OF_KIND[verdict.kind]
-    if verdict.status is Status.FAIL:
-        return _MEANING_OF_CAUSE.get(verdict.cause or "", _MEANING[verdict.status])
-    return _MEANING[verdict.status]
-
-
-_MEANING_OF_KIND = {
-    HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
-    HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
-    HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
-    HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
-}
-_MEANING_OF_CAUSE = {
-    "slow": "Slow, not stuck: it was still moving at its deadline.",
-    "expectation_missed": "The program ended by itself and missed what was expected of it.",
-    "flaky": "The same launch does not always end the same way; a single attempt proves nothing.",
-}
-_MEANING = {
-    Status.HANG: "Proven to move no more.",
-    Status.FAIL: "The program ended wrongly.",
-    Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
-    Status.SKIP: "This machine cannot run it. That says nothing about the program.",
-    Status.ERROR: "The harness could not judge. That is neither a PASS nor a FAIL of the program.",
-}
-
-
 def step(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
@@ -231,7 +202,9 @@ def numbers(outcome: Outcome) -> Iterator[str]:
     """Every number of the run that is known, each once."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
-    metrics.pop("peak_rss_bytes", None)
+    for told_below in ("peak_rss_bytes", "peak_gpu_bytes"):
+        metrics.pop(told_below, None)
+    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
         yield f"{number(steps)} step{'' if steps == 1 else 's'}"
@@ -239,11 +212,19 @@ def numbers(outcome: Outcome) -> Iterator[str]:
         yield f"loss {number(last)}" if first in (None, last) else f"loss {number(first)} → {number(last)}"
     if rate is not None:
         yield f"{number(rate)} tokens/s"
+    yield from (f"{part} {seconds(value)}" for part, value in parts if value)
     yield from (f"{name} {number(value)}" for name, value in sorted(metrics.items()))
     if outcome.usage.peak_rss_bytes is not None:
         yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
     if outcome.usage.peak_gpu_bytes is not None:
         yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
+
+
+def in_a_row(outcome: Outcome) -> str:
+    """What a table of many outcomes says of one: of a PASS its steps and loss, of all others the verdict's sentence."""
+    passed = outcome.verdict.status is Status.PASS
+    told = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
+    return told or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:

@@ -42,7 +42,8 @@ from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_do
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _KEPT_CALLS = 96
-_COLUMNS = ("loss", "grad_norm", "tokens_per_s", "peak_rss_bytes")
+_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
+_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 _Value = TypeVar("_Value")
 _SNAPSHOT = TypeAdapter(Snapshot)
@@ -229,9 +230,12 @@ class _Gather:
         except csv.Error as error:
             self._note(path.name, str(error))
             return {}
-        columns = {name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in _COLUMNS}
+        columns = {
+            name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in ("loss", *_LAST, *_MEAN)
+        }
         found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
-        found |= {name: columns[name][-1:] for name in ("grad_norm", "tokens_per_s", "peak_rss_bytes")}
+        found |= {name: columns[name][-1:] for name in _LAST}
+        found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
         return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
 
     def _all_trouble(self) -> Iterator[Trouble]:

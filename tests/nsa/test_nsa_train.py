@@ -158,3 +158,31 @@ def test_sixty_steps_of_text_on_two_ranks_learn(program: Program, tmp_path: Path
     curve = losses(tmp_path)
     assert curve[0] > 5.3
     assert sum(curve[-5:]) / 5 < 3.0
+
+
+def test_a_step_is_told_in_its_parts(alone: Alone, tmp_path: Path) -> None:
+    assert alone("--layers", "1", "--steps", "2", "--accumulate", "2")[0] == 0
+    with (tmp_path / "out" / "training.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        parts = [float(row[f"{part}_s"]) for part in ("forward", "backward", "optimizer")]
+        assert min(parts) > 0
+        assert sum(parts) <= float(row["seconds"])
+        assert row["peak_gpu_bytes"] == ""  # none here, and no number is made up
+
+
+def test_the_profile_names_the_operators_that_took_most_memory(alone: Alone, tmp_path: Path) -> None:
+    assert alone("--layers", "1", "--steps", "3", "--profile-memory")[0] == 0
+    (table,) = (tmp_path / "out").glob("mem_profile_*")
+    assert table.name == "mem_profile_rank0_step2.txt"
+    text = table.read_text(encoding="utf-8")
+    assert "Self CPU Mem" in text
+    assert "Input Shapes" in text
+    assert "aten::" in text
+
+
+def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.train.loss_of", lambda logits, _: (logits.sum() * 0).sqrt())
+    assert alone("--layers", "1")[0] == 0
+    with pytest.raises(RuntimeError, match="returned nan values"):
+        alone("--layers", "1", "--detect-anomaly")

@@ -29,9 +29,9 @@ from render_samples import (
 
 from harness.core.report import HangKind, Outcome, Report, Status
 from harness.errors import StoredRunError
-from harness.render import words
 from harness.render.html import report_html
 from harness.render.junit import junit_xml
+from harness.render.meaning import meaning
 from harness.render.report_json import from_json, to_json
 from harness.render.summary_md import summary_md
 from harness.render.text import escaped
@@ -291,15 +291,15 @@ def test_every_run_that_did_not_pass_says_what_was_seen_what_it_means_and_how_to
         "What it means",
         "Repeat it",
     ]
-    assert words.meaning(outcome) in text
+    assert meaning(outcome) in text
     assert outcome.repeat is not None
     assert outcome.repeat in text
 
 
 def test_each_kind_of_hang_and_each_status_has_a_meaning() -> None:
-    kinds = {words.meaning(replace(DEADLOCK, verdict=replace(DEADLOCK.verdict, kind=kind))) for kind in HangKind}
+    kinds = {meaning(replace(DEADLOCK, verdict=replace(DEADLOCK.verdict, kind=kind))) for kind in HangKind}
     plain = replace(PASSED.verdict, cause="exception")
     statuses = {
-        words.meaning(replace(PASSED, verdict=replace(plain, status=status))) for status in set(Status) - {Status.HANG}
+        meaning(replace(PASSED, verdict=replace(plain, status=status))) for status in set(Status) - {Status.HANG}
     }
     assert len(kinds | statuses) == len(HangKind) + len(Status) - 1

@@ -253,12 +253,15 @@ def test_a_stack_at_death_is_read_and_an_empty_file_is_none(tmp_path: Path) -> N
 
 def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
-    (attempt.path / "training.csv").write_text("step,loss,tokens_per_s,grad_norm\n1,3.5,,x\n2,2.5,100,\n")
+    (attempt.path / "training.csv").write_text(
+        "step,loss,tokens_per_s,grad_norm,forward_s\n1,3.5,,x,0.5\n2,2.5,100,,1.5\n"
+    )
     assert collect(attempt, spec(), "n").metrics == {
         "steps": 2.0,
         "loss_first": 3.5,
         "loss_last": 2.5,
         "tokens_per_s": 100.0,
+        "forward_s": 1.0,
     }
 
 

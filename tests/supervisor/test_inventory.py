@@ -35,6 +35,7 @@ def test_a_foreign_program_is_not_blamed_for_the_files_of_ours(tmp_path: Path) -
         "fallback_counters.csv": "written by nsa.train only",
         "dtypes_report.txt": "written by nsa.train only",
         "mem_rank*.txt": "written by nsa.train only",
+        "mem_profile_rank*.txt": "written by nsa.train only",
         "dumps/rank*.txt": "nothing was suspected",
         "rank*/flight.json": "torch.distributed was not used, or the rank died before its exit",
         "rank*/raised.json": "no rank raised",
