@@ -13,7 +13,7 @@ import pytest
 from render.render_samples import MACHINE, PASSED
 
 from harness import __version__, cli, run_selftest
-from harness.core.evidence import Place
+from harness.core.common import Place
 from harness.core.plan import Launcher, RunSpec, Skip
 from harness.core.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
 from harness.core.report import Culprit, Outcome, Report, Status, Verdict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness import protocol
-from harness.core.evidence import Board, Call, Frame, Mark, Place
+from harness.core.common import Place
+from harness.core.evidence import Board, Call, Frame, Mark
 
 _NS = 1_000_000_000
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.evidence import Evidence, Frame, Place, RankEvidence
+from harness.core.common import Place
+from harness.core.evidence import Evidence, Frame, RankEvidence
 from harness.core.ledger import Skipped
 from harness.core.report import Finding, Status
 from harness.core.verdict import Failure, Judgement

@@ -28,7 +28,8 @@ from harness.core.causes_of_hang import (
     starved,
     stopped_process,
 )
-from harness.core.evidence import Ending, Place
+from harness.core.common import Place
+from harness.core.evidence import Ending
 from harness.core.report import Finding, Status
 
 Rule = Callable[[Case], "Finding | None"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from harness.core.common import Place, Trouble
 from harness.core.plan import Limits
 from harness.core.traces import RankTraces
 
@@ -84,19 +85,6 @@ class Mark:
     at_s: float
     count: int
     position: int = 0  # training marks of the process since the step began
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where in the program: a source line, and the module, layer and parameter it belongs to, as far as known."""
-
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-    module: str | None = None
-    layer: int | None = None
-    parameter: str | None = None
-    text: str | None = None  # the statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,15 +214,6 @@ class Raised:
     message: str
     frames: tuple[Frame, ...]  # innermost first
     proof: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """Something that could not be observed, and why."""
-
-    what: str
-    why: str
-    rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.core.evidence import Board, Call, Place
+from harness.core.common import Place
+from harness.core.evidence import Board, Call
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.evidence import Place, Trouble
+from harness.core.common import Place, Trouble
 
 
 class Status(StrEnum):

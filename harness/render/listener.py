@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.evidence import Trouble
+from harness.core.common import Trouble
 from harness.core.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report

@@ -6,6 +6,7 @@ that JSON cannot say is the text "nan", "inf" or "-inf"; in the contract it is n
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -81,7 +82,7 @@ def from_json(text: str, where: str = "report.json") -> Report:
         raise _unreadable(where, [f'schema: expected {SCHEMA}, got {found!r}; this harness reads "schema": {SCHEMA}'])
     try:
         # Through JSON once more: pydantic's strict mode takes lists for tuples and names for enums only from there.
-        return _ADAPTER.validate_json(json.dumps(_flat_report(stored)), strict=True)
+        return _adapter().validate_json(json.dumps(_flat_report(stored)), strict=True)
     except ValidationError as error:
         mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise _unreadable(where, mistakes) from None
@@ -89,7 +90,10 @@ def from_json(text: str, where: str = "report.json") -> Report:
         raise _unreadable(where, [str(error)]) from None
 
 
-_ADAPTER = TypeAdapter(Report)
+@functools.cache
+def _adapter() -> TypeAdapter[Report]:
+    """Made when it is first needed: a run that writes a report reads none."""
+    return TypeAdapter(Report)
 
 
 class _WrongShapeError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.evidence import Place
+from harness.core.common import Place
 from harness.core.report import Finding, Outcome, Report, Status
 from harness.core.severity import severity
 from harness.render import words

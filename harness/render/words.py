@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from harness.core.evidence import Place, Trouble
+from harness.core.common import Place, Trouble
 from harness.core.report import MachineFacts, Outcome, Report, Status, counts
 
 UNKNOWN = "not known"

@@ -19,18 +19,8 @@ from pydantic import TypeAdapter
 
 from harness import protocol
 from harness.core.board import parse as parse_board
-from harness.core.evidence import (
-    Board,
-    Collective,
-    Evidence,
-    Exit,
-    Frame,
-    Raised,
-    RankEvidence,
-    Snapshot,
-    Stack,
-    Trouble,
-)
+from harness.core.common import Trouble
+from harness.core.evidence import Board, Collective, Evidence, Exit, Frame, Raised, RankEvidence, Snapshot, Stack
 from harness.core.flight import essential, parse_flight
 from harness.core.ledger import ledger_lines
 from harness.core.plan import Expect, RunSpec

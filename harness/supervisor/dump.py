@@ -20,7 +20,8 @@ from pathlib import Path
 
 from harness import protocol
 from harness.core.board import parse as parse_board
-from harness.core.evidence import Board, Collective, Process, RankSnapshot, Snapshot, Stack, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Board, Collective, Process, RankSnapshot, Snapshot, Stack
 from harness.core.flight import essential, parse_flight
 from harness.core.stacks import parse_faulthandler, parse_py_spy
 from harness.supervisor import procfs

@@ -11,7 +11,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
 from harness.core.board import parse as parse_board
-from harness.core.evidence import Board, Ending, Exit, Sample, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Board, Ending, Exit, Sample
 from harness.core.limits import in_force
 from harness.core.plan import Limits
 from harness.core.torchrun import AgentFailure, agent_failures

@@ -8,8 +8,6 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-import psutil
-
 from harness.core.report import MachineFacts
 
 _NVIDIA_SMI_LIMIT_S = 5.0
@@ -36,6 +34,8 @@ def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def available_bytes() -> int | None:
     """Memory that new processes can have; None where the system does not say."""
+    import psutil  # here alone, so that a single run starts sooner
+
     try:
         return int(psutil.virtual_memory().available)
     except (OSError, RuntimeError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.core.case import Case
+from harness.core.common import Place
 from harness.core.evidence import (
     Board,
     Call,
@@ -15,7 +16,6 @@ from harness.core.evidence import (
     Exit,
     Frame,
     Mark,
-    Place,
     Process,
     Raised,
     RankEvidence,

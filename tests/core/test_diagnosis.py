@@ -32,8 +32,9 @@ from builders import (
 
 from harness.core import causes
 from harness.core.case import layer_of, shorten
+from harness.core.common import Place
 from harness.core.diagnosis import Diagnosis, diagnose
-from harness.core.evidence import Ending, Evidence, Frame, Place, RankEvidence
+from harness.core.evidence import Ending, Evidence, Frame, RankEvidence
 from harness.core.plan import Limits
 from harness.core.report import CollectiveRef, Culprit, Finding
 from harness.core.traces import RankTraces

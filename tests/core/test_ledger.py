@@ -9,7 +9,8 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import Board, Call, Place
+from harness.core.common import Place
+from harness.core.evidence import Board, Call
 from harness.core.ledger import Skipped, first_skipped, last_agreed
 
 REDUCE = call(1, position=5)

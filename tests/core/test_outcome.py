@@ -30,7 +30,8 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import Ending, Evidence, RankEvidence, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Ending, Evidence, RankEvidence
 from harness.core.outcome import outcome_of, skipped, unjudged
 from harness.core.plan import Bound, Expect, Fault, Skip
 from harness.core.report import (

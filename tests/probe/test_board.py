@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness import protocol
 from harness.core.board import answered, parse
-from harness.core.evidence import Place
+from harness.core.common import Place
 from harness.probe.board import Board
 
 

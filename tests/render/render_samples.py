@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.core.evidence import Place, Trouble
+from harness.core.common import Place, Trouble
 from harness.core.report import (
     Artifact,
     CollectiveRef,

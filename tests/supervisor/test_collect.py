@@ -26,7 +26,8 @@ from attempts import (
     unpack,
 )
 
-from harness.core.evidence import Ending, Exit, Frame, Raised, RankEvidence, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Ending, Exit, Frame, Raised, RankEvidence
 from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
 from harness.core.traces import RankTraces

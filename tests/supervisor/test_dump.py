@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness import protocol
-from harness.core.evidence import Frame, RankSnapshot, Stack, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Frame, RankSnapshot, Stack
 from harness.supervisor.dump import Camera, leaf_line
 
 SLEEPER = """

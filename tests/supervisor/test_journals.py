@@ -11,7 +11,8 @@ from attempts import CLEAN, CLEAN_END, ORIGIN, ORIGIN_NS, RANKS, at, journal, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.evidence import Ending, Exit, Frame, Sample, Trouble
+from harness.core.common import Trouble
+from harness.core.evidence import Ending, Exit, Frame, Sample
 from harness.core.plan import Limits
 from harness.supervisor.journals import Journals
 from harness.supervisor.rundir import AttemptDir
