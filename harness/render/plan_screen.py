@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,9 @@ def done_lines(report: Report, run_dir: Path, width: int) -> Iterator[str]:
     yield from _labelled("artifacts", _artifacts(report), width)
     yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, _LABEL_WIDTH)
     yield from command("page", f"{escape(str(run_dir))}/report.html", width, _LABEL_WIDTH)
-    yield from command("next", _next(report), width, _LABEL_WIDTH)
+    following = _next(report, run_dir)
+    if following is not None:
+        yield from command("next", escape(following), width, _LABEL_WIDTH)
 
 
 def _verdicts(report: Report, width: int) -> Iterator[str]:
@@ -118,13 +121,14 @@ def _labelled(label: str, text: str, width: int) -> Iterator[str]:
         yield from paragraph(text, width, f"  {label:<{_LABEL_WIDTH}}", " " * (_LABEL_WIDTH + 2))
 
 
-def _next(report: Report) -> str:
-    """The command that goes on: after an interruption the same one, from the first surprise, else to the whole plan."""
+def _next(report: Report, run_dir: Path) -> str | None:
+    """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
+    from harness.core.decisions import decided, fired  # here alone, so that a run begins sooner
+
     if report.interrupted:
-        return report.command
+        return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
+    asked = (one.answer.command for one in fired(decided(report.outcomes)))
     outcomes = sorted((one for _, one in words.bad_news_first(report)), key=lambda one: one.expected)
-    for outcome in outcomes:
-        following = outcome.next or (None if outcome.expected else outcome.repeat)
-        if following:
-            return following
-    return "nsa-harness run -t plan" if len(report.outcomes) == 1 else "nsa-harness report"
+    offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
+    alone = "nsa-harness run -t plan" if len(report.outcomes) == 1 else None
+    return next(filter(None, (*asked, *offered)), alone)

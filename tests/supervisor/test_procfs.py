@@ -147,7 +147,13 @@ def test_descendants_come_parents_first_and_the_root_is_not_one_of_them() -> Non
 
 def test_the_environment_a_process_was_started_with() -> None:
     environment = {"A": "1=2", "EMPTY": "", "PATH": os.environ["PATH"]}
-    with subprocess.Popen(["/bin/sleep", "600"], env=environment) as process:
+    # `cat` answers once it runs; in the middle of its exec a process has no environment.
+    with subprocess.Popen(["/bin/cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"ready\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ready\n"
         found = procfs.environment(process.pid)
         process.kill()
     assert found == environment
