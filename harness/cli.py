@@ -168,7 +168,7 @@ def report(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    from harness.core.scenario import json_schema
+    from harness.core.declared.scenario import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 

@@ -15,8 +15,8 @@ from harness.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.core.ci_matrix import Axes, Matrix, Offer, RunnerKind
-    from harness.core.ci_summary import NightSummary, StoredReport, Unread
+    from harness.core.ci.ci_matrix import Axes, Matrix, Offer, RunnerKind
+    from harness.core.ci.ci_summary import NightSummary, StoredReport, Unread
 
 app = typer.Typer(
     name="ci", help="The matrix of a nightly, and the summary of its runs.", no_args_is_help=True, rich_markup_mode=None
@@ -52,7 +52,7 @@ def matrix(
     ] = False,
 ) -> None:
     """Print the jobs of a nightly: scenario shard x backend x torch version x GPUs."""
-    from harness.core.ci_matrix import axes
+    from harness.core.ci.ci_matrix import axes
 
     wanted = axes(tags=tag or (), shards=shards, torch=torch, gpus=gpus, backends=backend, runner=runner, cpu=cpu)
     made = _matrix(wanted)
@@ -89,14 +89,14 @@ def summary(
 
 
 def _matrix(wanted: Axes) -> Matrix:
-    from harness.core.ci_matrix import matrix
+    from harness.core.ci.ci_matrix import matrix
 
     return matrix(wanted, {kind: _offer(wanted, kind) for kind in wanted.kinds()})
 
 
 def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     """What `run --shard` would launch on such a runner. The environment of this machine has no say in it."""
-    from harness.core.ci_matrix import Offer, of_another_backend, without
+    from harness.core.ci.ci_matrix import Offer, of_another_backend, without
     from harness.core.report import MachineFacts
     from harness.supervisor.planning import Question, part, planned
 
@@ -132,7 +132,7 @@ def _matrix_lines(made: Matrix) -> Iterator[str]:
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    from harness.core.ci_summary import Unread, night_summary
+    from harness.core.ci.ci_summary import Unread, night_summary
     from harness.supervisor.stored_reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
@@ -148,7 +148,7 @@ def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummar
 
 
 def _parsed(job: str, file: str, text: str) -> StoredReport | Unread:
-    from harness.core.ci_summary import StoredReport, Unread
+    from harness.core.ci.ci_summary import StoredReport, Unread
     from harness.errors import StoredRunError
     from harness.render.report_json import from_json
 

@@ -16,7 +16,7 @@ from harness.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.core.overhead import Overhead
+    from harness.core.health.overhead import Overhead
 
 
 def doctor(
@@ -35,7 +35,7 @@ def doctor(
         raise UsageError("--overhead measures a command: nsa-harness doctor --overhead -- COMMAND")
     if command and not overhead:
         raise UsageError("doctor starts no program; to measure one: nsa-harness doctor --overhead -- COMMAND")
-    from harness.core.checkup import healthy, judged, lines_text, values
+    from harness.core.health.checkup import healthy, judged, lines_text, values
     from harness.supervisor.doctor import measure
 
     lines = judged(measure(Path.cwd(), os.environ))
@@ -84,12 +84,12 @@ def _measured(command: Sequence[str]) -> Overhead:
 
 
 def _overhead_values(cost: Overhead | None) -> dict[str, object] | None:
-    from harness.core.overhead import overhead_values
+    from harness.core.health.overhead import overhead_values
 
     return None if cost is None else overhead_values(cost)
 
 
 def _print_overhead(cost: Overhead) -> None:
-    from harness.core.overhead import overhead_lines
+    from harness.core.health.overhead import overhead_lines
 
     print("\n".join(["", *overhead_lines(cost)]))

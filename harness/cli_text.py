@@ -7,10 +7,10 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from harness.core.explain import explained, resolved_lines
+from harness.core.declared.explain import explained, resolved_lines
+from harness.core.declared.yaml_tree import plain, visible
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.yaml_tree import plain, visible
 from harness.supervisor.launch import command_line
 from harness.supervisor.planning import Asked, Plan, Question, asked_scenarios, checked, resolved
 

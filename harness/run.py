@@ -17,7 +17,7 @@ from types import FrameType
 
 from harness import __version__
 from harness.core.attempts import as_expected
-from harness.core.flakiness import with_flakiness
+from harness.core.compared.flakiness import with_flakiness
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import Outcome, Report, exit_code
 from harness.render.events import Events
@@ -82,7 +82,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
     run = find_run(path, out or Path("reports"))
     record = read_record(run)
-    from harness.core.outcome import skipped
+    from harness.core.judged.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = _report(run, record, [*_judged(run), *skips])

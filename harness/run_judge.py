@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.core.outcome import outcome_of
+from harness.core.judged.outcome import outcome_of
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome
 from harness.render.documents import write_documents

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from harness.core.live import Progress
+from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.render.listener import Listener

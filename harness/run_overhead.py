@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.core.overhead import Overhead, Pair, pairs_wanted
+from harness.core.health.overhead import Overhead, Pair, pairs_wanted
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome, Status
 from harness.errors import UsageError

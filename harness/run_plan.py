@@ -104,13 +104,13 @@ class Execution:
         except Exception as error:  # a fault of the harness is one run's ERROR, not the loss of all the others
             with self.run.log.open("a") as log:
                 traceback.print_exc(file=log)
-            from harness.core.outcome import unjudged
+            from harness.core.judged.outcome import unjudged
 
             text = f"{type(error).__name__}: {error}; see {self.run.log.name}"
             return unjudged(spec, attempt=number, directory=attempt.path.name, error=text)
 
     def _skip(self, skip: Skip) -> None:
-        from harness.core.outcome import skipped
+        from harness.core.judged.outcome import skipped
 
         self._add(skipped(skip))
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from harness.core.health.plantings import KINDS, LAYERS, Kind, planted, twin, words_of
+from harness.core.health.selftest import Mark, Planting, mark_line, marked, score_lines, score_values
 from harness.core.plan import RunSpec
-from harness.core.plantings import KINDS, LAYERS, Kind, planted, twin, words_of
 from harness.core.report import Outcome, Report
-from harness.core.selftest import Mark, Planting, mark_line, marked, score_lines, score_values
 from harness.render.report_json import from_json
 from harness.render.silent import Silent
 from harness.render.text import escape

@@ -13,10 +13,10 @@ import pytest
 
 from harness import cli
 from harness.core.attempts import Policy
+from harness.core.declared.scenario import json_schema
+from harness.core.declared.scenario_check import checked_scenario
+from harness.core.declared.yaml_tree import parse_yaml
 from harness.core.plan import RunSpec
-from harness.core.scenario import json_schema
-from harness.core.scenario_check import checked_scenario
-from harness.core.yaml_tree import parse_yaml
 from harness.request import RunRequest
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.planning import Plan, Question, planned
@@ -251,7 +251,7 @@ def test_a_fault_of_the_harness_itself_is_one_line_and_exit_125(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("harness.core.scenario.json_schema", broken)
+    monkeypatch.setattr("harness.core.declared.scenario.json_schema", broken)
     assert cli.run_command_line(["schema"]) == 125
     assert capsys.readouterr().err == (
         "nsa-harness itself failed: ZeroDivisionError: planted; NSA_HARNESS_DEBUG=1 shows where\n"

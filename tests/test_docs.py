@@ -18,12 +18,13 @@ from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, words
 from pydantic import BaseModel
 
 from harness import cli, errors
-from harness.core import limits, motion, proof, resolve
-from harness.core.causes import BESIDES
-from harness.core.decisions import GATES
-from harness.core.environment import TABLE
+from harness.core.compared.decisions import GATES
+from harness.core.declared import resolve
+from harness.core.declared.environment import TABLE
+from harness.core.declared.scenario import ScenarioFile
+from harness.core.judged import limits, motion, proof
+from harness.core.judged.causes import BESIDES
 from harness.core.report import CAUSE_CODES, HangKind, Status
-from harness.core.scenario import ScenarioFile
 from harness.supervisor.planning import Question, asked_scenarios, checked
 from harness.supervisor.rundir import AttemptDir, RunDir
 
@@ -93,7 +94,7 @@ def test_the_numbers_of_the_limits_are_those_of_the_code() -> None:
 def causes_in_the_code() -> set[str]:
     """Every constant that becomes the code of a finding, or a cause."""
     found: set[str] = set()
-    for path in (REPOSITORY / "harness" / "core").glob("*.py"):
+    for path in (REPOSITORY / "harness" / "core").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call in calls:
             given = [keyword.value for keyword in call.keywords if keyword.arg in ("code", "cause")]

@@ -10,9 +10,9 @@ import pytest
 from documents import rows, words
 
 from harness import cli
-from harness.core import checkup, checkup_system
-from harness.core.checkup import healthy, judged, lines_text, values
-from harness.core.checkup_facts import (
+from harness.core.health import checkup, checkup_system
+from harness.core.health.checkup import healthy, judged, lines_text, values
+from harness.core.health.checkup_facts import (
     ClockFacts,
     CoreFacts,
     Facts,

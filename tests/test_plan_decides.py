@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.comparison import compared
-from harness.core.decisions import decided
-from harness.core.gates import State
+from harness.core.compared.comparison import compared
+from harness.core.compared.decisions import decided
+from harness.core.compared.gates import State
 from harness.core.plan import Skip
 from harness.core.report import MachineFacts, Outcome, Status
 from harness.supervisor.planning import Question, planned

@@ -13,15 +13,15 @@ import pytest
 from documents import REPOSITORY, rows, words
 from mission import MISSION, SEED_1, SEED_5, WITHOUT_A_CPU_FORM
 
-from harness.core.evidence import Ending, Evidence
-from harness.core.expectation import missed
+from harness.core.declared.resolve import Surroundings, beyond_the_model, resolve
+from harness.core.declared.scenario import Scenario
+from harness.core.declared.scenario_types import ExpectedVerdict
+from harness.core.declared.selection import Selection, selected
+from harness.core.declared.shapes import SHAPES
+from harness.core.judged.expectation import missed
+from harness.core.observed.evidence import Ending, Evidence
 from harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.resolve import Surroundings, beyond_the_model, resolve
-from harness.core.scenario import Scenario
-from harness.core.scenario_types import ExpectedVerdict
-from harness.core.selection import Selection, selected
-from harness.core.shapes import SHAPES
 from harness.supervisor.planning import Asked, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")

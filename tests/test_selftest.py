@@ -14,11 +14,9 @@ from render.render_samples import MACHINE, PASSED
 
 from harness import __version__, cli, run_selftest
 from harness.core.common import Place
-from harness.core.plan import Launcher, RunSpec, Skip
-from harness.core.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
-from harness.core.report import Culprit, Outcome, Report, Status, Verdict
-from harness.core.scenario_types import FaultKind
-from harness.core.selftest import (
+from harness.core.declared.scenario_types import FaultKind
+from harness.core.health.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
+from harness.core.health.selftest import (
     Planting,
     Said,
     mark_line,
@@ -29,6 +27,8 @@ from harness.core.selftest import (
     scores,
     verdict_scores,
 )
+from harness.core.plan import Launcher, RunSpec, Skip
+from harness.core.report import Culprit, Outcome, Report, Status, Verdict
 from harness.render.documents import write_documents
 from harness.render.listener import Listener
 from harness.request import RunRequest

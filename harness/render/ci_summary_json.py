@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from harness.core.ci_summary import JobSummary, NightSummary, skip_reasons, surprises
+from harness.core.ci.ci_summary import JobSummary, NightSummary, skip_reasons, surprises
 from harness.core.report import Outcome, counts
 from harness.render.report_json import outcome_values
 from harness.render.text import escaped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.ci_summary import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
+from harness.core.ci.ci_summary import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
 from harness.core.report import Outcome, Status, counts
 from harness.render import words
 from harness.render.text import escaped, markdown, markdown_code

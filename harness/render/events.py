@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.core.live import Progress
+from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
 from harness.render.report_json import outcome_values

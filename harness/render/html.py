@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from harness.core.compared.severity import severity
 from harness.core.report import Report, counts
-from harness.core.severity import severity
 from harness.render import lanes, words
 from harness.render.meaning import meaning
 from harness.render.tables import findings_line, tables

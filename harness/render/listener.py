@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.core.common import Trouble
-from harness.core.live import Progress
+from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from harness.core.live import Progress, RankProgress
+from harness.core.observed.live import Progress, RankProgress
 from harness.core.report import Status
 from harness.render import words
 from harness.render.layout import NARROW, cropped, paragraph

@@ -123,7 +123,7 @@ def _labelled(label: str, text: str, width: int) -> Iterator[str]:
 
 def _next(report: Report, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    from harness.core.decisions import decided, fired  # here alone, so that a run begins sooner
+    from harness.core.compared.decisions import decided, fired  # here alone, so that a run begins sooner
 
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"

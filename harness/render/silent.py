@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.core.live import Progress
+from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report
 from harness.render.listener import Listener

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.core.common import Place
+from harness.core.compared.severity import severity
 from harness.core.report import Finding, Outcome, Report, Status
-from harness.core.severity import severity
 from harness.render import words
 from harness.render.meaning import meaning
 from harness.render.tables import Cell, Part, Table, findings_line, tables

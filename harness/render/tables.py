@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.comparison import NO_CONTROL, Result, Row, compared
-from harness.core.config_matrix import Matrix, config_matrix
-from harness.core.decisions import Decision, decided, fired
-from harness.core.gates import State, failed
-from harness.core.gathered import gathered
+from harness.core.compared.comparison import NO_CONTROL, Result, Row, compared
+from harness.core.compared.config_matrix import Matrix, config_matrix
+from harness.core.compared.decisions import Decision, decided, fired
+from harness.core.compared.gates import State, failed
+from harness.core.compared.gathered import gathered
+from harness.core.compared.severity import Severity, severities
 from harness.core.report import Outcome, Report, Status
-from harness.core.severity import Severity, severities
 from harness.render import words
 
 _RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)

@@ -15,7 +15,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.core.live import Progress, Told, news, time_left_s
+from harness.core.observed.live import Progress, Told, news, time_left_s
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report, Status
 from harness.render import words

@@ -18,15 +18,25 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from harness import protocol
-from harness.core.board import parse as parse_board
 from harness.core.common import Trouble
-from harness.core.evidence import Board, Collective, Evidence, Exit, Frame, Raised, RankEvidence, Snapshot, Stack
-from harness.core.flight import essential, parse_flight
-from harness.core.ledger import ledger_lines
+from harness.core.judged.ledger import ledger_lines
+from harness.core.observed.board import parse as parse_board
+from harness.core.observed.evidence import (
+    Board,
+    Collective,
+    Evidence,
+    Exit,
+    Frame,
+    Raised,
+    RankEvidence,
+    Snapshot,
+    Stack,
+)
+from harness.core.observed.flight import essential, parse_flight
+from harness.core.observed.stacks import parse_faulthandler
+from harness.core.observed.tracebacks import error_lines, last_traceback
+from harness.core.observed.traces import RankTraces, read_traces, trace_lines
 from harness.core.plan import Expect, RunSpec
-from harness.core.stacks import parse_faulthandler
-from harness.core.tracebacks import error_lines, last_traceback
-from harness.core.traces import RankTraces, read_traces, trace_lines
 from harness.supervisor.journals import Journals, first_line
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_document
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.core.checkup_facts import (
+from harness.core.health.checkup_facts import (
     ClockFacts,
     Facts,
     GpuFacts,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import protocol
-from harness.core.checkup_facts import ModuleFacts, PySpyFacts, PythonFacts, TorchFacts, Unknown
+from harness.core.health.checkup_facts import ModuleFacts, PySpyFacts, PythonFacts, TorchFacts, Unknown
 from harness.supervisor.dump import py_spy, py_spy_path
 from harness.supervisor.launch import BOOTSTRAP
 

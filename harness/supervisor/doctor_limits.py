@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.core.checkup_facts import CoreFacts, LimitFacts, MemoryFacts
+from harness.core.health.checkup_facts import CoreFacts, LimitFacts, MemoryFacts
 
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")

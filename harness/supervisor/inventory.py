@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness.core.evidence import Ending, Evidence
+from harness.core.observed.evidence import Ending, Evidence
 from harness.core.plan import RunSpec
 from harness.core.report import Artifact
 from harness.supervisor.rundir import AttemptDir

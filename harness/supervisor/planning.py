@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.environment import FromEnvironment, environment_overrides
-from harness.core.overrides import (
+from harness.core.declared.environment import FromEnvironment, environment_overrides
+from harness.core.declared.overrides import (
     COMMAND_LINE,
     Changes,
     Override,
@@ -21,14 +21,14 @@ from harness.core.overrides import (
     variants,
     with_axes,
 )
+from harness.core.declared.resolve import Surroundings, beyond_the_model, resolve
+from harness.core.declared.scenario import NSA_TRAIN, Scenario
+from harness.core.declared.scenario_check import checked_scenario, key_mistake
+from harness.core.declared.selection import Selection, selected
+from harness.core.declared.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.resolve import Surroundings, beyond_the_model, resolve
-from harness.core.scenario import NSA_TRAIN, Scenario
-from harness.core.scenario_check import checked_scenario, key_mistake
-from harness.core.selection import Selection, selected
 from harness.core.suggest import did_you_mean
-from harness.core.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from harness.errors import MissingNeed, ScenarioError, UsageError
 from harness.supervisor.launch import subject_path
 from harness.supervisor.scenario_files import Declared, load_catalog, load_file, shipped_root

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from harness import protocol
-from harness.core.evidence import Board
-from harness.core.limits import last_progress_s, started
-from harness.core.live import Progress, RankProgress
+from harness.core.judged.limits import last_progress_s, started
+from harness.core.observed.evidence import Board
+from harness.core.observed.live import Progress, RankProgress
 from harness.core.plan import RunSpec
 from harness.supervisor import procfs
 from harness.supervisor.dump import Camera

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.overrides import matrix_mistakes, variants
-from harness.core.scenario_check import checked_scenario, file_mistakes
-from harness.core.suggest import did_you_mean
-from harness.core.yaml_tree import (
+from harness.core.declared.overrides import matrix_mistakes, variants
+from harness.core.declared.scenario_check import checked_scenario, file_mistakes
+from harness.core.declared.yaml_tree import (
     Mistake,
     Node,
     Origin,
@@ -24,6 +23,7 @@ from harness.core.yaml_tree import (
     visible,
     without,
 )
+from harness.core.suggest import did_you_mean
 from harness.errors import ScenarioError
 
 SIZE_LIMIT_BYTES = 1_000_000

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.core.declared.scenario_types import NAME, FaultKind
+from harness.core.declared.yaml_tree import origin_of, parse_yaml, shown, visible
 from harness.core.plan import Launcher, RunSpec
-from harness.core.scenario_types import NAME, FaultKind
 from harness.core.suggest import did_you_mean
-from harness.core.yaml_tree import origin_of, parse_yaml, shown, visible
 from harness.errors import ScenarioError
 
 SIZE_LIMIT_BYTES = 1_000_000

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from harness.core.evidence import Ending, RankSnapshot, Sample, Snapshot
-from harness.core.limits import in_force
-from harness.core.live import Progress
-from harness.core.motion import motion, rank_stack
+from harness.core.judged.limits import in_force
+from harness.core.judged.motion import motion, rank_stack
+from harness.core.judged.proof import SETTLE_S, prove
+from harness.core.observed.evidence import Ending, RankSnapshot, Sample, Snapshot
+from harness.core.observed.live import Progress
+from harness.core.observed.stacks import user_frame
 from harness.core.plan import Limits, RunSpec
-from harness.core.proof import SETTLE_S, prove
-from harness.core.stacks import user_frame
 from harness.supervisor.dump import Camera
 from harness.supervisor.launch import Guarded
 from harness.supervisor.ranks import Ranks

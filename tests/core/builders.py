@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.case import Case
 from harness.core.common import Place
-from harness.core.evidence import (
+from harness.core.judged.case import Case
+from harness.core.judged.ledger import first_skipped
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import (
     Board,
     Call,
     Collective,
@@ -25,10 +27,8 @@ from harness.core.evidence import (
     Stack,
     Task,
 )
-from harness.core.ledger import first_skipped
+from harness.core.observed.traces import RankTraces
 from harness.core.plan import Expect, Launcher, Limits, RunSpec
-from harness.core.traces import RankTraces
-from harness.core.verdict import judge
 
 SITE = "/usr/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.core.outcome import skipped
+from harness.core.judged.outcome import skipped
 from harness.core.plan import Skip
 from harness.core.report import Culprit, Outcome, Status, Verdict
 

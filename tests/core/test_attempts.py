@@ -6,7 +6,7 @@ import pytest
 from builders import evidence, rank_evidence, spec
 
 from harness.core.attempts import ONCE, Policy, another_wanted, failed_enough
-from harness.core.outcome import outcome_of
+from harness.core.judged.outcome import outcome_of
 from harness.core.report import Outcome, Status, Verdict
 
 

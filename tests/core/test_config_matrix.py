@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from harness.core.config_matrix import config_matrix
-from harness.core.gathered import Gathered, gathered
+from harness.core.compared.config_matrix import config_matrix
+from harness.core.compared.gathered import Gathered, gathered
+from harness.core.compared.severity import Severity, severities, severity
 from harness.core.report import Artifact, Finding, Outcome, Status
-from harness.core.severity import Severity, severities, severity
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 ALONE = {"run.ranks": "1", "parallel.wrapper": "none"}

@@ -30,15 +30,15 @@ from builders import (
     task,
 )
 
-from harness.core import causes
-from harness.core.case import layer_of, shorten
 from harness.core.common import Place
-from harness.core.diagnosis import Diagnosis, diagnose
-from harness.core.evidence import Ending, Evidence, Frame, RankEvidence
+from harness.core.judged import causes
+from harness.core.judged.case import layer_of, shorten
+from harness.core.judged.diagnosis import Diagnosis, diagnose
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Ending, Evidence, Frame, RankEvidence
+from harness.core.observed.traces import RankTraces
 from harness.core.plan import Limits
 from harness.core.report import CollectiveRef, Culprit, Finding
-from harness.core.traces import RankTraces
-from harness.core.verdict import judge
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 IN_BLOCK_2 = board(mark("forward", "blocks.2.attn", step=3))

@@ -10,8 +10,8 @@ from builders import collective
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import Collective
-from harness.core.flight import essential, parse_flight
+from harness.core.observed.evidence import Collective
+from harness.core.observed.flight import essential, parse_flight
 
 
 def entry(**changes: Any) -> dict[str, Any]:

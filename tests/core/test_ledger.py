@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.common import Place
-from harness.core.evidence import Board, Call
-from harness.core.ledger import Skipped, first_skipped, last_agreed
+from harness.core.judged.ledger import Skipped, first_skipped, last_agreed
+from harness.core.observed.evidence import Board, Call
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")

@@ -7,7 +7,7 @@ from builders import board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.limits import in_force, last_progress_s, started
+from harness.core.judged.limits import in_force, last_progress_s, started
 from harness.core.plan import Limits
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
 
-from harness.core.motion import Motion, cpu_share, motion, rank_stack
+from harness.core.judged.motion import Motion, cpu_share, motion, rank_stack
 
 STILL = rank_snapshot(0, frame(10), board=board(mark()))
 

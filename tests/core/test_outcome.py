@@ -31,8 +31,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.common import Trouble
-from harness.core.evidence import Ending, Evidence, RankEvidence
-from harness.core.outcome import outcome_of, skipped, unjudged
+from harness.core.judged.outcome import outcome_of, skipped, unjudged
+from harness.core.judged.telling import vital
+from harness.core.observed.evidence import Ending, Evidence, RankEvidence
+from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Fault, Skip
 from harness.core.report import (
     Artifact,
@@ -49,8 +51,6 @@ from harness.core.report import (
     counts,
     exit_code,
 )
-from harness.core.telling import vital
-from harness.core.traces import RankTraces
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))

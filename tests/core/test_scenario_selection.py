@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.core.selection import Selection, selected
+from harness.core.declared.selection import Selection, selected
 from harness.errors import UsageError
 
 

@@ -9,8 +9,15 @@ from builders import BACKWARD, C10D, SITE, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import Frame, Stack
-from harness.core.stacks import in_function, is_library, parse_faulthandler, parse_py_spy, training_stack, user_frame
+from harness.core.observed.evidence import Frame, Stack
+from harness.core.observed.stacks import (
+    in_function,
+    is_library,
+    parse_faulthandler,
+    parse_py_spy,
+    training_stack,
+    user_frame,
+)
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=4),

@@ -28,9 +28,9 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import Frame, RankSnapshot
-from harness.core.motion import Motion
-from harness.core.waitfor import Wait, WaitFor, WaitKind, wait_for
+from harness.core.judged.motion import Motion
+from harness.core.judged.waitfor import Wait, WaitFor, WaitKind, wait_for
+from harness.core.observed.evidence import Frame, RankSnapshot
 
 STEP = frame(10)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.core.plantings import KINDS
+from harness.core.health.plantings import KINDS
 from harness.run_overhead import ranks_of
 from harness.run_selftest import SelftestRequest, selftest
 

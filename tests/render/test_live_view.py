@@ -11,7 +11,7 @@ from render_samples import DEADLOCK, MACHINE, MIXED, PASSED, POISON, SKIPPED
 from rich.cells import cell_len
 from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_progress
 
-from harness.core.live import Progress, milestone, news, time_left_s
+from harness.core.observed.live import Progress, milestone, news, time_left_s
 from harness.core.report import Status
 from harness.render.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
 from harness.render.terminal import Terminal

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
-from harness.core.ci_summary import NightSummary, StoredReport, Unread, night_summary
+from harness.core.ci.ci_summary import NightSummary, StoredReport, Unread, night_summary
 from harness.core.report import Outcome, Report, exit_code
 from harness.render.ci_summary_json import ci_summary_json
 from harness.render.ci_summary_md import ci_summary_md, cut

@@ -25,7 +25,7 @@ from render_samples import (
 )
 from rich.cells import cell_len
 
-from harness.core.live import Progress, RankProgress
+from harness.core.observed.live import Progress, RankProgress
 from harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
 from harness.render.events import Events

@@ -27,10 +27,10 @@ from attempts import (
 )
 
 from harness.core.common import Trouble
-from harness.core.evidence import Ending, Exit, Frame, Raised, RankEvidence
+from harness.core.observed.evidence import Ending, Exit, Frame, Raised, RankEvidence
+from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
-from harness.core.traces import RankTraces
 from harness.errors import HarnessError
 from harness.run_judge import judge_attempt
 from harness.supervisor.collect import collect, foreign_metrics

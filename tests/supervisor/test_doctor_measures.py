@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.checkup_facts import ModuleFacts, TorchFacts, Unknown
+from harness.core.health.checkup_facts import ModuleFacts, TorchFacts, Unknown
 from harness.protocol import ENV_RUN
 from harness.supervisor import doctor_children, doctor_limits
 from harness.supervisor.doctor import (

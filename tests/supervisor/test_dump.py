@@ -16,7 +16,7 @@ import pytest
 
 from harness import protocol
 from harness.core.common import Trouble
-from harness.core.evidence import Frame, RankSnapshot, Stack
+from harness.core.observed.evidence import Frame, RankSnapshot, Stack
 from harness.supervisor.dump import Camera, leaf_line
 
 SLEEPER = """

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.common import Trouble
-from harness.core.evidence import Ending, Exit, Frame, Sample
+from harness.core.observed.evidence import Ending, Exit, Frame, Sample
 from harness.core.plan import Limits
 from harness.supervisor.journals import Journals
 from harness.supervisor.rundir import AttemptDir

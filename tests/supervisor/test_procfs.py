@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.evidence import Task
+from harness.core.observed.evidence import Task
 from harness.supervisor import procfs
 
 PATIENCE_S = 20.0

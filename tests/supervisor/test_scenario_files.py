@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.scenario_check import checked_scenario
-from harness.core.yaml_tree import origin_of
+from harness.core.declared.scenario_check import checked_scenario
+from harness.core.declared.yaml_tree import origin_of
 from harness.errors import ScenarioError
 from harness.supervisor.scenario_files import SIZE_LIMIT_BYTES, Catalog, load_catalog, load_file, shipped_root
 

@@ -1,0 +1,1 @@
+"""Scenarios as declared, up to the launch that they mean."""

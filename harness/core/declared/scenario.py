@@ -1,0 +1,225 @@
+"""Scenario: one question as declared in YAML. The models are the whole list of keys, types and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from harness.core.declared.scenario_types import (
+    Attention,
+    AutoSeconds,
+    Backend,
+    Branch,
+    CheckpointMode,
+    CommHook,
+    Compression,
+    Count,
+    Dtype,
+    EnvName,
+    EnvValue,
+    ExpectedVerdict,
+    FaultKind,
+    Implementation,
+    Layers,
+    Name,
+    Phase,
+    Positive,
+    Regex,
+    ShapeName,
+    Unit,
+    Word,
+    Wrapper,
+)
+
+NSA_TRAIN = "nsa.train"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Needs(_Section):
+    """What the machine must have; missing means SKIP."""
+
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    backend: Backend = Backend.AUTO
+
+
+class Run(_Section):
+    """The program and its launch."""
+
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 2
+    program: Annotated[str, Field(min_length=1)] = Field(default=NSA_TRAIN, description="a module, or FILE.py")
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="in place of `program`: a whole command, launched as it is"
+    )
+    args: tuple[str, ...] = ()
+    env: dict[EnvName, EnvValue] = {}
+    cwd: str | None = None
+
+
+class Model(_Section):
+    """The model under test; `auto` chooses for the machine."""
+
+    shape: ShapeName = ShapeName.AUTO
+    layers: Annotated[int, Field(ge=1, le=1000)] | None = None
+    seq_len: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
+    attention: Attention = Attention.NSA
+    branch: Branch = "all"
+    compression: Compression | None = None
+    stop_gradient_gates: bool = Field(default=False, description="the gates are computed and never learned")
+    compile: bool = Field(default=False, description="torch.compile for the layers")
+    impl: Implementation = Implementation.AUTO
+    dtype: Dtype = Dtype.AUTO
+
+
+class Train(_Section):
+    """The training of it."""
+
+    steps: Positive = 1
+    batch: Positive | None = Field(default=None, description="sequences per rank; the shape's own unless given")
+    accumulate: Positive = 1
+    data: Annotated[str, Field(min_length=1)] = Field(default="synthetic", description="synthetic, text, or a file")
+    seed: Count = 0
+    phase: Phase = Phase.STEP
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
+    freeze: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="pattern of parameters to freeze"
+    )
+    checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0 = none")
+    resume: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="checkpoint file to go on from, seen from the working directory"
+    )
+
+
+class Checkpointing(_Section):
+    """Gradient checkpointing. Ranges are half-open, layers count from 0."""
+
+    layers: Layers = "none"
+    mode: CheckpointMode = CheckpointMode.NON_REENTRANT
+
+
+class Parallel(_Section):
+    """How the ranks share the model."""
+
+    wrapper: Wrapper = Wrapper.DDP
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    gradient_as_bucket_view: bool = False
+    bucket_cap_mb: Annotated[float, Field(gt=0)] = 25.0
+    comm_hook: CommHook = CommHook.NONE
+    barrier_after_backward: bool = Field(default=False, description="all ranks wait for each other after backward")
+
+
+class Trace(_Section):
+    """What the program prints about itself."""
+
+    grads: bool = True
+    module_bwd: bool = False
+    buckets: bool = False
+    mem_dump_every: Count = Field(default=0, description="steps between memory dumps; 0 = none")
+    profile_memory: bool = False
+    detect_anomaly: bool = False
+
+
+class LimitSection(_Section):
+    """Seconds; `auto` adapts to what the run shows."""
+
+    stall_s: AutoSeconds = None
+    busy_s: AutoSeconds = None
+    open_wait_s: AutoSeconds = None
+    start_s: AutoSeconds = None
+    deadline_s: AutoSeconds = None
+
+
+class MetricBound(_Section):
+    """Bounds of one metric; all given must hold."""
+
+    unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+
+    lt: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    ge: float | None = None
+    eq: float | None = None
+    regex: Regex | None = Field(
+        default=None, description="foreign programs: group 1 of the last match in output.log is the value"
+    )
+
+    def numbers(self) -> dict[str, float | None]:
+        return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> MetricBound:
+        above = max((value for value in (self.gt, self.ge, self.eq) if value is not None), default=None)
+        below = min((value for value in (self.lt, self.le, self.eq) if value is not None), default=None)
+        if above is None and below is None:
+            raise ValueError("expected at least one bound: lt, le, gt, ge or eq")
+        strict = self.gt is not None or self.lt is not None
+        if above is not None and below is not None and (above > below or (above == below and strict)):
+            raise ValueError(f"no number can satisfy these bounds: above {above:g} and below {below:g}")
+        return self
+
+
+class ExpectSection(_Section):
+    """What counts as expected."""
+
+    verdict: ExpectedVerdict = ExpectedVerdict.PASS
+    cause: Word | None = None
+    missing_grads: Count | None = None
+    metrics: dict[Word, MetricBound] = {}
+
+
+class FaultSection(_Section):
+    """A fault planted on purpose."""
+
+    kind: FaultKind
+    rank: Count
+    layer: Count | None = None
+    step: Positive = 1
+    heals_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class Scenario(_Section):
+    """One question, complete."""
+
+    name: Name
+    about: Annotated[str, Field(max_length=300)] = ""
+    tags: tuple[Word, ...] = ()
+    aliases: tuple[Name, ...] = ()
+    priority: int = Field(default=0, description="higher runs first")
+    needs: Needs = Needs()
+    run: Run = Run()
+    model: Model = Model()
+    train: Train = Train()
+    gc: Checkpointing = Checkpointing()
+    parallel: Parallel = Parallel()
+    trace: Trace = Trace()
+    limits: LimitSection = LimitSection()
+    expect: ExpectSection = ExpectSection()
+    fault: FaultSection | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """The program is nsa.train, which takes model, train, gc, parallel and trace."""
+        return self.run.command is None and self.run.program == NSA_TRAIN
+
+
+class ScenarioFile(Scenario):
+    """What may stand in a file: a Scenario, and what is used up when it is read."""
+
+    name: Name = Field(default="", description="the file's name unless given", validate_default=False)
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    extends: str | None = Field(default=None, description="one parent, such as base/ddp; maps merge, lists replace")
+    matrix: dict[str, Annotated[tuple[JsonValue, ...], Field(min_length=1)]] = Field(
+        default={}, description="dotted key to values; each combination is a scenario"
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file, for editors."""
+    schema = ScenarioFile.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nsa-harness scenario"}

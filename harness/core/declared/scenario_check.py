@@ -1,0 +1,179 @@
+"""From a merged tree to a Scenario, or to every mistake in it with its place."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from harness.core.declared.contradictions import Location, contradictions
+from harness.core.declared.scenario import Scenario, ScenarioFile
+from harness.core.declared.yaml_tree import (
+    Mistake,
+    Node,
+    Plain,
+    in_order,
+    nested,
+    origin_of,
+    plain,
+    shown,
+    visible,
+    without,
+)
+from harness.core.suggest import did_you_mean
+
+FILE_ONLY = ("schema", "extends", "matrix")
+_REQUIRED = "is required"
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedScenario:
+    """Exactly one of the two is there."""
+
+    scenario: Scenario | None
+    mistakes: tuple[Mistake, ...]
+
+
+def checked_scenario(tree: Node) -> CheckedScenario:
+    """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included."""
+    tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
+    scenario, mistakes = _model(Scenario, tree)
+    if scenario is None:
+        return CheckedScenario(scenario=None, mistakes=mistakes)
+    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario))
+    return CheckedScenario(scenario=None if mistakes else scenario, mistakes=mistakes)
+
+
+def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
+    """What is wrong with one file by itself, before its parent is known."""
+    return _model(ScenarioFile, tree)[1]
+
+
+def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
+    """What is wrong with one value of a matrix. What else its section requires may stand elsewhere."""
+    for mistake in file_mistakes(nested(key, value)):
+        if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
+            yield mistake
+
+
+def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
+    """A mistake at the place where the key was given."""
+    key = ".".join(visible(str(step)) for step in location)
+    return Mistake(origin=origin_of(tree, location), key=key, what=what)
+
+
+def _model(model: type[Checked], tree: Node) -> tuple[Checked | None, tuple[Mistake, ...]]:
+    value = plain(tree)
+    if not isinstance(value, dict):
+        what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
+        return None, (Mistake(origin=tree.origin, key="", what=what),)
+    try:
+        # Strict mode takes enumerations and tuples only from JSON.
+        return model.model_validate_json(json.dumps(value)), ()
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    found = [key_mistake(tree, _location(detail), _words(model, detail)) for detail in details]
+    return None, in_order(found)
+
+
+def _location(detail: ErrorDetails) -> Location:
+    return tuple(step for step in detail["loc"] if step != "[key]")
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "too_short": "at least one item",
+    "string_too_short": "some text",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+    "string_too_long": ("at most", "max_length"),
+}
+
+
+def _words(model: type[BaseModel], detail: ErrorDetails) -> str:
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(model, _location(detail))
+    if kind == "missing":
+        return _REQUIRED
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("enum", "literal_error"):
+        return _not_a_choice(str(context["expected"]), given)
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        unit = " characters" if kind == "string_too_long" else ""
+        got = f"{len(given)}" if unit else shown(given)
+        return f"expected {words} {context[name]:g}{unit}, got {got}"
+    hint = _quote_hint(kind, given)
+    return f"expected {_KINDS.get(kind, detail['msg'])}, got {_shape(given)}{hint}"
+
+
+def _shape(given: object) -> str:
+    if isinstance(given, dict):
+        return "keys and values" if given else "an empty map"
+    if isinstance(given, list | tuple):
+        return "a list" if given else "an empty list"
+    return shown(given)
+
+
+def _quote_hint(kind: str, given: object) -> str:
+    if kind == "string_type" and isinstance(given, int | float):
+        return "; quote it"
+    if kind in ("int_type", "float_type") and isinstance(given, str) and given.replace(".", "", 1).isdigit():
+        return "; remove the quotes"
+    if kind == "bool_type" and str(given).lower() in ("yes", "no", "on", "off"):
+        return "; YAML 1.2 knows only true and false"
+    return ""
+
+
+def _not_a_choice(expected: str, given: object) -> str:
+    choices = [choice.strip("' ") for choice in expected.replace(" or ", ", ").split(",")]
+    words = "expected " + (f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
+    return f"{words}, got {_shape(given)}{did_you_mean(str(given), choices)}"
+
+
+def _unknown_key(model: type[BaseModel], location: Location) -> str:
+    section = _section(model, location[:-1])
+    fields = [field.alias or name for name, field in section.model_fields.items()] if section else []
+    suggestion = did_you_mean(str(location[-1]), fields)
+    return f"unknown key{suggestion or '; known here: ' + ', '.join(fields)}"
+
+
+def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """The model that reads the map at `location`."""
+    here: object = model
+    for step in location:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = next((f.annotation for name, f in here.model_fields.items() if (f.alias or name) == step), None)
+        elif typing.get_origin(here) is dict:
+            here = typing.get_args(here)[1]
+        options = [option for option in typing.get_args(here) if option is not type(None)]
+        here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
+    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
+
+
+def as_plain(scenario: Scenario) -> Plain:
+    """Every key with its value, defaults included, in the order of the models."""
+    value: Plain = scenario.model_dump(mode="json")
+    return value

@@ -1,0 +1,1 @@
+"""The machine and the harness itself: doctor, selftest, overhead."""

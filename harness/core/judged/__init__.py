@@ -1,0 +1,1 @@
+"""One run: from evidence to verdict, findings and outcome."""

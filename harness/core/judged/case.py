@@ -1,0 +1,172 @@
+"""The case: what a rule of the diagnosis may look at, and the places and proofs it can name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.common import Place
+from harness.core.judged.ledger import Skipped
+from harness.core.judged.verdict import Failure, Judgement
+from harness.core.judged.waitfor import Wait
+from harness.core.observed.evidence import Evidence, Frame, RankEvidence
+from harness.core.report import Finding, Status
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a rule may look at."""
+
+    evidence: Evidence
+    judgement: Judgement
+    skipped: Skipped | None
+
+    def rank(self, rank: int) -> RankEvidence | None:
+        return next((one for one in self.evidence.ranks if one.rank == rank), None)
+
+    @property
+    def first_failure(self) -> Failure | None:
+        return self.judgement.failures[0] if self.judgement.failures else None
+
+    @property
+    def roots(self) -> tuple[Wait, ...]:
+        return self.judgement.proof.graph.roots if self.judgement.proof else ()
+
+
+def layer_of(module: str | None) -> int | None:
+    """The first number in a qualified module name: blocks.7.attn is in layer 7."""
+    found = _LAYER.search(module or "")
+    return int(found[1]) if found else None
+
+
+def module_of(case: Case, rank: int | None) -> dict[str, str | int | None]:
+    evidence = case.rank(rank) if rank is not None else None
+    mark = evidence.board.training if evidence and evidence.board else None
+    module = mark.name if mark and mark.kind in ("forward", "backward") else None
+    return {"module": module, "layer": layer_of(module)}
+
+
+def place_of(case: Case, rank: int | None, frame: Frame | None) -> Place | None:
+    module = module_of(case, rank)
+    if frame is None:
+        return Place(**module) if module["module"] else None  # type: ignore[arg-type]
+    return Place(file=frame.file, line=frame.line, function=frame.function, **module)  # type: ignore[arg-type]
+
+
+def wait_place(case: Case, wait: Wait) -> Place | None:
+    return place_of(case, wait.rank, wait.user)
+
+
+def last_place(case: Case, rank: int | None) -> Place | None:
+    """Where a rank that could not be asked was seen last, by its beat thread."""
+    evidence = case.rank(rank) if rank is not None else None
+    seen = evidence.board.seen if evidence and evidence.board else None
+    return place_of(case, rank, seen)
+
+
+def last_line(case: Case, rank: int | None) -> str:
+    """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
+        return ""
+    before_s = max(0.0, evidence.exit.at_s - board.beat_s)
+    place = Place(file=board.seen.file, line=board.seen.line)
+    return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
+
+
+def last_seen(case: Case, rank: int | None) -> str:
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    mark = board.training or board.newest if board else None
+    if mark is None:
+        return "before its first mark" if rank is not None else "while its ranks were running"
+    name = f" {mark.name}" if mark.name else ""
+    return f"last seen in {mark.kind}{name}, step {mark.step}"
+
+
+def loop_place(case: Case, root: Wait) -> Place | None:
+    """The loop's user line that most samples show."""
+    return with_module(case, root.rank, most_common_user(case, root.rank)) or wait_place(case, root)
+
+
+def with_module(case: Case, rank: int, frame: Frame | None) -> Place | None:
+    return place_of(case, rank, frame) if frame else None
+
+
+def most_common_user(case: Case, rank: int) -> Frame | None:
+    lines = Counter(sample.user for sample in case.evidence.samples if sample.rank == rank and sample.user)
+    return lines.most_common(1)[0][0] if lines else None
+
+
+def busiest_rank(case: Case) -> int | None:
+    """The rank the others wait for: the one that burned in most samples."""
+    burned = Counter(sample.rank for sample in case.evidence.samples if sample.motion in ("burning", "moving"))
+    return min(burned, key=lambda rank: (-burned[rank], rank)) if burned else None
+
+
+def step_rate(case: Case) -> str:
+    times = next((rank.board.steps_s for rank in case.evidence.ranks if rank.board and len(rank.board.steps_s) > 1), ())
+    if not times:
+        return ""
+    return f", {(times[-1][1] - times[0][1]) / (len(times) - 1):.1f} s a step"
+
+
+def hung_roots(case: Case) -> Sequence[Wait]:
+    return case.roots if case.judgement.status is Status.HANG else ()
+
+
+def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
+    last = case.evidence.snapshots[-1] if case.evidence.snapshots else None
+    rank = next((one for one in last.ranks if one.rank == wait.rank), None) if last else None
+    return (rank.proof,) if rank and rank.proof else ()
+
+
+def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
+    evidence = case.rank(rank)
+    return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
+
+
+def finding(
+    code: str,
+    claim: str,
+    *,
+    confidence: float,
+    advice: str,
+    ranks: tuple[int, ...] = (),
+    place: Place | None = None,
+    proof: tuple[str, ...] = (),
+) -> Finding:
+    return Finding(code=code, claim=claim, ranks=ranks, place=place, confidence=confidence, proof=proof, advice=advice)
+
+
+def at(place: Place | None) -> str:
+    if place is None or place.file is None:
+        return ""
+    return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
+
+
+def in_function(wait: Wait) -> str:
+    return f" in {wait.user.function}" if wait.user else ""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))}"
+
+
+def verb(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"

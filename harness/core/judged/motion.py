@@ -1,0 +1,85 @@
+"""Motion: what one rank did between two looks at it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from harness.core.observed.evidence import Frame, Process, RankSnapshot, Stack
+from harness.core.observed.stacks import training_stack
+
+BUSY_SHARE = 0.5  # of one core
+# Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
+# that waits gets nothing at all.
+STARVED_SHARE = 0.05
+
+
+class Motion(StrEnum):
+    MOVING = "moving"
+    WAITING = "waiting"
+    BURNING = "burning"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
+    """What one rank did between two looks, collectives aside."""
+    if after.process is None or after.process.state in "ZX":
+        return Motion.GONE
+    if after.process.state == "T":
+        return Motion.STOPPED
+    if before is None or before.process is None or _marked(before, after):
+        return Motion.MOVING
+    if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
+        return Motion.BURNING
+    if _transferred(before, after):
+        return Motion.MOVING
+    if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
+        return Motion.BURNING
+    return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
+
+
+def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
+    return (after.cpu_s - before.cpu_s) / elapsed_s
+
+
+def _thread_cpu_s(before: RankSnapshot, after: RankSnapshot) -> float:
+    """What the thread that trains has computed since; 0 where nobody says."""
+    stack = rank_stack(after)
+    tid = stack.tid if stack and stack.tid else after.pid
+    earlier_s, later_s = _task_cpu_s(before, tid), _task_cpu_s(after, tid)
+    return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s
+
+
+def _task_cpu_s(snapshot: RankSnapshot, tid: int) -> float | None:
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    return next((task.cpu_s for task in tasks if task.tid == tid), None)
+
+
+def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
+    if before.board is None or after.board is None:
+        return before.board is not after.board
+    counts = [sum(mark.count for mark in board.marks) for board in (before.board, after.board)]
+    return counts[0] != counts[1] or before.board.completed != after.board.completed
+
+
+def _transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Bytes moved, apart from those our own questions cost."""
+    own = [_own_bytes(before), _own_bytes(after)]
+    return None not in own and own[0] != own[1]
+
+
+def _own_bytes(snapshot: RankSnapshot) -> int | None:
+    if snapshot.process is None or snapshot.process.io_bytes is None:
+        return None
+    return snapshot.process.io_bytes - snapshot.asked_bytes
+
+
+def _leaf(snapshot: RankSnapshot) -> Frame | None:
+    stack = rank_stack(snapshot)
+    return stack.frames[0] if stack and stack.frames else None
+
+
+def rank_stack(snapshot: RankSnapshot) -> Stack | None:
+    """The stack of the thread that trains."""
+    tids = [mark.tid for mark in snapshot.board.marks] if snapshot.board else []
+    return training_stack(snapshot.stacks, snapshot.pid, tids)

@@ -1,0 +1,177 @@
+"""What happened: PASS, FAIL, HANG or ERROR, from the evidence alone.
+
+Judge and diagnosis never see the planted fault, the scenario's name or what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.core.judged.proof import Proof, prove
+from harness.core.observed.evidence import Ending, Evidence, Exit, Raised, RankEvidence
+from harness.core.report import Status
+
+# What a rank says when another one has gone: never the first failure if anything else went wrong.
+_COLLATERAL = re.compile(
+    r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
+    r"|failed to recv, got 0 bytes|Connection refused"
+)
+# gloo aborts the rank that received a message of another collective: it is the one that called the right one.
+_MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
+
+
+class FailureKind(StrEnum):
+    RAISED = "raised"
+    SIGNAL = "signal"
+    CODE = "code"
+    LEFT = "left"  # ended with 0 while the others still needed it
+    LAUNCHER = "launcher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One thing that ended wrongly. `collateral`: the consequence of another rank's failure."""
+
+    kind: FailureKind
+    rank: int | None
+    at_s: float
+    text: str
+    collateral: bool
+    status: int | None = None
+    raised: Raised | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    status: Status
+    failures: tuple[Failure, ...]  # in order of time, first the one that explains the others
+    proof: Proof | None
+    error: str | None = None  # why the harness could not judge
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """A rank that died explains the ranks that wait for it: FAIL goes before HANG."""
+    failures = _failures(evidence)
+    proof = _proof(evidence)
+    if evidence.launcher_error:
+        return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
+    if failures:
+        return Judgement(status=Status.FAIL, failures=failures, proof=proof)
+    if evidence.ending is Ending.STALL:
+        if proof is None:
+            error = "the run was ended as a stall, and the evidence on disk does not prove one"
+            return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
+        return Judgement(status=Status.HANG, failures=(), proof=proof)
+    if evidence.ending is Ending.DEADLINE:
+        return Judgement(status=Status.FAIL, failures=(), proof=None)
+    if evidence.ending is Ending.EXITED:
+        return _ended(evidence)
+    words = {
+        Ending.INTERRUPTED: "interrupted before it ended",
+        Ending.ABANDONED: "the harness died before the run ended; its guardian ended the run",
+        Ending.NOT_LAUNCHED: "the launcher could not be started",
+    }
+    return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
+
+
+def _ended(evidence: Evidence) -> Judgement:
+    launcher = evidence.launcher
+    if launcher is None or launcher.status is None or launcher.by_us:
+        error = "nobody saw how the run ended: the record of its processes is missing"
+        return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
+    return Judgement(status=Status.PASS, failures=(), proof=None)
+
+
+def _proof(evidence: Evidence) -> Proof | None:
+    if evidence.ending is not Ending.STALL or not evidence.snapshots:
+        return None
+    return prove(
+        evidence.snapshots,
+        evidence.samples,
+        last_progress_s=evidence.last_progress_s or 0.0,
+        limits=evidence.limits,
+        gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
+    )
+
+
+def _failures(evidence: Evidence) -> tuple[Failure, ...]:
+    found = [failure for rank in evidence.ranks if (failure := _rank_failure(rank))]
+    found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, found))]
+    launcher = evidence.launcher
+    if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
+        found.append(
+            Failure(
+                kind=FailureKind.LAUNCHER,
+                rank=None,
+                at_s=launcher.at_s,
+                text=f"the launcher {how_it_ended(launcher.status)}",
+                collateral=False,
+                status=launcher.status,
+            )
+        )
+    return tuple(sorted(found, key=lambda failure: (failure.collateral, failure.at_s)))
+
+
+def _rank_failure(rank: RankEvidence) -> Failure | None:
+    exit = rank.exit
+    wrong_exit = exit is not None and exit.status not in (0, None) and not exit.by_us
+    if rank.raised is not None and _ended_by(rank.raised, exit):
+        text = f"{rank.raised.type}: {rank.raised.message}".strip()
+        at_s = rank.raised.at_s if rank.raised.at_s is not None else (exit.at_s if exit else 0.0)
+        collateral = bool(_COLLATERAL.search(text))
+        return Failure(
+            kind=FailureKind.RAISED,
+            rank=rank.rank,
+            at_s=at_s,
+            text=text,
+            collateral=collateral,
+            status=exit.status if exit else None,
+            raised=rank.raised,
+        )
+    if not wrong_exit or exit is None or exit.status is None:
+        return None
+    said = " ".join(rank.error_lines)
+    terminated = exit.status == -signal.SIGTERM
+    return Failure(
+        kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
+        rank=rank.rank,
+        at_s=exit.at_s,
+        text=f"rank {rank.rank} {how_it_ended(exit.status)}",
+        collateral=terminated or bool(_COLLATERAL.search(said) or _MISMATCH_ABORT.search(said)),
+        status=exit.status,
+    )
+
+
+def _ended_by(raised: Raised, exit: Exit | None) -> bool:
+    """The exception is what ended the rank. One that was only printed may have been caught before a signal came."""
+    if exit is None:
+        return True
+    printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
+    return exit.status != 0 and not exit.by_us and not printed_only
+
+
+def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure | None:
+    """A rank that ended with 0 before the others failed for want of it, or while they still waited for it."""
+    if exit.rank is None or exit.status != 0 or exit.by_us:
+        return None
+    needed = [one for one in found if one.at_s >= exit.at_s and one.collateral]
+    waited = evidence.ending is Ending.STALL
+    if not needed and not waited:
+        return None
+    text = f"rank {exit.rank} ended with exit code 0 while the others still needed it"
+    return Failure(kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=0)
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words, after the name of a process."""
+    if status is None:
+        return "ended; nobody saw how"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

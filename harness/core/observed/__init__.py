@@ -1,0 +1,1 @@
+"""What was seen of a run, as values, and the parsers that make them."""

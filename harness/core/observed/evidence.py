@@ -1,0 +1,260 @@
+"""Evidence: what was seen of one run, per rank, as values. Everything a verdict may use is here.
+
+Times are seconds since the launch of the run (the guardian's start), on the node's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.core.common import Place, Trouble
+from harness.core.observed.traces import RankTraces
+from harness.core.plan import Limits
+
+TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+
+
+class Ending(StrEnum):
+    """Why the watching ended. It is a fact about the harness, not yet a verdict about the run."""
+
+    EXITED = "exited"  # every process of the run ended by itself
+    STALL = "stall"  # proven to move no more, ended by us
+    DEADLINE = "deadline"  # still there at its deadline, ended by us
+    INTERRUPTED = "interrupted"  # Ctrl-C
+    ABANDONED = "abandoned"  # the controller died; the guardian ended the run
+    NOT_LAUNCHED = "not_launched"  # the launcher could not be started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The Python frames of one thread, innermost first."""
+
+    thread: str
+    tid: int | None  # native thread id; None where the source does not tell (faulthandler)
+    active: bool  # running on a CPU or holding the GIL, as far as the source tells
+    frames: tuple[Frame, ...]
+    source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kernel thread."""
+
+    tid: int
+    comm: str
+    state: str  # R S D T t Z as in /proc
+    wchan: str
+    syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
+    wakes_at_s: float | None  # end of a timed sleep or wait, where readable
+    timed: bool | None  # the wait has a timeout; None = not readable
+    cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of the run, ranks and their children alike."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str
+    cpu_s: float
+    io_bytes: int | None  # read + written, None = not readable
+    rss_bytes: int
+    tasks: tuple[Task, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The newest mark of one thread, read from the board."""
+
+    tid: int
+    kind: str  # protocol.KINDS
+    name: str  # module, operation or stage
+    step: int  # optimizer step in progress, 1-based
+    at_s: float
+    count: int
+    position: int = 0  # training marks of the process since the step began
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A collective called from Python, from the board."""
+
+    number: int
+    op: str
+    group: str
+    place: Place | None
+    elements: int
+    dtype: str
+    step: int
+    entered_s: float
+    left_s: float | None  # None = still inside
+    position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective as the flight recorder saw it. On gloo `retired` is the completion bit."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    retired: bool
+    created_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The progress board of one process."""
+
+    pid: int
+    rank: int | None
+    world_size: int | None
+    created_s: float
+    beat_s: float | None
+    exit_s: float | None  # orderly end of the interpreter
+    raised: bool
+    marks: tuple[Mark, ...]  # newest of each thread, newest first
+    gaps_s: dict[str, float]  # longest quiet after a mark of each kind
+    steps_s: tuple[tuple[int, float], ...]  # (step, time it was done)
+    calls: tuple[Call, ...]  # oldest first
+    enqueued: int
+    completed: int
+    collectives_changed_s: float | None
+    seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
+
+    @property
+    def newest(self) -> Mark | None:
+        return self.marks[0] if self.marks else None
+
+    @property
+    def training(self) -> Mark | None:
+        """The newest mark of training itself: data, forward, backward, optimizer, step."""
+        return next((mark for mark in self.marks if mark.kind in TRAINING), None)
+
+    @property
+    def step(self) -> int:
+        """The step in progress, 1-based; a finished one until the next batch or forward begins."""
+        return self.training.step if self.training else 1
+
+    @property
+    def position(self) -> int:
+        """How far the program is in that step, in training marks."""
+        return self.training.position if self.training else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """One rank at one moment."""
+
+    rank: int
+    pid: int
+    process: Process | None
+    children: tuple[Process, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    child_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
+    board: Board | None = None
+    collectives: tuple[Collective, ...] = ()  # newest of each group, and all that are not retired
+    asked_bytes: int = 0  # part of process.io_bytes that our own earlier questions cost
+    proof: str | None = None  # file with the stacks, relative to the attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One rank at one moment, in short: enough to say later whether it moved and where its time went."""
+
+    rank: int
+    at_s: float
+    motion: str  # core.waitfor.Motion
+    leaf: Frame | None  # innermost Python frame of the training thread
+    user: Frame | None  # innermost frame of the user's own code
+    cpu_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All ranks at one moment."""
+
+    number: int
+    at_s: float
+    ranks: tuple[RankSnapshot, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The end of one process."""
+
+    pid: int
+    rank: int | None  # None = the launcher
+    status: int | None  # exit code, or minus the signal; None = not seen
+    at_s: float
+    by_us: bool  # after the harness began to end the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The exception that ended a rank's program."""
+
+    rank: int
+    at_s: float | None
+    type: str
+    message: str
+    frames: tuple[Frame, ...]  # innermost first
+    proof: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """What is known of one rank after the run."""
+
+    rank: int
+    pid: int | None
+    exit: Exit | None
+    raised: Raised | None
+    board: Board | None
+    collectives: tuple[Collective, ...]
+    death_stacks: tuple[Stack, ...]  # faulthandler's, written on a fatal signal
+    peak_rss_bytes: int | None
+    peak_gpu_bytes: int | None
+    traces: RankTraces
+    last_loss: float | None
+    error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One attempt, reduced. Merging nodes is a pure function of these."""
+
+    schema: int = 1
+    node: str
+    world_size: int
+    backend: str
+    ending: Ending
+    limits: Limits  # as they were in force at the end
+    ended_s: float  # when the harness began to end it, or when the last process left
+    launch_s: float | None  # first mark of the slowest rank after start-up
+    teardown_s: float
+    launcher: Exit | None
+    launcher_error: str | None  # why the launcher could not start
+    ranks: tuple[RankEvidence, ...]
+    exits: tuple[Exit, ...]  # in order of time
+    snapshots: tuple[Snapshot, ...]  # of the last episode: the first and the last two
+    samples: tuple[Sample, ...]  # every look taken while something was suspected, oldest first
+    last_progress_s: float | None  # newest mark or collective of any rank
+    leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"
+    undead: tuple[str, ...]  # processes that even SIGKILL did not end
+    metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
+    trouble: tuple[Trouble, ...]
