@@ -134,7 +134,7 @@ def test_expectations_and_the_fault_are_carried_over() -> None:
         "fault: {kind: endless_loop, rank: 1, layer: 2, heals_s: 3}"
     )
     assert (spec.expect.verdict, spec.expect.cause, spec.expect.missing_grads) == ("HANG", "infinite_loop", 0)
-    assert spec.expect.metrics == (("loss", Bound(lt=5.0, regex="l=(.*)")),)
+    assert spec.expect.metrics == (("loss", Bound(lt=5.0, regex="l=(.*)")), ("steps", Bound(eq=1)))
     assert spec.fault is not None
     assert (spec.fault.kind, spec.fault.rank, spec.fault.layer, spec.fault.heals_s) == ("endless_loop", 1, 2, 3.0)
 
@@ -250,3 +250,10 @@ parallel: {static_graph: true, bucket_cap_mb: 0.5}
         ("run.args", '["--quick"]'),
         ("run.env.NCCL_P2P_DISABLE", "1"),
     )
+
+
+def test_our_program_must_do_the_steps_it_is_asked_for_and_a_foreign_one_counts_as_it_likes() -> None:
+    assert dict(spec_of("train: {steps: 7}").expect.metrics) == {"steps": Bound(eq=7)}
+    given = spec_of("train: {steps: 7}\nexpect: {metrics: {steps: {ge: 3}}}")
+    assert dict(given.expect.metrics) == {"steps": Bound(ge=3)}
+    assert spec_of("run: {program: a.py}").expect.metrics == ()
