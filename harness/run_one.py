@@ -9,13 +9,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.render.listener import Listener
+from harness.supervisor.adapters import json_text
 from harness.supervisor.environment import describe
 from harness.supervisor.launch import command_line, launch
 from harness.supervisor.rundir import AttemptDir, append_line, write_document
@@ -69,7 +70,7 @@ def run_one(
 
 def _prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     attempt.path.mkdir(parents=True)
-    write_document(attempt.spec, json.dumps(asdict(spec), indent=1) + "\n")
+    write_document(attempt.spec, json_text(spec, indent=1) + "\n")
     declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
     command = shlex.join(command_line(spec, sys.executable, None))
     write_document(attempt.command, " ".join(filter(None, [declared, command])) + "\n")

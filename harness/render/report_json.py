@@ -6,18 +6,18 @@ that JSON cannot say is the text "nan", "inf" or "-inf"; in the contract it is n
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.core.report import Outcome, Report
 from harness.errors import StoredRunError
 from harness.render.text import escape, escaped
+from harness.supervisor.adapters import adapter
 
 SCHEMA = 1
 
@@ -82,18 +82,12 @@ def from_json(text: str, where: str = "report.json") -> Report:
         raise _unreadable(where, [f'schema: expected {SCHEMA}, got {found!r}; this harness reads "schema": {SCHEMA}'])
     try:
         # Through JSON once more: pydantic's strict mode takes lists for tuples and names for enums only from there.
-        return _adapter().validate_json(json.dumps(_flat_report(stored)), strict=True)
+        return adapter(Report).validate_json(json.dumps(_flat_report(stored)), strict=True)
     except ValidationError as error:
         mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise _unreadable(where, mistakes) from None
     except (_WrongShapeError, RecursionError) as error:
         raise _unreadable(where, [str(error)]) from None
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[Report]:
-    """Made when it is first needed: a run that writes a report reads none."""
-    return TypeAdapter(Report)
 
 
 class _WrongShapeError(Exception):

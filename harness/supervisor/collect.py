@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from harness import protocol
 from harness.core.common import Trouble
 from harness.core.judged.ledger import ledger_lines
@@ -37,6 +35,7 @@ from harness.core.observed.stacks import parse_faulthandler
 from harness.core.observed.tracebacks import error_lines, last_traceback
 from harness.core.observed.traces import RankTraces, read_traces, trace_lines
 from harness.core.plan import Expect, RunSpec
+from harness.supervisor.adapters import adapter, json_text
 from harness.supervisor.journals import Journals, first_line
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_document
 
@@ -46,8 +45,6 @@ _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the
 _MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 _Value = TypeVar("_Value")
-_SNAPSHOT = TypeAdapter(Snapshot)
-_EVIDENCE = TypeAdapter(Evidence)
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
@@ -55,7 +52,7 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
     gather = _Gather(attempt=attempt, spec=spec)
     evidence = gather.evidence(node)
     attempt.evidence.mkdir(exist_ok=True)
-    write_document(attempt.evidence / f"{node}.json", _EVIDENCE.dump_json(evidence, indent=1).decode())
+    write_document(attempt.evidence / f"{node}.json", json_text(evidence, indent=1))
     return evidence
 
 
@@ -111,7 +108,7 @@ class _Gather:
     def _snapshots(self) -> Iterator[Snapshot]:
         found = []
         for path in self.attempt.dumps.glob("snapshot*.json"):
-            snapshot = self._read(path, _SNAPSHOT.validate_json)
+            snapshot = self._read(path, adapter(Snapshot).validate_json)
             if snapshot is not None:
                 found.append(snapshot)
         return iter(sorted(found, key=lambda snapshot: snapshot.number))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Required
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
 from harness.core.common import Trouble
@@ -16,12 +16,11 @@ from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import Board, Ending, Exit, Sample
 from harness.core.observed.torchrun import AgentFailure, agent_failures
 from harness.core.plan import Limits
+from harness.supervisor.adapters import adapter
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines
 
 _KEPT_SAMPLES = 200
 _SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
-_SAMPLE = TypeAdapter(Sample)
-_LIMITS = TypeAdapter(Limits)
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 
@@ -46,7 +45,6 @@ class _Record(TypedDict, total=False):
     rss_bytes: dict[str, _Whole]
 
 
-_RECORD = TypeAdapter(_Record)
 # What a record of that kind says nothing without.
 _NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}}
 
@@ -68,7 +66,7 @@ class Journals:
         """The records of the right form."""
         for record in read_lines(journal):
             try:
-                _RECORD.validate_python(record)
+                adapter(_Record).validate_python(record)
             except ValidationError as error:
                 self._note(journal.name, first_line(error))
                 continue
@@ -154,7 +152,7 @@ class Journals:
         """As they were in force at the end; as they are chosen where the watcher did not live to say."""
         said = {key: value for key, value in self.said("limits").items() if key.endswith("_s") and key != "t_s"}
         try:
-            return in_force(_LIMITS.validate_python(said) if said else declared, boards)
+            return in_force(adapter(Limits).validate_python(said) if said else declared, boards)
         except ValidationError as error:
             self._note("limits", first_line(error))
             return in_force(declared, [])
@@ -162,7 +160,7 @@ class Journals:
     def samples(self) -> Iterator[Sample]:
         for record in [one for one in self.watched if one.get("event") == "sample"][-_KEPT_SAMPLES:]:
             try:
-                yield _SAMPLE.validate_python({key: record[key] for key in _SAMPLE_KEYS if key in record})
+                yield adapter(Sample).validate_python({key: record[key] for key in _SAMPLE_KEYS if key in record})
             except ValidationError as error:
                 self._note("a sample of the watcher", first_line(error))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness import __version__
 from harness.core.attempts import ONCE, Policy
@@ -13,6 +12,7 @@ from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts
 from harness.errors import StoredRunError
 from harness.protocol import PROBE_FULL
+from harness.supervisor.adapters import adapter, json_text
 from harness.supervisor.rundir import RunDir, write_document
 from harness.supervisor.stored_spec import value_mistakes
 
@@ -34,7 +34,7 @@ class Record:
 
 
 def write_record(run: RunDir, record: Record) -> None:
-    write_document(run.request, json.dumps(asdict(record), indent=1) + "\n")
+    write_document(run.request, json_text(record, indent=1) + "\n")
 
 
 def plan_to_resume(run: RunDir) -> Record:
@@ -52,7 +52,7 @@ def plan_to_resume(run: RunDir) -> Record:
 def read_record(run: RunDir) -> Record:
     """run.json; a run without a readable one is still judged."""
     try:
-        return TypeAdapter(Record).validate_json(run.request.read_bytes())
+        return adapter(Record).validate_json(run.request.read_bytes())
     except (OSError, ValidationError):
         return Record(
             command="unknown (run.json is missing or unreadable)",

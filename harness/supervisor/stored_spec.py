@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.core.declared.scenario_types import NAME, FaultKind
 from harness.core.declared.yaml_tree import origin_of, parse_yaml, shown, visible
 from harness.core.plan import Launcher, RunSpec
 from harness.core.suggest import did_you_mean
 from harness.errors import ScenarioError
+from harness.supervisor.adapters import adapter
 
 SIZE_LIMIT_BYTES = 1_000_000
 
 Location = tuple[str | int, ...]
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[RunSpec]:
-    """Made when it is first needed: making it takes longer than a launch."""
-    return TypeAdapter(RunSpec)
 
 
 def load_spec(path: Path) -> RunSpec:
@@ -38,7 +32,7 @@ def load_spec(path: Path) -> RunSpec:
     except RecursionError:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
     found = list(_type_mistakes(text, document))
-    spec = None if found else _adapter().validate_json(text, strict=True)
+    spec = None if found else adapter(RunSpec).validate_json(text, strict=True)
     found += list(value_mistakes(spec)) if spec else []
     if found or spec is None:
         raise ScenarioError([_line(text, label, location, what) for location, what in found])
@@ -64,7 +58,7 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
         yield ("schema",), f"expected 1, got {shown(document.get('schema'))}; run the scenario again with this version"
         return
     try:
-        spec = _adapter().validate_json(text, strict=True)
+        spec = adapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
         yield from (
             (detail["loc"], _words(detail["msg"], detail["input"])) for detail in error.errors(include_url=False)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
-
 from harness.core.judged.limits import in_force
 from harness.core.judged.motion import motion, rank_stack
 from harness.core.judged.proof import SETTLE_S, prove
@@ -20,6 +18,7 @@ from harness.core.observed.evidence import Ending, RankSnapshot, Sample, Snapsho
 from harness.core.observed.live import Progress
 from harness.core.observed.stacks import user_frame
 from harness.core.plan import Limits, RunSpec
+from harness.supervisor.adapters import json_text, plain
 from harness.supervisor.dump import Camera
 from harness.supervisor.launch import Guarded
 from harness.supervisor.ranks import Ranks
@@ -31,8 +30,6 @@ _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer th
 _PROFILE_LOOKS, _PROFILE_S = 8, 0.25  # where a run stands that is still there at its deadline
 _LOOKS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
-
-_SNAPSHOT = TypeAdapter(Snapshot)
 
 
 class Audience(Protocol):
@@ -216,7 +213,7 @@ class Watch:
             cpu_s=rank.process.cpu_s if rank.process else None,
         )
         self.samples.append(sample)
-        self._write("sample", **TypeAdapter(Sample).dump_python(sample, mode="json"))
+        self._write("sample", **plain(sample))
 
     def _profile(self) -> None:
         """A run that is still there at its deadline: look several times, so that the line where the time goes shows."""
@@ -234,12 +231,12 @@ class Watch:
             kept = _deciding(self.episode)
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in kept:
-            text = _SNAPSHOT.dump_json(snapshot).decode()
+            text = json_text(snapshot)
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.camera.trouble:
             self._write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
         self._write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
-        self._write("limits", **TypeAdapter(Limits).dump_python(self.limits, mode="json"))
+        self._write("limits", **plain(self.limits))
         self._write(
             "ending",
             ending=str(ending),
