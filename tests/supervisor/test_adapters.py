@@ -29,7 +29,9 @@ def test_what_is_written_is_read_back() -> None:
 def test_a_number_that_is_not_finite_is_null_and_the_text_is_json() -> None:
     for loss in (math.nan, math.inf, -math.inf):
         text = json_text(Outer(names=(), by_rank={2: Inner(at_s=loss)}, loss=loss), indent=1)
-        assert json.loads(text, parse_constant=lambda word: 1 / 0) == {
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        assert json.loads(text) == {
             "names": [],
             "by_rank": {"2": {"at_s": None}},
             "loss": None,
