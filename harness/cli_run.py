@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -170,14 +170,14 @@ def question_of(
     )
 
 
-def _start(request: RunRequest, question: Question, *, dry_run: bool) -> None:
+def _start(request: RunRequest, question: Question, *, dry_run: bool) -> NoReturn:
     from harness.supervisor.machine import machine_facts
     from harness.supervisor.planning import planned
 
     _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
-def _again(request: RunRequest, *, dry_run: bool) -> None:
+def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
     from harness.run import failed_specs
     from harness.supervisor.planning import Plan
 
@@ -188,7 +188,7 @@ def _again(request: RunRequest, *, dry_run: bool) -> None:
     _launch(request, Plan(specs=specs, notes=()), dry_run=dry_run)
 
 
-def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> None:
+def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
     from harness.run import resumed_request, run_all
     from harness.supervisor.planning import Plan
 
@@ -198,7 +198,7 @@ def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> None:
     raise typer.Exit(run_all(resumed))
 
 
-def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> None:
+def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
     if dry_run:
         from harness.cli_text import command_events, command_lines
 
@@ -211,7 +211,7 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> None:
 
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    raise typer.Exit(run_all(replace(request, specs=plan.specs, notes=plan.notes)))
+    raise typer.Exit(run_all(replace(request, specs=plan.specs)))
 
 
 def _alone(what: str, others: Sequence[str]) -> None:

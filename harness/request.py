@@ -17,7 +17,6 @@ class RunRequest:
     strict: bool
     probe: str  # off | board | full
     command: str  # as typed
-    notes: tuple[str, ...] = ()  # what is true of the whole plan, such as a shadowed scenario
     policy: Policy = ONCE
     jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
     resumed: Path | None = None  # the run directory to go on in

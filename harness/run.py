@@ -67,7 +67,6 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
     )
     write_record(run, record)
     with _listeners(request, run, screen) as told, _interruptible(told, request) as interruption:
-        told(lambda one: one.plan(facts, request.specs))
         execution = Execution(run=run, request=request, facts=facts, told=told, interruption=interruption)
         outcomes = execution.outcomes_after(before)
         record = replace(record, interrupted=interruption.count > 0)
@@ -124,7 +123,8 @@ def _judged(run: RunDir) -> list[Outcome]:
 def _write(run: RunDir, report: Report) -> None:
     from harness.run_judge import write_documents
 
-    write_documents(run, report)
+    for trouble in write_documents(run, report):
+        print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
 
 
 def _report(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:

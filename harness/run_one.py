@@ -27,7 +27,7 @@ _START_UP = {"none", "start", "imported", "init"}
 Tell = Callable[[Callable[[Listener], None]], object]
 
 
-class Asked(Protocol):
+class Interrupts(Protocol):
     """Ctrl-C, or TERM: how often."""
 
     @property
@@ -42,7 +42,7 @@ def run_one(
     probe: str,
     facts: MachineFacts,
     tell: Tell,
-    interruption: Asked,
+    interruption: Interrupts,
     devices: tuple[int, ...] | None = None,
 ) -> Outcome:
     """One attempt. With `devices` it sees only these GPUs."""

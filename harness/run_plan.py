@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from harness.core.report import MachineFacts, Outcome
 from harness.core.schedule import Load, Room, first_that_fits, free_devices
 from harness.render.listener import Listener, notify
 from harness.request import RunRequest
-from harness.run_one import Asked, run_one
+from harness.run_one import Interrupts, run_one
 from harness.supervisor.machine import available_bytes
 from harness.supervisor.rundir import RunDir
 
@@ -47,18 +46,21 @@ class Execution:
     request: RunRequest
     facts: MachineFacts
     told: Told
-    interruption: Asked
-    attempts: dict[str, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
+    interruption: Interrupts
+    attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario, of the whole plan from the start
     taken: set[int] = field(default_factory=set)  # devices
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
         """Every attempt of every scenario; those in `before` were made earlier and are not made again."""
+        names = [*(spec.scenario for spec in self.request.specs), *(outcome.scenario for outcome in before)]
+        self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
             self.attempts[outcome.scenario].append(outcome)
-        for spec in self.request.specs:
-            if isinstance(spec, Skip):
-                self._skip(spec)
-        waiting = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
+        waiting = [spec for spec in self.request.specs if isinstance(spec, RunSpec) and self._wanted(spec)]
+        skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
+        self.told(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
+        for skip in skips:
+            self._skip(skip)
         if self.request.jobs == 1:
             for spec in waiting:
                 self._scenario(spec, None)
@@ -84,7 +86,7 @@ class Execution:
 
     def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
         """All attempts of one scenario."""
-        while not self._stopped() and another_wanted(self.request.policy, self.attempts[spec.scenario]):
+        while not self._stopped() and self._wanted(spec):
             number = max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
             self._add(self._attempt(spec, number, devices))
 
@@ -118,9 +120,11 @@ class Execution:
         self.attempts[outcome.scenario].append(outcome)
         self.told(lambda one: one.outcome(outcome, self.run.path))
 
+    def _wanted(self, spec: RunSpec) -> bool:
+        return another_wanted(self.request.policy, self.attempts[spec.scenario])
+
     def _stopped(self) -> bool:
-        last = [outcomes[-1] for outcomes in list(self.attempts.values()) if outcomes]
-        return self.interruption.count > 0 or failed_enough(self.request.policy, last)
+        return self.interruption.count > 0 or failed_enough(self.request.policy, self.attempts.values())
 
     def _room(self) -> Room:
         jobs = self.request.jobs

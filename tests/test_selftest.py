@@ -13,7 +13,6 @@ import pytest
 from render.render_samples import MACHINE, PASSED
 
 from harness import __version__, cli, run_selftest
-from harness.core.common import Place
 from harness.core.declared.scenario_types import FaultKind
 from harness.core.health.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
 from harness.core.health.selftest import (
@@ -27,6 +26,7 @@ from harness.core.health.selftest import (
     scores,
     verdict_scores,
 )
+from harness.core.place import Place
 from harness.core.plan import Launcher, RunSpec, Skip
 from harness.core.report import Culprit, Outcome, Report, Status, Verdict
 from harness.render.documents import write_documents

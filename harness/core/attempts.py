@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.core.compared.flakiness import with_flakiness
 from harness.core.report import Outcome, Status
 
 
@@ -28,11 +29,12 @@ def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
     return len(judged) < policy.repeat + policy.retries and not as_expected(judged[-1])
 
 
-def failed_enough(policy: Policy, last_attempts: Iterable[Outcome]) -> bool:
-    """The limit of --maxfail is reached by these scenarios, each given by the attempt that counts."""
+def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
+    """The limit of --maxfail is reached by these scenarios, each given by its attempts. One that goes on is open."""
     if policy.maxfail is None:
         return False
-    return sum(not as_expected(outcome) for outcome in last_attempts) >= policy.maxfail
+    done = [attempts for attempts in scenarios if attempts and not another_wanted(policy, attempts)]
+    return sum(not as_expected(with_flakiness(attempts)[-1]) for attempts in done) >= policy.maxfail
 
 
 def as_expected(outcome: Outcome) -> bool:

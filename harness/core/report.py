@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.common import Place, Trouble
+from harness.core.place import Place
+from harness.core.trouble import Trouble
 
 
 class Status(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.report import Report
+from harness.core.trouble import Trouble
 from harness.render.html import report_html
 from harness.render.junit import junit_xml
 from harness.render.report_json import to_json
@@ -14,8 +15,8 @@ from harness.render.summary_md import summary_md
 from harness.supervisor.rundir import RunDir, write_document
 
 
-def write_documents(run: RunDir, report: Report) -> None:
-    """Each document by itself: a fault of one format never loses the others."""
+def write_documents(run: RunDir, report: Report) -> tuple[Trouble, ...]:
+    """Each document by itself: a fault of one format never loses the others. Returns what could not be written."""
     documents: tuple[tuple[Path, Callable[[], str]], ...] = (
         (run.report, lambda: to_json(report)),
         (run.summary, lambda: summary_md(report)),
@@ -24,13 +25,16 @@ def write_documents(run: RunDir, report: Report) -> None:
         (run.missing_params, lambda: _gathered(run, report, "  - MISSING: ")),
         (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
     )
+    failed = []
     for path, render in documents:
         try:
             write_document(path, render())
-        except Exception:
+        except Exception as error:
+            failed.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
             with run.log.open("a") as log:
                 log.write(f"{path.name} could not be written:\n")
                 traceback.print_exc(file=log)
+    return tuple(failed)
 
 
 def _gathered(run: RunDir, report: Report, what: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.common import Trouble
 from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report
+from harness.core.trouble import Trouble
 
 
 class Listener(Protocol):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from harness.core.common import Place
 from harness.core.observed.live import Progress
+from harness.core.place import Place
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import Finding, MachineFacts, Outcome, Status
 from harness.render import words

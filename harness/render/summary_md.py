@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.common import Place
 from harness.core.compared.severity import severity
+from harness.core.place import Place
 from harness.core.report import Finding, Outcome, Report, Status
 from harness.render import words
 from harness.render.meaning import meaning

@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from harness.core.common import Place, Trouble
+from harness.core.place import Place
 from harness.core.report import MachineFacts, Outcome, Report, Status, counts
+from harness.core.trouble import Trouble
 
 UNKNOWN = "not known"
 # The order in which people want to hear it.

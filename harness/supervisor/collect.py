@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import protocol
-from harness.core.common import Trouble
 from harness.core.judged.ledger import ledger_lines
 from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import (
@@ -35,6 +34,7 @@ from harness.core.observed.stacks import parse_faulthandler
 from harness.core.observed.tracebacks import error_lines, last_traceback
 from harness.core.observed.traces import RankTraces, read_traces, trace_lines
 from harness.core.plan import Expect, RunSpec
+from harness.core.trouble import Trouble
 from harness.supervisor.adapters import adapter, json_text
 from harness.supervisor.journals import Journals, first_line
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_document

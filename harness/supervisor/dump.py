@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import protocol
-from harness.core.common import Trouble
 from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import Board, Collective, Process, RankSnapshot, Snapshot, Stack
 from harness.core.observed.flight import essential, parse_flight
 from harness.core.observed.stacks import parse_faulthandler, parse_py_spy
+from harness.core.trouble import Trouble
 from harness.supervisor import procfs
 
 _PY_SPY_LIMIT_S = 5.0

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Required
 from pydantic import ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
-from harness.core.common import Trouble
 from harness.core.judged.limits import in_force
 from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import Board, Ending, Exit, Sample
 from harness.core.observed.torchrun import AgentFailure, agent_failures
 from harness.core.plan import Limits
+from harness.core.trouble import Trouble
 from harness.supervisor.adapters import adapter
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines
 

@@ -6,7 +6,7 @@ import linecache
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.common import Place
+from harness.core.place import Place
 from harness.core.report import Outcome
 
 _MAX_SOURCE_BYTES = 4 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.common import Place
 from harness.core.judged.case import Case
 from harness.core.judged.ledger import first_skipped
 from harness.core.judged.verdict import judge
@@ -28,6 +27,7 @@ from harness.core.observed.evidence import (
     Task,
 )
 from harness.core.observed.traces import RankTraces
+from harness.core.place import Place
 from harness.core.plan import Expect, Launcher, Limits, RunSpec
 
 SITE = "/usr/lib/python3.11/site-packages"

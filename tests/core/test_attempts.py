@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import evidence, rank_evidence, spec
 
@@ -11,8 +13,6 @@ from harness.core.report import Outcome, Status, Verdict
 
 
 def attempt(status: str, *, expected: bool | None = None, cause: str | None = None) -> Outcome:
-    from dataclasses import replace
-
     plain = outcome_of(
         spec(), evidence(rank_evidence(0)), attempt=1, directory="s", artifacts=(), metrics={}, repeat=""
     )
@@ -47,6 +47,16 @@ def test_another_attempt(policy: Policy, attempts: list[Outcome], wanted: bool) 
 
 
 def test_a_plan_ends_with_the_first_failure_too_many() -> None:
-    assert not failed_enough(ONCE, [FAIL, FAIL])
-    assert not failed_enough(Policy(maxfail=2), [FAIL, PASS, WANTED_FAIL])
-    assert failed_enough(Policy(maxfail=2), [FAIL, PASS, ERROR])
+    assert not failed_enough(ONCE, [[FAIL], [FAIL]])
+    assert not failed_enough(Policy(maxfail=2), [[FAIL], [PASS], [WANTED_FAIL], []])
+    assert failed_enough(Policy(maxfail=2), [[FAIL], [PASS], [ERROR]])
+
+
+def test_a_scenario_that_goes_on_has_not_failed_yet() -> None:
+    assert not failed_enough(Policy(maxfail=1, retries=1), [[FAIL]])
+    assert failed_enough(Policy(maxfail=1, retries=1), [[FAIL, replace(FAIL, attempt=2)]])
+    assert not failed_enough(Policy(maxfail=1), [[CUT]])  # what was cut short is run again
+
+
+def test_attempts_that_disagree_are_a_failure_though_the_last_one_passed() -> None:
+    assert failed_enough(Policy(maxfail=1, retries=1), [[FAIL, replace(PASS, attempt=2)]])

@@ -30,13 +30,13 @@ from builders import (
     task,
 )
 
-from harness.core.common import Place
 from harness.core.judged import causes
 from harness.core.judged.case import layer_of, shorten
 from harness.core.judged.diagnosis import Diagnosis, diagnose
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Ending, Evidence, Frame, RankEvidence
 from harness.core.observed.traces import RankTraces
+from harness.core.place import Place
 from harness.core.plan import Limits
 from harness.core.report import CollectiveRef, Culprit, Finding
 

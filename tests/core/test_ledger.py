@@ -9,9 +9,9 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.common import Place
 from harness.core.judged.ledger import Skipped, first_skipped, last_agreed
 from harness.core.observed.evidence import Board, Call
+from harness.core.place import Place
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")

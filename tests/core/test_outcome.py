@@ -30,7 +30,6 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.common import Trouble
 from harness.core.judged.outcome import outcome_of, skipped, unjudged
 from harness.core.judged.telling import vital
 from harness.core.observed.evidence import Ending, Evidence, RankEvidence
@@ -51,6 +50,7 @@ from harness.core.report import (
     counts,
     exit_code,
 )
+from harness.core.trouble import Trouble
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))

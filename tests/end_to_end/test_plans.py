@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 import pytest
 
@@ -57,6 +56,13 @@ def test_a_retry_that_passes_is_flaky_and_no_pass(workspace):
         ("lucky", 2): ("FAIL", "flaky", True, True),
     }
     assert "attempt 1 FAIL, attempt 2 PASS" in (ran.run_dir / "SUMMARY.md").read_text()
+
+
+def test_a_failure_counts_once_its_retries_are_used_up(workspace):
+    program(workspace, "a", FAILS)
+    program(workspace, "b", PASSES)
+    ran = workspace.harness("run", "a", "b", "--retries", "1", "--maxfail", "1")
+    assert list(attempts(ran)) == [("a", 1), ("a", 2)]
 
 
 def test_a_retry_that_fails_again_is_a_plain_fail(workspace):
@@ -140,7 +146,7 @@ def ended(workspace):
 @pytest.mark.parametrize("kill_after", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3, 6, 10))])
 def test_a_killed_plan_goes_on_where_it_stopped(workspace, kill_after):
     numbered(workspace)
-    controller = workspace.start("run", "-t", "mine", "--jobs", "2")
+    controller = workspace.start("run", "-t", "mine", "--jobs", "2", "--maxfail", "1")
     wait_for(lambda: any((workspace.directory / "reports").glob("2*/run.json")))
     wait_for(lambda: len(ended(workspace)) >= kill_after)
     os.kill(controller.pid, signal.SIGKILL)
@@ -199,9 +205,9 @@ def test_ctrl_c_ends_all_jobs_and_leaves_a_report(workspace, times):
     wait_for(
         lambda: len([p for p in (workspace.directory / "reports").glob("2*/*/output.log") if p.stat().st_size]) == 2
     )
-    for _ in range(times):
-        controller.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # two signals at once are one
+    for answer in ("interrupted:", "interrupted twice:")[:times]:
+        controller.send_signal(signal.SIGINT)  # two at once would be one
+        wait_for(lambda answer=answer: answer in (workspace.directory / "out.txt").read_text())
     ran = workspace.finished(controller)
     assert ran.code == 130
     assert {name for name, _ in attempts(ran)} == {"a", "b"}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import protocol
-from harness.core.common import Place
 from harness.core.observed.board import answered, parse
+from harness.core.place import Place
 from harness.probe.board import Board
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.core.common import Place, Trouble
+from harness.core.place import Place
 from harness.core.report import (
     Artifact,
     CollectiveRef,
@@ -22,6 +22,7 @@ from harness.core.report import (
     Verdict,
     Vital,
 )
+from harness.core.trouble import Trouble
 
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from render_samples import DEADLOCK, PLACE
 
-from harness.core.common import Place
+from harness.core.place import Place
 from harness.render import words
 from harness.render.lanes import SHOWN, lanes
 

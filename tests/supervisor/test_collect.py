@@ -26,11 +26,11 @@ from attempts import (
     unpack,
 )
 
-from harness.core.common import Trouble
 from harness.core.observed.evidence import Ending, Exit, Frame, Raised, RankEvidence
 from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
+from harness.core.trouble import Trouble
 from harness.errors import HarnessError
 from harness.run_judge import judge_attempt
 from harness.supervisor.collect import collect, foreign_metrics

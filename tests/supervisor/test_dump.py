@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness import protocol
-from harness.core.common import Trouble
 from harness.core.observed.evidence import Frame, RankSnapshot, Stack
+from harness.core.trouble import Trouble
 from harness.supervisor.dump import Camera, leaf_line
 
 SLEEPER = """

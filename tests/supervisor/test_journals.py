@@ -11,9 +11,9 @@ from attempts import CLEAN, CLEAN_END, ORIGIN, ORIGIN_NS, RANKS, at, journal, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.common import Trouble
 from harness.core.observed.evidence import Ending, Exit, Frame, Sample
 from harness.core.plan import Limits
+from harness.core.trouble import Trouble
 from harness.supervisor.journals import Journals
 from harness.supervisor.rundir import AttemptDir
 

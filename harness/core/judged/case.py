@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.common import Place
 from harness.core.judged.ledger import Skipped
 from harness.core.judged.verdict import Failure, Judgement
 from harness.core.judged.waitfor import Wait
 from harness.core.observed.evidence import Evidence, Frame, RankEvidence
+from harness.core.place import Place
 from harness.core.report import Finding, Status
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.core.common import Place
 from harness.core.judged.case import (
     Case,
     at,
@@ -30,6 +29,7 @@ from harness.core.judged.causes_of_hang import (
     stopped_process,
 )
 from harness.core.observed.evidence import Ending
+from harness.core.place import Place
 from harness.core.report import Finding, Status
 
 Rule = Callable[[Case], "Finding | None"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness import protocol
-from harness.core.common import Place
 from harness.core.observed.evidence import Board, Call, Frame, Mark
+from harness.core.place import Place
 
 _NS = 1_000_000_000
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.core.common import Place, Trouble
 from harness.core.observed.traces import RankTraces
+from harness.core.place import Place
 from harness.core.plan import Limits
+from harness.core.trouble import Trouble
 
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
 

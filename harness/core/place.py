@@ -1,4 +1,4 @@
-"""Values that evidence and report share."""
+"""Place: where in a program something happened."""
 
 from __future__ import annotations
 
@@ -16,12 +16,3 @@ class Place:
     layer: int | None = None
     parameter: str | None = None
     text: str | None = None  # the statement
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """Something that could not be observed, and why."""
-
-    what: str
-    why: str
-    rank: int | None = None
