@@ -10,7 +10,8 @@ processes of one host.
     gaps   256 ..  384   longest quiet after a mark of each kind, one u64 a kind
     slots  384 .. 2432   SLOTS x 64 bytes, one per marking thread, each with a checksum
     steps       ..       STEPS ring of finished optimizer steps
-    calls       ..       CALLS ring of collectives called from Python
+    calls       ..       CALLS ring of collectives and store waits called from Python
+    facts       ..       FACTS pairs of strings that hold from here on: members of process groups, place in a mesh
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
@@ -41,7 +42,7 @@ STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when Sig
 U64 = struct.Struct("<Q")
 
 MAGIC = b"NSABOARD"
-LAYOUT = 1
+LAYOUT = 2
 
 HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
@@ -61,6 +62,10 @@ STRINGS_USED = struct.Struct("<II")  # bytes used, entries
 STRINGS_USED_AT = 160
 SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch, as the last beat saw it
 SEEN_AT = 176
+CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the flight recorder speaks the first
+CLOCK_AT = 184
+FACTS_USED = struct.Struct("<I")
+FACTS_USED_AT = 192
 
 # What a mark says. The number is the index into the gap table: never renumber without a new LAYOUT.
 KINDS = (
@@ -99,17 +104,23 @@ WHAT_STRING_MASK = 0xFFFF
 WHAT_STEP_MASK = 0xFFFFFFFF
 
 STEPS = 256
-STEP = struct.Struct("<QQ")  # step (1-based, 0 = empty), time
+STEP = struct.Struct("<QQQ")  # step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 256
-# number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype.
-# A place is "file:line:function".
-CALL = struct.Struct("<QQQQIIHHHH")
+# number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
+# key (of a store, "" elsewhere); the peer's global rank (point to point, -1 elsewhere). A place is "file:line:function".
+CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_LEFT_AT = 16
 CALLS_AT = STEPS_AT + STEPS * STEP.size
 
-STRINGS_AT = CALLS_AT + CALLS * CALL.size
+FACTS = 128
+FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
+FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6"
+FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
+FACTS_AT = CALLS_AT + CALLS * CALL.size
+
+STRINGS_AT = FACTS_AT + FACTS * FACT.size
 STRINGS_SIZE = (
     196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
 )

@@ -41,6 +41,7 @@ class Board:
         self.string("")
         self._created_ns = self._last_at
         self.identify(rank, world_size)
+        protocol.CLOCK.pack_into(self._memory, protocol.CLOCK_AT, time.time_ns() - _monotonic_ns())
         os.rename(path + ".new", path)
         os.register_at_fork(after_in_child=self._detach)
 
@@ -104,11 +105,11 @@ class Board:
         check = now ^ marks ^ what ^ self._position
         _pack_slot(self._memory, slot[0], slot[1], now, marks, what, self._position, check)
 
-    def finish_step(self) -> None:
+    def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
         self.begin_step()
         at = protocol.STEPS_AT + (self._step - 1) % protocol.STEPS * protocol.STEP.size
-        protocol.STEP.pack_into(self._memory, at, self._step, _monotonic_ns())
+        protocol.STEP.pack_into(self._memory, at, self._step, _monotonic_ns(), gradients)
         self.step_done = True
 
     def begin_step(self) -> None:
@@ -118,8 +119,13 @@ class Board:
             self._step += 1
             self._position = 0
 
-    def enter_call(self, op: int, group: int, place: int, elements: int, dtype: int) -> int:
-        """A collective is called from Python. The numbers but `elements` are strings; the result is the call's."""
+    def enter_call(
+        self, op: int, group: int, place: int, elements: int, dtype: int, *, key: int = 0, peer: int = -1
+    ) -> int:
+        """A collective is called from Python, or a wait of a store begins. The result is the call's number.
+
+        `elements` is a number, `peer` a global rank, and the others are strings.
+        """
         number = next(self._call_numbers)
         now = _monotonic_ns()
         protocol.CALL.pack_into(
@@ -135,6 +141,8 @@ class Board:
             group,
             place,
             dtype,
+            key,
+            peer,
         )
         return number
 
@@ -156,6 +164,16 @@ class Board:
 
     def count_collectives(self, enqueued: int, completed: int) -> None:
         protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
+
+    def fact(self, name: str, value: str) -> None:
+        """Something that holds from here on; said again under the same name, it replaces what was said before."""
+        with self._lock:
+            pair = self._append(name), self._append(value)
+            (used,) = protocol.FACTS_USED.unpack_from(self._memory, protocol.FACTS_USED_AT)
+            if used == protocol.FACTS or 0 in pair:
+                return
+            protocol.FACT.pack_into(self._memory, protocol.FACTS_AT + used * protocol.FACT.size, *pair)
+            protocol.FACTS_USED.pack_into(self._memory, protocol.FACTS_USED_AT, used + 1)
 
     def end(self, flag: int) -> None:
         """Add a flag to the end record."""

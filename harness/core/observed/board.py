@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from harness import protocol
 from harness.core.observed.evidence import Board, Call, Frame, Mark
 from harness.core.place import Place
 
 _NS = 1_000_000_000
+_MAX_RANKS = 1 << 16
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
+_RANGES = re.compile(r"(?:[0-9]{1,7}(?:-[0-9]{1,7})?)(?:,[0-9]{1,7}(?:-[0-9]{1,7})?)*")
+_COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 
 def parse(data: bytes, launched_ns: int) -> Board:
@@ -17,6 +23,8 @@ def parse(data: bytes, launched_ns: int) -> Board:
     pid, rank, world_size, created_ns = _identity(data)
     clock = _Clock(launched_ns)
     strings = _strings(data)
+    steps = _steps(data)
+    facts = _facts(data, strings)
     beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
@@ -30,12 +38,16 @@ def parse(data: bytes, launched_ns: int) -> Board:
         raised=bool(flags & protocol.END_RAISED),
         marks=_marks(data, strings, clock),
         gaps_s=_gaps(data),
-        steps_s=_steps(data, clock),
+        steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _ in steps),
         calls=_calls(data, strings, clock),
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock.seconds_if_set(changed_ns),
         seen=_seen(data, strings),
+        gradients={step: gradients for step, _, gradients in steps},
+        groups=_groups(facts),
+        mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        realtime_ns=protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0] or None,
     )
 
 
@@ -128,18 +140,45 @@ def _gaps(data: bytes) -> dict[str, float]:
     return gaps
 
 
-def _steps(data: bytes, clock: _Clock) -> tuple[tuple[int, float], ...]:
+def _steps(data: bytes) -> list[tuple[int, int, int]]:
     """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
     ring = [protocol.STEP.unpack_from(data, protocol.STEPS_AT + i * protocol.STEP.size) for i in range(protocol.STEPS)]
-    done = sorted((step, at_ns) for i, (step, at_ns) in enumerate(ring) if step and (step - 1) % protocol.STEPS == i)
-    series: list[tuple[int, int]] = []
-    for step, at_ns in done:
+    done = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.STEPS == i)
+    series: list[tuple[int, int, int]] = []
+    for step, at_ns, gradients in done:
         follows = bool(series) and step == series[-1][0] + 1 and at_ns >= series[-1][1]
         torn = bool(series) and step == series[-1][0] + 1 and at_ns < series[-1][1]
         if torn:
             continue
-        series = [*series, (step, at_ns)] if follows else [(step, at_ns)]
-    return tuple((step, clock.seconds(at_ns)) for step, at_ns in series)
+        series = [*series, (step, at_ns, gradients)] if follows else [(step, at_ns, gradients)]
+    return series
+
+
+def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
+    """A later fact of the same name replaces the earlier one."""
+    (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
+    pairs = (
+        protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
+        for i in range(min(used, protocol.FACTS))
+    )
+    return {_string(strings, name): _string(strings, value) for name, value in pairs}
+
+
+def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    word = protocol.FACT_GROUP
+    return {name[len(word) :]: _ranks(value) for name, value in facts.items() if name.startswith(word)}
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """From "0-3,6". What is no such list, or too long to be one, has no members."""
+    ranks: list[int] = []
+    for first, last in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
+        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1)
+    return tuple(ranks[:_MAX_RANKS])
+
+
+def _mesh(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple((axis, int(coordinate)) for axis, coordinate in _COORDINATE.findall(text))
 
 
 def _calls(data: bytes, strings: list[str], clock: _Clock) -> tuple[Call, ...]:
@@ -149,7 +188,7 @@ def _calls(data: bytes, strings: list[str], clock: _Clock) -> tuple[Call, ...]:
 
 
 def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
-    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype = record
+    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, peer = record
     return Call(
         number=number,
         op=_string(strings, op),
@@ -161,6 +200,8 @@ def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
         position=position,
         entered_s=clock.seconds(entered_ns),
         left_s=clock.seconds(left_ns) if left_ns >= entered_ns else None,
+        peer=peer if peer >= 0 else None,
+        key=_string(strings, key),
     )
 
 

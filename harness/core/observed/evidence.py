@@ -102,6 +102,8 @@ class Call:
     entered_s: float
     left_s: float | None  # None = still inside
     position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
+    peer: int | None = None  # global rank of a point-to-point partner
+    key: str = ""  # what a store wait waits for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,8 @@ class Collective:
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     retired: bool
-    created_ns: int
+    created_ns: int  # CLOCK_REALTIME
+    started: bool | None = None  # on the device; None = the recorder does not say (gloo)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +139,10 @@ class Board:
     completed: int
     collectives_changed_s: float | None
     seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
+    gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
+    mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
+    realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
 
     @property
     def newest(self) -> Mark | None:
