@@ -17,3 +17,4 @@ full:  ## everything a CPU can run, in slices of 30 minutes; the same command go
 bench:  ## every benchmark; JSON goes to benchmarks/results
 	$(PYTHON) benchmarks/probe_cost.py
 	$(PYTHON) benchmarks/launch_cost.py
+	$(PYTHON) benchmarks/run_cost.py

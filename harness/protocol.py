@@ -36,6 +36,10 @@ STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIG
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in its own words (entries, pg_status), on request and at exit
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
+SOCKET = "{pid}.sock"  # torch's worker server: threads without Python, which answer while the GIL is held
+SOCKET_PATH_LIMIT = 107  # bytes of a path that fit into sockaddr_un
+
+FLIGHT_HANDLER = "fr_trace_json"  # what the worker server is asked for: POST /handler/NAME
 
 STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when SigCgt shows our handler
 
@@ -62,7 +66,7 @@ STRINGS_USED = struct.Struct("<II")  # bytes used, entries
 STRINGS_USED_AT = 160
 SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch, as the last beat saw it
 SEEN_AT = 176
-CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the flight recorder speaks the first
+CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the recorder speaks the first
 CLOCK_AT = 184
 FACTS_USED = struct.Struct("<I")
 FACTS_USED_AT = 192
@@ -109,15 +113,21 @@ STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 256
 # number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
-# key (of a store, "" elsewhere); the peer's global rank (point to point, -1 elsewhere). A place is "file:line:function".
+# key (of a store, "" elsewhere); the peer's global rank (point to point, else -1). A place is "file:line:function".
 CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_LEFT_AT = 16
+CALL_KEY_AT = 48
+# In front of the op of a call that is no step of the program but a wait which has lasted: for a store's key, for an
+# asynchronous collective. Short ones are never written, so these may not be counted or compared between ranks.
+WAIT = "wait "
 CALLS_AT = STEPS_AT + STEPS * STEP.size
 
 FACTS = 128
 FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
-FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6"
+FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6", "0-12/4" every fourth
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
+FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
+NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size
 
 STRINGS_AT = FACTS_AT + FACTS * FACT.size

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.core.judged.outcome import outcome_of
+from harness.core.judged.profile import PROFILE_FILE, profile_text
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome
 from harness.render.documents import write_documents
@@ -35,6 +36,8 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
         )
     )
+    if evidence.samples:
+        write_document(attempt.path / PROFILE_FILE, "".join(f"{line}\n" for line in profile_text(evidence)))
     write_document(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     write_document(attempt.result, f"{outcome.verdict.status}\n")
     return outcome

@@ -78,11 +78,18 @@ class Telemetry:
     """Every rank writes its heartbeat and memory; rank 0 writes the tables that are the same everywhere."""
 
     def __init__(
-        self, directory: Path, world: World, model: nn.Module | None, mem_dump_every: int, *, compiled: bool = False
+        self,
+        directory: Path,
+        world: World,
+        model: nn.Module | None,
+        mem_dump_every: int,
+        *,
+        steps: int,
+        compiled: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._world, self._model = directory, world, model
-        self._mem_dump_every = mem_dump_every
+        self._mem_dump_every, self._steps = mem_dump_every, steps
         self._observer = Observer(model, compiled=compiled) if model is not None and world.is_first else None
         self._sampling = self._sampled = False
         self._heartbeat = (directory / f"heartbeat_rank{world.rank}.jsonl").open("a", encoding="utf-8")
@@ -142,6 +149,7 @@ class Telemetry:
         device_bytes = gpu_bytes(self._world.device)
         record = {
             "step": step,
+            "of_steps": self._steps,
             "phase": phase,
             "loss": result and result.loss,
             "mean_loss": result and result.mean_loss,

@@ -112,7 +112,9 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
         traces.gradients = ViewGradientTrace(bare, order_file)
     model = parallelize(bare, settings, world, traces.buckets)
-    telemetry = Telemetry(settings.out_dir, world, bare, settings.mem_dump_every, compiled=settings.compile)
+    telemetry = Telemetry(
+        settings.out_dir, world, bare, settings.mem_dump_every, steps=settings.steps, compiled=settings.compile
+    )
     if settings.trace_grads and traces.gradients is None:
         traces.gradients = GradientTrace(bare.named_parameters(), order_file)
     if settings.trace_module_bwd:
@@ -220,7 +222,7 @@ def _autocast(settings: Settings, world: World) -> AbstractContextManager[object
 
 def _only_data(settings: Settings, world: World, batches: Batches) -> None:
     """The data pipeline alone: no model is built."""
-    telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every)
+    telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every, steps=settings.steps)
     try:
         for step in range(1, settings.steps + 1):
             started_s = time.perf_counter()

@@ -99,6 +99,7 @@ class Guest:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
+            self.trouble.attempt("autograd nodes", lambda: self._count_nodes(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
             self.trouble.attempt("beat", lambda: self._start_beat(board))
         if protocol.ENV_FAULT in os.environ:
@@ -106,6 +107,11 @@ class Guest:
 
     def _set_hooks(self, board: Board) -> None:
         from .hooks import install
+
+        install(sys.modules["torch"], board, self.trouble)
+
+    def _count_nodes(self, board: Board) -> None:
+        from .graph import install
 
         install(sys.modules["torch"], board, self.trouble)
 

@@ -141,6 +141,7 @@ class _Gather:
             traces=self._traces(rank, home),
             last_loss=_last_number(beats, "loss"),
             error_lines=error_lines(errors),
+            planned_steps=_whole(_last_number(beats, "of_steps")),
         )
 
     def _bring_logs(self, rank: int, home: Path) -> None:

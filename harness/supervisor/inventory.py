@@ -35,6 +35,7 @@ def _artifacts(attempt: AttemptDir, spec: RunSpec, evidence: Evidence) -> Iterat
         ("mem_rank*.txt", _lines, "switched off: trace.mem_dump_every is 0" if subject else not_ours),
         ("mem_profile_rank*.txt", _lines, "switched off: trace.profile_memory is false" if subject else not_ours),
         ("dumps/rank*.txt", _one, _no_dumps(evidence)),
+        ("profile.txt", _lines, _no_dumps(evidence)),
         ("rank*/flight.json", _one, "torch.distributed was not used, or the rank died before its exit"),
         ("rank*/raised.json", _one, "no rank raised"),
         ("rank*/stacks.txt", _one, "no rank died of a fatal signal"),

@@ -218,10 +218,10 @@ def test_a_run_at_its_deadline_is_slow_with_its_rate_and_the_line_where_the_time
     working = board(mark("forward", "blocks.0", step=4), steps_s=((1, 10.0), (2, 14.0), (3, 18.0)))
     found = diagnosed(deadline(rank_evidence(0), rank_evidence(1, board=working), samples=samples))
     place = line(39, module="blocks.0", layer=0)
-    assert short(found.findings[0]) == ("slow", (1,), place, ("watch.jsonl",))
+    assert short(found.findings[0]) == ("slow", (1,), place, ("profile.txt",))
     assert found.findings[0].claim == (
         "not proven to hang: still there at its deadline of 600 s, 3 steps done, 4.0 s a step;"
-        " the time goes at ada/train.py:39"
+        " the time goes at ada/train.py:39 (66 %), at ada/train.py:40 (33 %)"
     )
     assert found.findings[0].confidence == 0.9
     assert found.culprit == Culprit(ranks=(1,), step=4, collective=None, place=place)
@@ -230,13 +230,13 @@ def test_a_run_at_its_deadline_is_slow_with_its_rate_and_the_line_where_the_time
 def test_a_slow_run_without_samples_names_nobody() -> None:
     found = main(deadline(rank_evidence(0)))
     assert short(found) == ("slow", (), None, ("watch.jsonl",))
-    assert found.claim.endswith("deadline of 600 s, 0 steps done; the time goes to no single line")
+    assert found.claim.endswith("deadline of 600 s, no board to count its steps; the time goes to no single line")
     assert found.confidence == 0.5
 
 
 def test_a_deadline_that_was_not_written_down_is_still_a_slow_run() -> None:
     found = main(deadline(rank_evidence(0), limits=Limits(stall_s=5.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0)))
-    assert found.claim.startswith("not proven to hang: still there at its deadline, 0 steps done")
+    assert found.claim.startswith("not proven to hang: still there at its deadline, no board to count its steps")
 
 
 def test_a_rank_that_died_before_the_deadline_explains_the_ranks_that_waited_until_then() -> None:

@@ -229,7 +229,7 @@ def test_a_compiled_run_is_watched_from_outside_of_its_layers(tmp_path: Path) ->
     model = TinyLM.from_config(replace(CI, layers=2))
     compile_layers(model, backend="aot_eager")
     alone = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
-    telemetry = Telemetry(tmp_path, alone, model, mem_dump_every=0, compiled=True)
+    telemetry = Telemetry(tmp_path, alone, model, mem_dump_every=0, steps=1, compiled=True)
     telemetry.begin(1)
     gradients(model, torch.randint(256, (1, 64)))
     hooked = [module for module in model.modules() if module._forward_hooks]

@@ -154,7 +154,7 @@ def test_an_observer_leaves_no_hook_behind(model: TinyLM) -> None:
 
 @pytest.fixture
 def telemetry(model: TinyLM, tmp_path: Path) -> Iterator[Telemetry]:
-    result = Telemetry(tmp_path, ALONE, model, mem_dump_every=2)
+    result = Telemetry(tmp_path, ALONE, model, mem_dump_every=2, steps=2)
     yield result
     result.close()
 
@@ -205,7 +205,7 @@ def test_the_dtype_audit_counts_what_is_there(telemetry: Telemetry, model: TinyL
 
 def test_only_the_first_rank_writes_the_common_tables(model: TinyLM, tmp_path: Path) -> None:
     second = replace(ALONE, rank=1)
-    telemetry = Telemetry(tmp_path, second, model, mem_dump_every=0)
+    telemetry = Telemetry(tmp_path, second, model, mem_dump_every=0, steps=1)
     telemetry.begin(1)
     telemetry.end(StepResult(step=1, phase="step", tokens=1, seconds=1.0))
     telemetry.close()

@@ -103,19 +103,6 @@ def most_common_user(case: Case, rank: int) -> Frame | None:
     return lines.most_common(1)[0][0] if lines else None
 
 
-def busiest_rank(case: Case) -> int | None:
-    """The rank the others wait for: the one that burned in most samples."""
-    burned = Counter(sample.rank for sample in case.evidence.samples if sample.motion in ("burning", "moving"))
-    return min(burned, key=lambda rank: (-burned[rank], rank)) if burned else None
-
-
-def step_rate(case: Case) -> str:
-    times = next((rank.board.steps_s for rank in case.evidence.ranks if rank.board and len(rank.board.steps_s) > 1), ())
-    if not times:
-        return ""
-    return f", {(times[-1][1] - times[0][1]) / (len(times) - 1):.1f} s a step"
-
-
 def hung_roots(case: Case) -> Sequence[Wait]:
     return case.roots if case.judgement.status is Status.HANG else ()
 

@@ -7,43 +7,61 @@ import signal
 from harness.core.judged.case import (
     Case,
     at,
-    busiest_rank,
     counted,
     finding,
     last_line,
     last_place,
     last_seen,
-    most_common_user,
     place_of,
     shorten,
-    step_rate,
-    with_module,
 )
+from harness.core.judged.profile import PROFILE_FILE, Pace, RankProfile, busiest, pace, profiles
 from harness.core.judged.verdict import FailureKind
 from harness.core.observed.evidence import Ending
 from harness.core.observed.stacks import user_frame
+from harness.core.place import Place
 from harness.core.report import Finding
 
 
 def slow(case: Case) -> Finding | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
-    busiest = busiest_rank(case)
-    place = with_module(case, busiest, most_common_user(case, busiest)) if busiest is not None else None
-    done = max((len(rank.board.steps_s) for rank in case.evidence.ranks if rank.board), default=0)
+    sampled = busiest(profiles(case.evidence))
+    place = place_of(case, sampled.rank, sampled.lines[0].user) if sampled else None
     deadline_s = case.evidence.limits.deadline_s
     deadline = "its deadline" if deadline_s is None else f"its deadline of {deadline_s:g} s"
     return finding(
         "slow",
-        f"not proven to hang: still there at {deadline}, {counted(done, 'step')} done{step_rate(case)};"
-        f" the time goes{at(place) or ' to no single line'}",
-        ranks=() if busiest is None else (busiest,),
+        f"not proven to hang: still there at {deadline}, {_pace(pace(case.evidence))};"
+        f" the time goes{_where(sampled) if sampled else ' to no single line'}",
+        ranks=() if sampled is None else (sampled.rank,),
         place=place,
         confidence=0.9 if place else 0.5,
-        proof=("watch.jsonl",),
+        proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
         advice="Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
         " limits.deadline_s if the work is meant to take that long.",
     )
+
+
+def _pace(speed: Pace | None) -> str:
+    if speed is None:
+        return "no board to count its steps"
+    words = counted(speed.done, "step") + " done"
+    if speed.step_s is not None:
+        words += f", {speed.step_s:.1f} s a step"
+    if speed.left_s is not None:
+        words += f", {speed.left_s:.0f} s short of all {speed.planned}"
+    return words
+
+
+def _where(sampled: RankProfile) -> str:
+    """Up to three lines with their share of the samples, the rank's own words first."""
+    counted_in = sampled.working
+    shares = [
+        f"{at(Place(file=one.user.file, line=one.user.line))} ({100 * one.seen // counted_in} %)"
+        for one in sampled.lines[:3]
+    ]
+    return ",".join(shares)
 
 
 def exception(case: Case) -> Finding | None:

@@ -10,8 +10,8 @@ from harness.core.place import Place
 
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16
-_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
-_RANGES = re.compile(r"(?:[0-9]{1,7}(?:-[0-9]{1,7})?)(?:,[0-9]{1,7}(?:-[0-9]{1,7})?)*")
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
+_RANGES = re.compile(r"(?:{0})(?:,(?:{0}))*".format(_RANGE.pattern.replace("([0-9]", "(?:[0-9]")))
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 
@@ -47,6 +47,7 @@ def parse(data: bytes, launched_ns: int) -> Board:
         gradients={step: gradients for step, _, gradients in steps},
         groups=_groups(facts),
         mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0] or None,
     )
 
@@ -170,11 +171,15 @@ def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """From "0-3,6". What is no such list, or too long to be one, has no members."""
+    """From "0-3,6,8-16/4". What is no such list, or too long to be one, has no members."""
     ranks: list[int] = []
-    for first, last in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
-        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1)
+    for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
+        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
     return tuple(ranks[:_MAX_RANKS])
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
 def _mesh(text: str) -> tuple[tuple[str, int], ...]:

@@ -45,6 +45,8 @@ class Stack:
     active: bool  # running on a CPU or holding the GIL, as far as the source tells
     frames: tuple[Frame, ...]
     source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
+    gil: bool = False  # holds the interpreter's lock, as far as the source tells
+    native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,28 @@ class Task:
     wakes_at_s: float | None  # end of a timed sleep or wait, where readable
     timed: bool | None  # the wait has a timeout; None = not readable
     cpu_s: float
+    fd: int | None = None  # descriptor of the system call; of a poll the first one
+    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of an open the path; "" if unreadable
+    # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
+    # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
+    held_by: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Socket:
+    """One TCP socket of a process."""
+
+    inode: int
+    local: str  # "127.0.0.1:4711"
+    peer: str
+    state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
+    unacked_bytes: int  # written and not acknowledged by the other side
+    unread_bytes: int  # arrived and not read; of a listening socket connections not accepted
+    retransmits: int  # of the oldest unacknowledged segment, in a row
+    acked_bytes: int | None = None  # over its life; None = the kernel does not let us ask
+    received_bytes: int | None = None
+    peer_rank: int | None = None  # the other end belongs to this rank, or a child of it
+    in_job: bool = False  # the other end belongs to a process of the run, its launcher included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +97,8 @@ class Process:
     io_bytes: int | None  # read + written, None = not readable
     rss_bytes: int
     tasks: tuple[Task, ...] = ()
+    holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
+    sockets: tuple[Socket, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +168,7 @@ class Board:
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
+    autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
 
     @property
@@ -199,6 +226,43 @@ class Snapshot:
     number: int
     at_s: float
     ranks: tuple[RankSnapshot, ...]
+    gpus: tuple[Gpu, ...] = ()  # only where a process of the run holds one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment, as nvidia-smi says; None = it does not say."""
+
+    index: int
+    name: str
+    utilisation: float | None  # 0..1
+    used_bytes: int | None
+    total_bytes: int | None
+    ecc_errors: int | None  # uncorrected, since the driver was loaded
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentSignal:
+    """A signal that somebody is known to have sent to a process of the run."""
+
+    pid: int
+    rank: int | None  # None = the launcher, or a child of a rank
+    signal: str  # "SIGTERM"
+    sender: str  # "harness", "torchrun", "kernel (out of memory)"
+    at_s: float | None  # None = the sender does not say when
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Memory of the node while the run was watched; None = not readable."""
+
+    total_bytes: int | None
+    available_bytes: int | None  # at the end
+    limit_bytes: int | None  # the smallest limit of the control groups around the run
+    used_bytes: int | None  # of that group, at the end
+    oom_kills: int | None  # processes that the kernel killed in those groups since the launch
+    killed: tuple[str, ...]  # what the kernel's log says about each: "Out of memory: Killed process 71 (python) ..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +304,7 @@ class RankEvidence:
     traces: RankTraces
     last_loss: float | None
     error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
+    planned_steps: int | None = None  # optimizer steps in all, where the program says so in its heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,3 +331,5 @@ class Evidence:
     undead: tuple[str, ...]  # processes that even SIGKILL did not end
     metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
     trouble: tuple[Trouble, ...]
+    signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
+    memory: HostMemory | None = None

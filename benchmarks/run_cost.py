@@ -1,0 +1,208 @@
+"""What a run pays for being watched, everything on: step time, its tail, memory and loss, under real torchrun.
+
+    python benchmarks/run_cost.py                      the full measurement, into benchmarks/results/
+    python benchmarks/run_cost.py --pairs 5 --out F    a quick look
+
+Two ranks train the `ci` shape of nsa under DDP and under the harness. A pair is a block of steps with the probe's hooks
+in and the controller running, and one with the hooks out and the controller stopped (SIGSTOP), its order turned round
+from pair to pair: what else the machine does hits both alike. Memory and loss are compared with the same program under
+torchrun alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+RANKS = 2
+BLOCK = 4  # steps
+WARM_UP = 3  # steps, and one pair
+ABOVE_THE_RANK = 3  # torchrun, the guardian, the controller
+LIMITS = {"step_mean_percent": 2.0, "step_p99_percent": 2.0, "memory_mb": 30.0}
+LIMIT_S = 3600
+
+
+def measure(pairs: int, repeats: int) -> dict[str, Any]:
+    """Every raw sample and what follows from it."""
+    with tempfile.TemporaryDirectory() as directory:
+        alike = [
+            {name: _ranks(command, Path(directory)) for name, command in (("bare", _bare(0)), ("watched", _watched(0)))}
+            for _ in range(repeats)
+        ]
+        steps = _ranks(_watched(pairs), Path(directory))
+    return {"samples": {"alike": alike, "steps": steps}, "summary": _summary(alike, steps)}
+
+
+def _bare(pairs: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return [*torchrun, __file__, "--inside", f"--pairs={pairs}"]
+
+
+def _watched(pairs: int) -> list[str]:
+    harness = [str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", __file__, f"--ranks={RANKS}"]
+    return [*harness, "limits.deadline_s=3600", "--", "--inside", f"--pairs={pairs}"]
+
+
+def _ranks(command: Sequence[str], directory: Path) -> list[dict[str, Any]]:
+    """What the ranks of one run said of themselves."""
+    said = directory / "said"
+    said.mkdir(exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUN_COST_SAID": str(said)}
+    subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, timeout=LIMIT_S)
+    ranks = [json.loads((said / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    for path in said.iterdir():
+        path.unlink()
+    return ranks
+
+
+def _summary(alike: list[dict[str, Any]], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    bare = [step_s for rank in steps for pair in rank["pairs"] for step_s in pair["bare_s"]]
+    watched = [step_s for rank in steps for pair in rank["pairs"] for step_s in pair["watched_s"]]
+    ratios = [sum(pair["watched_s"]) / sum(pair["bare_s"]) - 1 for rank in steps for pair in rank["pairs"]]
+    memory = [
+        (run["watched"][rank]["peak_rss_bytes"] - run["bare"][rank]["peak_rss_bytes"]) / 1e6
+        for run in alike
+        for rank in range(RANKS)
+    ]
+    losses = {rank["losses"][-1] for run in alike for side in run.values() for rank in side[:1]}
+    return {
+        "steps": len(bare),
+        "step_ms_bare_mean": 1000 * statistics.mean(bare),
+        "step_mean_percent": 100 * (statistics.mean(watched) / statistics.mean(bare) - 1),
+        "step_percent_median_of_pairs": 100 * statistics.median(ratios),
+        "step_p99_percent": 100 * (_p99(watched) / _p99(bare) - 1),
+        "memory_mb_median": statistics.median(memory),
+        "memory_mb_max": max(memory),
+        "loss_is_the_same_bit_for_bit": len(losses) == 1,
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def inside(pairs: int) -> None:
+    """One rank: trains, and with `pairs` measures itself watched and unwatched in turn."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from nsa.config import SHAPES
+    from nsa.memory import peak_rss_bytes
+    from nsa.model import TinyLM
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    config = SHAPES["ci"]
+    model = DistributedDataParallel(TinyLM.from_config(config))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(config.vocab, (2, config.seq_len))
+
+    def step() -> str:
+        logits = model(tokens)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach()).hex()
+
+    def block() -> list[float]:
+        times = []
+        for _ in range(BLOCK):
+            begun = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begun)
+        return times
+
+    losses = [step() for _ in range(WARM_UP)]
+    switch = _Switch(dist) if pairs else None
+    measured = [_pair(number, block, switch) for number in range(pairs + 1)][1:] if switch else []
+    said = {"losses": losses, "peak_rss_bytes": peak_rss_bytes(), "pairs": measured}
+    Path(os.environ["RUN_COST_SAID"], f"{dist.get_rank()}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
+    order = (True, False) if number % 2 else (False, True)
+    pair: dict[str, Any] = {"first": "watched" if order[0] else "bare"}
+    for on in order:
+        switch.turn(on=on)
+        pair["watched_s" if on else "bare_s"] = block()
+    switch.turn(on=True)
+    return pair
+
+
+class _Switch:
+    """The hooks of the probe that rides in this process, and the controller, in or out."""
+
+    def __init__(self, dist: Any) -> None:
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        self._dist = dist
+        self._tables: list[Any] = [
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+            optimizer._global_optimizer_pre_hooks,
+            optimizer._global_optimizer_post_hooks,
+        ]
+        self._entries = [dict(table) for table in self._tables]
+        if not all(self._entries):
+            raise SystemExit("the probe is not in this process: run me under nsa-harness")
+        self._controller = _ancestor(ABOVE_THE_RANK)
+
+    def turn(self, *, on: bool) -> None:
+        """Every rank turns its hooks, the first one also the controller; then all go on together."""
+        for table, entries in zip(self._tables, self._entries, strict=True):
+            table.clear()
+            if on:
+                table.update(entries)
+        if self._dist.get_rank() == 0:
+            os.kill(self._controller, signal.SIGCONT if on else signal.SIGSTOP)
+        self._dist.barrier()
+
+
+def _ancestor(above: int) -> int:
+    import psutil
+
+    found = psutil.Process().parents()[above - 1]
+    if "nsa-harness" not in " ".join(found.cmdline()):
+        raise SystemExit(f"process {found.pid} is not the controller: {found.cmdline()}")
+    return found.pid
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measure what a run pays for being watched.")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3, help="runs that compare memory and loss with torchrun alone")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "run_cost.json")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside:
+        inside(options.pairs)
+        return 0
+    from benchmarks.circumstances import circumstances
+
+    measured = measure(options.pairs, options.repeats)
+    result = {**circumstances(__file__, arguments), "limits": LIMITS, **measured}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result["summary"], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

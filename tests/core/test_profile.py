@@ -1,0 +1,77 @@
+"""The profile of a slow run: its lines by how often they were seen, its pace, and when it would have ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.core.judged.profile import busiest, pace, profile_text, profiles
+from harness.core.observed.evidence import Ending
+from tests.core.builders import ALL_REDUCE, board, ended, evidence, frame, rank_evidence, sample
+
+LOOP, PICK = frame(40, function="attend"), frame(41, function="attend")
+STEPS = ((1, 10.0), (2, 14.0), (3, 18.0))
+
+
+def slow(*, planned: int | None = None, ended_s: float = 20.0, nodes: int | None = None):
+    working = rank_evidence(1, board=board(steps_s=STEPS, autograd_nodes=nodes), planned_steps=planned)
+    ahead = rank_evidence(0, board=board(steps_s=(*STEPS, (4, 19.0))))
+    samples = (
+        sample(0, "waiting", leaf=ALL_REDUCE, user=frame(9)),
+        sample(1, leaf=PICK, user=LOOP),
+        sample(1, "moving", leaf=LOOP, user=LOOP),
+        sample(1, leaf=PICK, user=LOOP),
+        sample(1, user=PICK),
+    )
+    facts = {"ending": Ending.DEADLINE, "launcher": ended(None, 1, by_us=True), "samples": samples}
+    return evidence(ahead, working, ended_s=ended_s, **facts)
+
+
+def test_the_lines_of_a_rank_are_ordered_by_how_often_they_were_seen() -> None:
+    (_, one) = profiles(slow())
+    assert [(line.user, line.seen, line.leaf) for line in one.lines] == [(LOOP, 3, PICK), (PICK, 1, None)]
+    assert (one.samples, one.working) == (4, 4)
+
+
+def test_the_rank_at_work_in_most_samples_is_the_one_the_others_wait_for() -> None:
+    made = profiles(slow())
+    assert busiest(made) is made[1]
+    assert busiest(made[:1]) is None, "a rank that only waits keeps nobody waiting"
+
+
+def test_a_rank_without_a_stack_has_no_profile() -> None:
+    unseen = replace(slow(), samples=(sample(0), sample(1)))
+    assert profiles(unseen) == ()
+    assert list(profile_text(unseen)) == []
+
+
+def test_the_pace_is_that_of_the_rank_with_the_fewest_steps() -> None:
+    speed = pace(slow())
+    assert speed is not None
+    assert (speed.done, speed.step_s, speed.running_s, speed.left_s) == (3, 4.0, 2.0, None)
+
+
+def test_the_end_is_projected_from_the_steps_the_program_plans() -> None:
+    at_pace = pace(slow(planned=10))
+    assert at_pace is not None
+    assert at_pace.left_s == 7 * 4.0 - 2.0
+
+
+def test_a_step_that_takes_longer_than_those_before_it_slows_the_projection() -> None:
+    late = pace(slow(planned=10, ended_s=48.0))
+    assert late is not None
+    assert late.left_s == 7 * 30.0 - 30.0
+
+
+def test_without_two_steps_or_without_a_plan_no_end_is_projected() -> None:
+    assert pace(evidence(rank_evidence(0))) is None
+    first = pace(evidence(rank_evidence(0, board=board(steps_s=STEPS[:1]), planned_steps=10)))
+    assert first is not None
+    assert (first.done, first.step_s, first.left_s) == (1, None, None)
+
+
+def test_the_table_names_shares_pace_and_autograd_nodes() -> None:
+    text = "\n".join(profile_text(slow(planned=10, nodes=5120)))
+    assert "3 steps done, 4.0 s a step; the one in progress takes 2.0 s; 26 s more for all 10" in text
+    assert "rank 1: at work in 4 of 4 samples, 5120 autograd nodes in its first backward pass" in text
+    assert "50000 or more autograd nodes" in "\n".join(profile_text(slow(nodes=50_000)))
+    assert "75.0 %  /home/ada/train.py:40 attend" in text

@@ -1,0 +1,54 @@
+"""Ranks on a mesh: healthy ones pass, a stuck one is named with its place in the mesh."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import PROGRAMS
+
+PROGRAM = PROGRAMS / "meshes.py"
+# kind, ranks, the rank that stops, and what it is called.
+MESHES = {
+    "ddp": (4, 2, "rank 2"),
+    "hsdp": (4, 3, "rank 3 (dp=1 shard=1)"),
+    "tensor": (2, 1, "rank 1 (tp=1)"),
+    "pipeline": (2, 1, "rank 1 (pp=1)"),
+}
+QUICK = [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ddp", "tensor", "pipeline")), "hsdp"]
+
+
+def line_of(text: str) -> int:
+    """The last line that holds it."""
+    return max(number for number, line in enumerate(PROGRAM.read_text().splitlines(), start=1) if text in line)
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_a_stuck_rank_is_named_with_its_place_in_the_mesh(workspace, kind):
+    ranks, stuck, name = MESHES[kind]
+    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind, str(stuck))
+    outcome = ran.outcome
+
+    assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "deadlock", "lock_cycle")
+    assert outcome["culprit"]["ranks"] == [stuck]
+    assert outcome["victims"] == [rank for rank in range(ranks) if rank != stuck]
+    assert (outcome["culprit"]["place"]["line"], outcome["culprit"]["step"]) == (line_of("self.lock.acquire()"), 2)
+    assert outcome["summary"].startswith(name)
+    assert outcome["timing"]["quiet_s"] <= 10
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_healthy_ranks_on_a_mesh_pass(workspace, kind):
+    ranks, _, _ = MESHES[kind]
+    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind)
+
+    assert (ran.code, ran.outcome["verdict"], ran.outcome["findings"]) == (0, "PASS", [])
+
+
+@pytest.mark.slow
+def test_eight_ranks_on_few_cores_pass_and_a_stuck_one_is_named(workspace):
+    words = ("run", "--script", str(PROGRAM), "--ranks", "8", "--", "hsdp")
+    assert workspace.harness(*words).outcome["verdict"] == "PASS"
+    outcome = workspace.harness(*words, "5").outcome
+
+    assert (outcome["verdict"], outcome["culprit"]["ranks"]) == ("HANG", [5])
+    assert outcome["summary"].startswith("rank 5 (dp=2 shard=1)")

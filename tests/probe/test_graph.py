@@ -1,0 +1,71 @@
+"""The first backward pass is counted, in nodes, once; the program's own gradients are what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import protocol
+from harness.core.observed.board import parse
+from harness.probe import graph
+from harness.probe.board import Board
+from harness.probe.trouble import Trouble
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(str(tmp_path / "7.board"), rank=0, world_size=1)
+
+
+def nodes(path: Path) -> int | None:
+    return parse((path / "7.board").read_bytes(), 0).autograd_nodes
+
+
+def loop(turns: int) -> torch.Tensor:
+    total = torch.ones(3, requires_grad=True)
+    for _ in range(turns):
+        total = total + 1
+    return total.sum()
+
+
+def test_a_loop_over_tokens_shows_as_a_node_a_turn() -> None:
+    few, many = graph.count_nodes([loop(10).grad_fn]), graph.count_nodes([loop(1010).grad_fn])
+    assert many - few == 1000
+
+
+def test_a_graph_without_end_is_counted_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "NODES_LIMIT", 50)
+    assert graph.count_nodes([loop(1000).grad_fn]) == 50
+
+
+def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: Board, tmp_path: Path) -> None:
+    original = torch.autograd.backward
+    graph.install(torch, board, Trouble(str(tmp_path)))
+    try:
+        assert torch.autograd.backward is not original
+        expected = graph.count_nodes([loop(5).grad_fn])
+        loop(5).backward()
+        assert torch.autograd.backward is original
+        loop(500).backward()
+    finally:
+        torch.autograd.backward = original
+    assert nodes(tmp_path) == expected
+
+
+def test_a_graph_that_cannot_be_counted_is_noted_and_the_gradients_come(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torch.autograd.backward
+    monkeypatch.setattr(graph, "count_nodes", lambda _: 1 // 0)
+    graph.install(torch, board, Trouble(str(tmp_path)))
+    try:
+        weight = torch.ones(2, requires_grad=True)
+        (weight * 3).sum().backward()
+    finally:
+        torch.autograd.backward = original
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0]
+    assert nodes(tmp_path) is None
+    assert "autograd nodes" in next(tmp_path.glob("*.trouble.jsonl")).read_text()
