@@ -3,6 +3,8 @@
     python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/probe_cost.py --pairs 2 --out F    a quick look
 
+Memory is what a rank with the whole probe has beyond one without: its private pages after a step, and its board.
+
 One process trains the `ci` shape of nsa. A pair is a block of steps with the hooks and one without, its order turned
 round from pair to pair, so that a machine that slows down hits both alike. The beat is timed by itself.
 """
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
+from harness import protocol  # noqa: E402
 from harness.probe import beat, hooks  # noqa: E402
 from harness.probe.board import Board  # noqa: E402
 from harness.probe.trouble import Trouble  # noqa: E402
@@ -32,6 +36,20 @@ from nsa.config import SHAPES  # noqa: E402
 from nsa.model import TinyLM  # noqa: E402
 
 MARKS = 100_000
+MEMORY_PAIRS = 2
+ONE_STEP = """
+import os, tempfile, time, torch, torch.distributed as dist
+home = tempfile.mkdtemp()
+dist.init_process_group("gloo", init_method=f"file://{home}/store", rank=0, world_size=1)
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(8)).sum().backward()
+    dist.all_reduce(torch.ones(2))
+    optimizer.step()
+time.sleep(1)
+print(open("/proc/self/smaps_rollup").read())
+"""
 
 
 class Switch:
@@ -90,13 +108,33 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         marks = [_mark_ns(board) for _ in range(repeats)]
         beats = [_beat_ns(beat.Beat(board, directory, trouble)) for _ in range(repeats)]
         samples = _pairs(Training(), Switch(board, trouble), pairs + 1, steps)[1:]
+        memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
         torch.distributed.destroy_process_group()
         if noted := list(Path(directory).glob("*.trouble.jsonl")):
             raise SystemExit(f"the probe gave up during the measurement: {noted[0].read_text()}")
     return {
-        "samples": {"mark_ns": marks, "beat_ns": beats, "pairs": samples},
-        "summary": _summary(marks, beats, samples),
+        "samples": {"mark_ns": marks, "beat_ns": beats, "pairs": samples, "memory": memory},
+        "summary": _summary(marks, beats, samples) | _memory_summary(memory),
     }
+
+
+def _memory(directory: str) -> dict[str, int]:
+    """Private bytes of a rank that has trained one step, with and without the probe."""
+    bare = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
+    rank = bare | {"RANK": "0", "WORLD_SIZE": "1"}
+    boards = tempfile.mkdtemp(dir=directory)
+    probed = rank | {"PYTHONPATH": str(REPOSITORY / "harness" / "probe" / "bootstrap"), protocol.ENV_BOARDS: boards}
+    return {name: _private_bytes(env) for name, env in (("with_bytes", probed), ("without_bytes", rank))}
+
+
+def _private_bytes(env: dict[str, str]) -> int:
+    done = subprocess.run([sys.executable, "-c", ONE_STEP], env=env, capture_output=True, text=True, check=True)
+    return 1024 * sum(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("Private_"))
+
+
+def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
+    added = statistics.median(pair["with_bytes"] - pair["without_bytes"] for pair in memory)
+    return {"memory_mb_median": (added + protocol.BOARD_SIZE) / 1e6}
 
 
 def _mark_ns(board: Board) -> float:
@@ -137,7 +175,17 @@ def _summary(marks: list[float], beats: list[float], samples: list[dict[str, Any
         "step_ms_without_median": 1000 * statistics.median(pair["without_wall_s"] for pair in samples),
         "hooks_wall_percent_median": 100 * statistics.median(wall),
         "hooks_cpu_percent_median": 100 * statistics.median(processor),
+        "hooks_wall_percent_mean": 100 * (_mean(samples, "with_wall_s") / _mean(samples, "without_wall_s") - 1),
+        "hooks_wall_percent_p99": 100 * (_p99(samples, "with_wall_s") / _p99(samples, "without_wall_s") - 1),
     }
+
+
+def _mean(samples: list[dict[str, Any]], name: str) -> float:
+    return statistics.fmean(pair[name] for pair in samples)
+
+
+def _p99(samples: list[dict[str, Any]], name: str) -> float:
+    return statistics.quantiles([pair[name] for pair in samples], n=100, method="inclusive")[98]
 
 
 def main(arguments: list[str]) -> int:

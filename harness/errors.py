@@ -4,7 +4,9 @@ HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
 ├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
 ├── StoredRunError  a run directory that cannot be read                         exit 2
-└── MissingNeed     named on the command line, and this machine cannot          exit 2
+├── MissingNeed     named on the command line, and this machine cannot          exit 2
+├── NoSuchJob       a process to attach to that is gone, or not ours            exit 2
+└── CommandNotStarted   watch: there is no such command, or it is no program    exit 127, 126
 """
 
 from __future__ import annotations
@@ -36,3 +38,15 @@ class StoredRunError(HarnessError):
 
 class MissingNeed(HarnessError):
     pass
+
+
+class NoSuchJob(HarnessError):
+    pass
+
+
+class CommandNotStarted(HarnessError):
+    """With the exit code that a shell would give."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code

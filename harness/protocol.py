@@ -36,6 +36,7 @@ STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIG
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in its own words (entries, pg_status), on request and at exit
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
+NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
 SOCKET = "{pid}.sock"  # torch's worker server: threads without Python, which answer while the GIL is held
 SOCKET_PATH_LIMIT = 107  # bytes of a path that fit into sockaddr_un
 
@@ -70,6 +71,8 @@ CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creat
 CLOCK_AT = 184
 FACTS_USED = struct.Struct("<I")
 FACTS_USED_AT = 192
+DEVICE = struct.Struct("<QQQ")  # events recorded at marks, reached by the device, time it reached the last one
+DEVICE_AT = 200
 
 # What a mark says. The number is the index into the gap table: never renumber without a new LAYOUT.
 KINDS = (
@@ -117,6 +120,7 @@ CALLS = 256
 CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_LEFT_AT = 16
 CALL_KEY_AT = 48
+STRING_NUMBER = struct.Struct("<H")
 # In front of the op of a call that is no step of the program but a wait which has lasted: for a store's key, for an
 # asynchronous collective. Short ones are never written, so these may not be counted or compared between ranks.
 WAIT = "wait "

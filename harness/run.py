@@ -66,13 +66,13 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         probe=request.probe,
     )
     write_record(run, record)
-    with _listeners(request, run, screen) as told, _interruptible(told, request) as interruption:
+    with listeners(request, run, screen) as told, interruptible(told, request) as interruption:
         execution = Execution(run=run, request=request, facts=facts, told=told, interruption=interruption)
         outcomes = execution.outcomes_after(before)
         record = replace(record, interrupted=interruption.count > 0)
         write_record(run, record)
-        report = _report(run, record, outcomes)
-        _write(run, report)
+        report = report_of(run, record, outcomes)
+        write_report(run, report)
         told(lambda one: one.done(report, run.path))
     return exit_code(report, strict=request.strict)
 
@@ -84,9 +84,9 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     from harness.core.judged.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
-    report = _report(run, record, [*_judged(run), *skips])
+    report = report_of(run, record, [*_judged(run), *skips])
     if os.access(run.path, os.W_OK):
-        _write(run, report)
+        write_report(run, report)
     if json:
         from harness.render.report_json import to_json
 
@@ -120,14 +120,14 @@ def _judged(run: RunDir) -> list[Outcome]:
     return [judge_stored(attempt) for attempt in run.attempts()]
 
 
-def _write(run: RunDir, report: Report) -> None:
+def write_report(run: RunDir, report: Report) -> None:
     from harness.run_judge import write_documents
 
     for trouble in write_documents(run, report):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
 
 
-def _report(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
+def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
     places = {spec.scenario: place for place, spec in enumerate(record.plan)}
     in_order = sorted(outcomes, key=lambda one: (places.get(one.scenario, len(places)), one.attempt))
     started = {one.scenario for one in outcomes}
@@ -143,7 +143,7 @@ def _report(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
 
 
 @contextmanager
-def _interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
+def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
     interruption = Interruption(told=told, side_by_side=request.jobs != 1)
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -154,7 +154,7 @@ def _interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
 
 
 @contextmanager
-def _listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Told]:
+def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Told]:
     """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
     began = time.monotonic()
     with run.log.open("a", encoding="utf-8") as log, run.events.open("a", encoding="utf-8") as events:

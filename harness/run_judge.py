@@ -12,8 +12,9 @@ from harness.core.plan import RunSpec
 from harness.core.report import Outcome
 from harness.render.documents import write_documents
 from harness.render.report_json import outcome_values
-from harness.supervisor.collect import collect, foreign_metrics
+from harness.supervisor.collect import collect
 from harness.supervisor.inventory import inventory
+from harness.supervisor.reported import foreign_metrics
 from harness.supervisor.rundir import AttemptDir, write_document
 from harness.supervisor.source import quoted
 from harness.supervisor.stored_spec import load_spec
@@ -25,6 +26,8 @@ __all__ = ["Watch", "judge_attempt", "judge_stored", "write_documents"]
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict; writes verdict.json and result.txt."""
     evidence = collect(attempt, spec, node)
+    if evidence.samples:
+        write_document(attempt.path / PROFILE_FILE, "".join(f"{line}\n" for line in profile_text(evidence)))
     outcome = quoted(
         outcome_of(
             spec,
@@ -36,8 +39,6 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
         )
     )
-    if evidence.samples:
-        write_document(attempt.path / PROFILE_FILE, "".join(f"{line}\n" for line in profile_text(evidence)))
     write_document(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     write_document(attempt.result, f"{outcome.verdict.status}\n")
     return outcome

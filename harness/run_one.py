@@ -46,7 +46,7 @@ def run_one(
     devices: tuple[int, ...] | None = None,
 ) -> Outcome:
     """One attempt. With `devices` it sees only these GPUs."""
-    _prepare(attempt, spec, facts)
+    prepare(attempt, spec, facts)
     tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
     guarded = launch(spec, attempt, probe, devices)
     try:
@@ -56,7 +56,7 @@ def run_one(
             guarded=guarded,
             spec=spec,
             attempt=attempt,
-            audience=_Audience(name=attempt.path.name, tell=tell),
+            audience=Audience(name=attempt.path.name, tell=tell),
             interrupted=lambda: interruption.count > 0,
         ).run()
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def run_one(
     return judge_attempt(attempt, spec, facts.host, number)
 
 
-def _prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
+def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     attempt.path.mkdir(parents=True)
     write_document(attempt.spec, json_text(spec, indent=1) + "\n")
     declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
@@ -78,14 +78,14 @@ def _prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Audience:
+class Audience:
     """Passes what the watcher sees to the listeners, under the name of the attempt's directory."""
 
     name: str
     tell: Tell
 
     def phase(self, progress: Progress) -> None:
-        phase = _phase_name(progress)
+        phase = phase_name(progress)
         self.tell(lambda one: one.phase(self.name, phase, progress))
 
     def suspect(self, text: str) -> None:
@@ -95,7 +95,7 @@ class _Audience:
         self.tell(lambda one: one.released(self.name, text))
 
 
-def _phase_name(progress: Progress) -> str:
+def phase_name(progress: Progress) -> str:
     """The screen's phases: launch, step N, finish. The slowest rank decides."""
     if not progress.ranks or any(rank.phase in _START_UP for rank in progress.ranks):
         return "launch"

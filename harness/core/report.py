@@ -19,10 +19,18 @@ class Status(StrEnum):
 
 
 CAUSE_CODES = (
+    "cross_group_deadlock", "no_sync_mismatch", "uneven_inputs", "shape_mismatch", "dtype_mismatch",
+    "collective_order_mismatch",
     "rank_conditional_collective", "backward_function_blocked", "lock_cycle", "infinite_loop", "starved", "blocked_io",
+    "rendezvous_missing_rank", "group_creation_subset", "p2p_unmatched", "store_key_missing", "transport", "pipe_full",
+    "fork_lock", "dataloader_worker_blocked",
     "stopped_process", "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
     "expectation_missed", "flaky", "missing_need", "interrupted", "harness_error", "unknown",
+    "still_running", "suspected", "gil_held_native", "native_busy_loop",
 )  # fmt: skip
+
+
+STILL_RUNNING = "still_running"  # a job that was only looked at, and moves: nobody has seen its end
 
 
 class HangKind(StrEnum):
@@ -79,6 +87,7 @@ class Standing:
     waits_for: str
     quiet_s: float | None
     culprit: bool
+    coordinates: str = ""  # its place in the job's mesh: "dp=1 tp=1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +204,7 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
         return 124
     if surprises & {Status.FAIL, Status.PASS}:
         return 1
-    if any(outcome.verdict.status is Status.ERROR for outcome in final):
+    if any(outcome.verdict.status is Status.ERROR and outcome.verdict.cause != STILL_RUNNING for outcome in final):
         return 125
     if len(skipped) == len(final) or (strict and skipped):
         return 125

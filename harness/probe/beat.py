@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .board import Board
 from .flight import Flight
-from .places import foreign_code, place_text
+from .places import foreign_code, innermost, place_text
 from .trouble import Trouble
 
 INTERVAL_S = 0.25
@@ -20,10 +20,15 @@ THREAD_NAME = "nsa-harness-beat"
 
 
 class Beat:
-    def __init__(self, board: Board, directory: str, trouble: Trouble) -> None:
+    """`pieces` are called at every beat, each by its name; one that fails is never called again."""
+
+    def __init__(
+        self, board: Board, directory: str, trouble: Trouble, pieces: Mapping[str, Callable[[], object]] | None = None
+    ) -> None:
         self._board = board
         self._trouble = trouble
         self._flight = Flight(directory)
+        self._pieces = {"last line": self._look, **(pieces or {})}
         self._answered = 0
         self._counted = (0, 0)
         self._seen: object = None
@@ -48,7 +53,9 @@ class Beat:
             self._trouble.attempt("flight", self._flight.write)
             self._answered = wanted
         board.beat(self._answered)
-        self._trouble.attempt("last line", self._look)
+        for name, piece in list(self._pieces.items()):
+            if not self._trouble.attempt(name, piece):
+                del self._pieces[name]
         torch = sys.modules["torch"]
         if not torch.distributed.is_initialized():
             return
@@ -59,9 +66,7 @@ class Beat:
 
     def _look(self) -> None:
         """The main thread's innermost line outside torch, for a rank that is killed before it can be asked."""
-        frame = sys._current_frames().get(self._main_thread)
-        while frame is not None and frame.f_code.co_filename.startswith(self._foreign):
-            frame = frame.f_back
+        frame = innermost(sys._current_frames().get(self._main_thread), self._foreign)
         if frame is None or (frame.f_code, frame.f_lineno) == self._seen:
             return
         self._seen = (frame.f_code, frame.f_lineno)

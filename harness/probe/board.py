@@ -10,9 +10,21 @@ import time
 
 from .. import protocol
 
+# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _monotonic_ns = time.monotonic_ns
 _pack_slot = protocol.SLOT.pack_into
 _KIND_SHIFT = protocol.WHAT_KIND_SHIFT
+
+
+class _Slots(_thread._local):
+    """[offset, native thread id, marks] of this thread's slots, once it has them."""
+
+    training: list[int] | None = None
+    events: list[int] | None = None
 
 
 class Board:
@@ -21,10 +33,15 @@ class Board:
     A forked child keeps calling the same hooks; its marks go to private memory, never to its parent's board.
     """
 
-    def __init__(self, path: str, *, rank: int, world_size: int) -> None:
-        """Create the file, 0600, all of it allocated. Raises OSError: no space, no directory."""
+    def __init__(
+        self, path: str, *, rank: int, world_size: int, failed: Callable[[Exception], object] | None = None
+    ) -> None:
+        """Create the file, 0600, all of it allocated. Raises OSError: no space, no directory.
+
+        `failed` is told when a mark cannot be written, which raises nothing.
+        """
         self._memory: mmap.mmap | bytearray = _new_file(path)
-        self._threads = _thread._local()
+        self._threads = _Slots()
         self._slots_taken = 0
         self._strings: dict[str, int] = {}
         self._strings_used = 0
@@ -37,6 +54,7 @@ class Board:
         self._call_numbers = itertools.count(1)
         self._lock = _thread.allocate_lock()
         self.live = True
+        self.failed = failed
         self.rank = rank
         self.string("")
         self._created_ns = self._last_at
@@ -74,36 +92,33 @@ class Board:
 
     def mark(self, what: int, _gradients: object = None) -> None:
         """Say what this thread trains. The second argument lets it serve as an autograd pre-hook as it is."""
-        now = _monotonic_ns()
         try:
+            now = _monotonic_ns()
             slot = self._threads.training
-        except AttributeError:
-            slot = self._threads.training = self._claim_slot()
-        self._position = position = self._position + 1
-        slot[2] = marks = slot[2] + 1
-        if now - self._last_at > self._gaps[self._last_kind]:
-            self._note_gap(now - self._last_at)
-        self._last_at = now
-        self._last_kind = what >> _KIND_SHIFT
-        what |= self._step
-        check = now ^ marks ^ what ^ position
-        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, check)
+            if slot is None:
+                slot = self._threads.training = self._claim_slot()
+            self._position = position = self._position + 1
+            # As `_write` does, without the price of a call.
+            slot[2] = marks = slot[2] + 1
+            if now - self._last_at > self._gaps[self._last_kind]:
+                self._note_gap(now - self._last_at)
+            self._last_at = now
+            self._last_kind = what >> _KIND_SHIFT
+            what |= self._step
+            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
+        except Exception as error:
+            self._give_up(error)
 
     def note(self, what: int) -> None:
         """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
-        now = _monotonic_ns()
         try:
+            now = _monotonic_ns()
             slot = self._threads.events
-        except AttributeError:
-            slot = self._threads.events = self._claim_slot()
-        slot[2] = marks = slot[2] + 1
-        if now - self._last_at > self._gaps[self._last_kind]:
-            self._note_gap(now - self._last_at)
-        self._last_at = now
-        self._last_kind = what >> _KIND_SHIFT
-        what |= self._step
-        check = now ^ marks ^ what ^ self._position
-        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, self._position, check)
+            if slot is None:
+                slot = self._threads.events = self._claim_slot()
+            self._write(slot, now, what)
+        except Exception as error:
+            self._give_up(error)
 
     def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
@@ -120,19 +135,27 @@ class Board:
             self._position = 0
 
     def enter_call(
-        self, op: int, group: int, place: int, elements: int, dtype: int, *, key: int = 0, peer: int = -1
+        self,
+        op: int,
+        group: int,
+        place: int,
+        elements: int,
+        dtype: int,
+        *,
+        key: int = 0,
+        peer: int = -1,
+        entered_ns: int | None = None,
     ) -> int:
-        """A collective is called from Python, or a wait of a store begins. The result is the call's number.
+        """A collective is called from Python, or a wait has lasted since `entered_ns`. The result is the call's number.
 
         `elements` is a number, `peer` a global rank, and the others are strings.
         """
         number = next(self._call_numbers)
-        now = _monotonic_ns()
         protocol.CALL.pack_into(
             self._memory,
             _call_at(number),
             number,
-            now,
+            _monotonic_ns() if entered_ns is None else entered_ns,
             0,
             elements,
             self._step,
@@ -151,6 +174,12 @@ class Board:
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.U64.pack_into(self._memory, at + protocol.CALL_LEFT_AT, _monotonic_ns())
+
+    def call_waits_for(self, number: int, key: int) -> None:
+        """Inside this call a store is asked for `key`, and does not answer yet; 0 = it has answered."""
+        at = _call_at(number)
+        if protocol.U64.unpack_from(self._memory, at)[0] == number:
+            protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
     def beat(self, answered: int) -> None:
         protocol.BEAT.pack_into(self._memory, protocol.BEAT_AT, _monotonic_ns(), answered)
@@ -175,10 +204,31 @@ class Board:
             protocol.FACT.pack_into(self._memory, protocol.FACTS_AT + used * protocol.FACT.size, *pair)
             protocol.FACTS_USED.pack_into(self._memory, protocol.FACTS_USED_AT, used + 1)
 
+    def count_device(self, recorded: int, completed: int, *, changed: bool) -> None:
+        at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
+        protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded, completed, at_ns)
+
     def end(self, flag: int) -> None:
         """Add a flag to the end record."""
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
+
+    def _write(self, slot: list[int], now: int, what: int) -> None:
+        position = self._position
+        slot[2] = marks = slot[2] + 1
+        if now - self._last_at > self._gaps[self._last_kind]:
+            self._note_gap(now - self._last_at)
+        self._last_at = now
+        self._last_kind = what >> _KIND_SHIFT
+        what |= self._step
+        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
+
+    def _give_up(self, error: Exception) -> None:
+        """The program that marks must not notice: from here on nothing of this process reaches the board."""
+        if self.live:
+            self._detach()
+            if self.failed is not None:
+                self.failed(error)
 
     def _detach(self) -> None:
         self._memory = bytearray(protocol.BOARD_SIZE)
@@ -204,7 +254,7 @@ class Board:
         return number
 
     def _claim_slot(self) -> list[int]:
-        """[offset, native thread id, marks] of a thread that marks for the first time."""
+        """For a thread that marks for the first time."""
         with self._lock:
             index = self._slots_taken
             if index < protocol.SLOTS:

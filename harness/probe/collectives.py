@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import _thread
 import functools
 import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from . import imports
+from .arguments import Said
 from .board import Board
+from .groups import Groups
 from .hooks import compiling_test
-from .places import foreign_code, place_text
+from .places import innermost, place_text
 from .trouble import Trouble
+from .waits import Handle, Waits
 
 OPERATIONS = (
     "_all_gather_base",
@@ -53,14 +56,37 @@ OPERATIONS = (
     "shrink_group",
     "split_group",
 )
-# What a rank gives away, under the names the operations have for it.
-PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list")
+GROUP_MAKERS = frozenset(
+    {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
+)
+# torch.distributed._functional_collectives: what DTensor and compiled code call, most of it asynchronous.
+FUNCTIONAL = (
+    "all_gather_into_tensor_coalesced",
+    "all_gather_single",
+    "all_gather_single_autograd",
+    "all_gather_single_coalesced",
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
+    "broadcast",
+    "permute_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+    "reduce_scatter_tensor_coalesced",
+)
+FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
-def install(torch: Any, board: Board, trouble: Trouble) -> None:
+def install(torch: Any, board: Board, trouble: Trouble, waits: Waits, groups: Groups) -> None:
     """Wrap the functions in both namespaces that programs take them from. Async ones are `left` once handed over."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    recorder = _Recorder(torch, c10d, board, trouble)
+    recorder = _Recorder(torch, c10d, board, trouble, waits, groups)
     for name in OPERATIONS:
         function = getattr(c10d, name, None)
         if inspect.isfunction(function):
@@ -69,75 +95,129 @@ def install(torch: Any, board: Board, trouble: Trouble) -> None:
                 if getattr(namespace, name, None) is function:
                     setattr(namespace, name, wrapped)
 
+    def loaded() -> None:
+        trouble.attempt("functional collectives", lambda: _wrap_functional(recorder))
+
+    imports.after((FUNCTIONAL_MODULE,), loaded, trouble)
+
+
+def _wrap_functional(recorder: _Recorder) -> None:
+    module = sys.modules[FUNCTIONAL_MODULE]
+    for name in FUNCTIONAL:
+        function = getattr(module, name, None)
+        if inspect.isfunction(function):
+            setattr(module, name, recorder.wrap(name, function))
+    module.wait_tensor = recorder.wrap_wait(module.wait_tensor)  # type: ignore[attr-defined]
+
 
 class _Recorder:
-    def __init__(self, torch: Any, c10d: Any, board: Board, trouble: Trouble) -> None:
+    def __init__(self, torch: Any, c10d: Any, board: Board, trouble: Trouble, waits: Waits, groups: Groups) -> None:
+        self._torch = torch
         self._c10d = c10d
         self._board = board
         self._trouble = trouble
-        self._tensor_type = torch.Tensor
+        self._waits = waits
+        self._work_type = c10d.Work
         self._is_compiling = compiling_test(torch)
-        self._inside = _thread._local()
-        self._foreign = foreign_code(torch)
         self._places: dict[tuple[str, int, str], int] = {}
+        self._groups = groups
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, entered and left on the board. A collective inside another one is part of that one."""
-        group_of, payload_of = _argument(function, ("group",)), _argument(function, PAYLOADS)
+        said = Said(self._torch, self._c10d, name, function)
         entered, returned = self._board.what("collective", name), self._board.what("returned", name)
-        is_compiling, inside, board = self._is_compiling, self._inside, self._board
-        op = board.string(name)
+        is_compiling, inside = self._is_compiling, self._waits.inside
+        enter, leave, remember = self._enter, self._leave, self._remember
 
         @functools.wraps(function)
         def collective(*arguments: Any, **options: Any) -> Any:
-            if is_compiling() or getattr(inside, "one", False):
+            if is_compiling() or inside.number:
                 return function(*arguments, **options)
-            inside.one = True
-            number = self._enter(op, group_of(arguments, options), payload_of(arguments, options), entered)
+            handle = Handle(name)
+            inside.number = number = enter(handle, said, arguments, options, entered)
             try:
                 result = function(*arguments, **options)
-                if name == "init_process_group":
-                    self._identify()
-                return result
             finally:
-                inside.one = False
-                board.note(returned)
-                board.leave_call(number)
+                inside.number = 0
+                leave(number, returned, name)
+            if result is not None:
+                remember(handle, said, arguments, options, result)
+            return result
 
         return collective
 
-    def _enter(self, op: int, group: Any, payload: Any, entered: int) -> int:
-        """Never raises: what cannot be told of a call is left empty."""
-        group_name = place = dtype = elements = 0
+    def wrap_wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The wait for what a functional collective returned: on the board once it has lasted."""
+        is_compiling, waits, handle = self._is_compiling, self._waits, Handle("tensor")
+
+        @functools.wraps(function)
+        def wait_tensor(*arguments: Any, **options: Any) -> Any:
+            if is_compiling() or waits.inside.number:
+                return function(*arguments, **options)
+            return waits.during(handle, None, lambda: function(*arguments, **options))
+
+        return wait_tensor
+
+    def _enter(self, handle: Handle, said: Said, arguments: Any, options: Any, entered: int) -> int:
+        """The call's number, -1 where there is none. Never raises: what cannot be told of a call is left empty."""
+        place = 0
         try:
-            group_name = self._board.string(self._group_name(group))
             place = self._place()
-            elements, dtype_name = self._size(payload)
-            dtype = self._board.string(dtype_name)
+            handle.group = self._board.string(said.group_name(arguments, options))
+            handle.elements, dtype = said.size(arguments, options)
+            handle.dtype = self._board.string(dtype)
+            handle.peer = said.peer(arguments, options)
         except Exception as error:
             self._trouble.note("collective details", error)
-        number = self._board.enter_call(op, group_name, place, elements, dtype)
-        self._board.note(entered)
+        try:
+            op = self._board.string(handle.op)
+            number = self._board.enter_call(op, handle.group, place, handle.elements, handle.dtype, peer=handle.peer)
+            self._board.note(entered)
+        except Exception as error:
+            self._trouble.note("collectives", error)
+            return -1
         return number
 
-    def _group_name(self, group: Any) -> str:
-        group = self._c10d.GroupMember.WORLD if group is None else group
-        return str(getattr(group, "group_name", ""))
+    def _leave(self, number: int, returned: int, name: str) -> None:
+        """Never raises. Where groups are made, the new ones are told."""
+        try:
+            self._board.note(returned)
+            self._board.leave_call(number)
+        except Exception as error:
+            self._trouble.note("collectives", error)
+        if name in GROUP_MAKERS:
+            self._look_around(name)
 
-    def _size(self, payload: Any) -> tuple[int, str]:
-        items = payload if isinstance(payload, (list, tuple)) else (payload,)
-        given: list[Any] = [getattr(item, "tensor", item) for item in items]
-        tensors = [tensor for tensor in given if isinstance(tensor, self._tensor_type)]
-        if not tensors:
-            return 0, ""
-        elements = min(sum(int(tensor.numel()) for tensor in tensors), 2**64 - 1)
-        return elements, str(tensors[0].dtype).replace("torch.", "")
+    def _remember(self, handle: Handle, said: Said, arguments: Any, options: Any, result: Any) -> None:
+        """Never raises. A handle that was handed out is known by its call from here on."""
+        try:
+            if isinstance(result, self._work_type):
+                self._waits.remember(result, handle)
+            elif handle.op == "batch_isend_irecv":
+                self._remember_batch(handle, said, arguments, options, result)
+        except Exception as error:
+            self._trouble.note("collective handles", error)
+
+    def _remember_batch(self, handle: Handle, said: Said, arguments: Any, options: Any, works: Any) -> None:
+        """One handle for each operation, or one for all of them."""
+        parts = said.operations(arguments, options)
+        for index, work in enumerate(works):
+            op, peer = parts[index] if len(parts) == len(works) else (handle.op, handle.peer)
+            self._waits.remember(work, Handle(op, handle.group, handle.elements, handle.dtype, peer))
+
+    def _look_around(self, op: str) -> None:
+        if op == "init_process_group":
+            self._trouble.attempt("rank", self._identify)
+        self._trouble.attempt("groups", self._groups.tell)
+
+    def _identify(self) -> None:
+        if self._c10d.is_initialized():
+            self._board.identify(self._c10d.get_rank(), self._c10d.get_world_size())
+            self._board.note(self._board.what("init", str(self._c10d.get_backend())))
 
     def _place(self) -> int:
         """The innermost frame that is neither torch's nor ours, as "file:line:function"."""
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(self._foreign):
-            frame = frame.f_back  # type: ignore[assignment]
+        frame = innermost(sys._getframe(1), self._waits.foreign)
         if frame is None:
             return 0
         key = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -146,24 +226,3 @@ class _Recorder:
             known = self._board.string(place_text(*key))
             self._places[key] = known
         return known
-
-    def _identify(self) -> None:
-        def identify() -> None:
-            self._board.identify(self._c10d.get_rank(), self._c10d.get_world_size())
-            self._board.note(self._board.what("init", str(self._c10d.get_backend())))
-
-        self._trouble.attempt("rank", identify)
-
-
-def _argument(function: Callable[..., Any], wanted: tuple[str, ...]) -> Callable[[Any, Any], Any]:
-    """How to find the first of the wanted parameters in a call, whether it is passed by position or by name."""
-    parameters = list(inspect.signature(function).parameters)
-    name: str | None = next((each for each in wanted if each in parameters), None)
-    position = parameters.index(name) if name else 0
-
-    def find(arguments: Any, options: Any) -> Any:
-        if name is None:
-            return None
-        return options.get(name, arguments[position] if len(arguments) > position else None)
-
-    return find

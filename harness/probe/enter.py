@@ -12,6 +12,7 @@ from .trouble import Trouble
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .board import Board
@@ -62,9 +63,12 @@ class Guest:
         self._mode = mode
         self._is_rank = False
         self._board: Board | None = None
+        self._pieces: dict[str, Callable[[], object]] = {}  # what the beat does besides
 
     def become_rank(self) -> None:
         self._is_rank = True
+        # A program that took RANK from elsewhere (srun) hands it on to its loader workers and tools as well.
+        os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
         if self._mode == protocol.PROBE_OFF:
             return
         self.trouble.attempt("board", self._open_board)
@@ -82,9 +86,12 @@ class Guest:
         from .board import Board
 
         path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
-        alone = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ
+        # Not a process that this one has spawned: init_process_group will say which rank that is.
+        first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
+        alone = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and first
         rank, world_size = (0, 1) if alone else (_number("RANK"), _number("WORLD_SIZE"))
-        board = Board(path, rank=rank, world_size=world_size)
+        failed = self.trouble.note
+        board = Board(path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error))
         board.note(board.what("start", os.path.basename(sys.executable or "python")))
         self._board = board
 
@@ -102,6 +109,8 @@ class Guest:
             self.trouble.attempt("autograd nodes", lambda: self._count_nodes(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
             self.trouble.attempt("beat", lambda: self._start_beat(board))
+            if self._mode == protocol.PROBE_FULL:
+                self.trouble.attempt("worker server", self._start_server)
         if protocol.ENV_FAULT in os.environ:
             self.trouble.attempt("fault", _plant_fault)
 
@@ -116,14 +125,36 @@ class Guest:
         install(sys.modules["torch"], board, self.trouble)
 
     def _set_collectives(self, board: Board) -> None:
-        from .collectives import install
+        from . import collectives, groups, waits
+        from .hooks import compiling_test
+        from .places import foreign_code
 
-        install(sys.modules["torch"], board, self.trouble)
+        torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
+        lasting, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
+        self._pieces |= {"waits": lasting.write_down, "groups": members.tell}
+        attempt, place = self.trouble.attempt, groups.Place(board)
+        collectives.install(torch, board, self.trouble, lasting, members)
+        attempt("store waits", lambda: waits.watch_stores(c10d, lasting))
+        attempt("handles", lambda: waits.watch_handles(c10d, lasting, compiling_test(torch)))
+        attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
 
     def _start_beat(self, board: Board) -> None:
         from .beat import Beat
 
-        Beat(board, self._directory, self.trouble).start()
+        self.trouble.attempt("device marks", lambda: self._set_device_marks(board))
+        Beat(board, self._directory, self.trouble, self._pieces).start()
+
+    def _start_server(self) -> None:
+        from .server import start
+
+        start(sys.modules["torch"], self._directory)
+
+    def _set_device_marks(self, board: Board) -> None:
+        from .device import install
+
+        marks = install(sys.modules["torch"], board, self.trouble)
+        if marks is not None:
+            self._pieces["device marks"] = marks.poll
 
     def _wait_for_init(self) -> None:
         """A process without RANK that calls init_process_group is one all the same (srun, mp.spawn, accelerate)."""

@@ -34,7 +34,7 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
-    The Linears inside attention or an MLP have none: with them a step of the ci shape was 3.1 % slower, without 2.4 %.
+    It costs thrice as much as a forward mark, so details have none (`Known.silent_backward`).
     """
     names = ModuleNames(board)
     is_compiling = compiling_test(torch)
@@ -113,6 +113,7 @@ def _hook_optimizers(board: Board, trouble: Trouble) -> None:
 
     counting: list[Callable[[], object | None]] = [lambda: None]
     handles: list[Any] = []
+    gradients = [0]
 
     def give_up(error: Exception) -> None:
         trouble.note("optimizer hooks", error)
@@ -124,6 +125,8 @@ def _hook_optimizers(board: Board, trouble: Trouble) -> None:
             if counting[0]() is None:
                 counting[0] = weakref.ref(optimizer)
             board.mark(board.what("optimizer", type(optimizer).__name__))
+            if counting[0]() is optimizer:
+                gradients[0] = _gradients(optimizer)
         except Exception as error:
             give_up(error)
 
@@ -131,12 +134,17 @@ def _hook_optimizers(board: Board, trouble: Trouble) -> None:
         try:
             board.mark(board.what("step", type(optimizer).__name__))
             if counting[0]() is optimizer:
-                board.finish_step()
+                board.finish_step(gradients[0])
         except Exception as error:
             give_up(error)
 
     handles.append(optimizers.register_optimizer_step_pre_hook(before_step))
     handles.append(optimizers.register_optimizer_step_post_hook(after_step))
+
+
+def _gradients(optimizer: Any) -> int:
+    """Parameters that have one, about 0.1 us each. Nothing is read but whether it is there."""
+    return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _hook_data(board: Board) -> None:

@@ -1,4 +1,4 @@
-"""The moment torch is there: calls back once, after the program itself has imported torch and torch.distributed."""
+"""The moment modules are there: calls back once, after the program itself has imported what is waited for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ AWAITED = ("torch", "torch.distributed")
 
 
 def after_torch(then: Callable[[], None], trouble: Trouble) -> None:
-    """Call `then` once both modules stand: now if they do, else at the end of the import that completes them.
+    after(AWAITED, then, trouble)
+
+
+def after(names: Sequence[str], then: Callable[[], None], trouble: Trouble) -> None:
+    """Call `then` once all modules stand: now if they do, else at the end of the import that completes them.
 
     Costs one set search for each module that is imported until then, and nothing afterwards.
     """
-    missing = {name for name in AWAITED if name not in sys.modules}
+    missing = {name for name in names if name not in sys.modules}
     if not missing:
         then()
         return

@@ -12,6 +12,10 @@ from .board import Board
 # Wrappers add these; the user's own names have none of them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
+DEPTH = 2  # named parts below a numbered block whose backward is marked
+# What never waits and never takes long: the mark of what comes next in the backward pass says as much.
+POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropout"})
+
 
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
@@ -26,7 +30,9 @@ class Known:
         self.silent_backward = False
 
     def prepare(self) -> None:
-        self.silent_backward = is_detail(self.name) and _is_small(self.module())
+        module = self.module()
+        detail = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
+        self.silent_backward = detail or is_deep(self.name)
         self.forward = self._board.what("forward", self.name)
         self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
 
@@ -75,6 +81,17 @@ def is_detail(name: str) -> bool:
     """Below a named part of a numbered block: "blocks.3.attn.query". The part itself, "blocks.3.attn", is none."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
+
+
+def is_deep(name: str) -> bool:
+    """Further below a numbered block than a part of a part: "blocks.3.attn.cmp.inner"."""
+    parts = name.split(".")
+    below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
+    return below > DEPTH
+
+
+def _is_pointwise(module: Any) -> bool:
+    return type(module).__module__ in POINTWISE
 
 
 def _is_small(module: Any) -> bool:

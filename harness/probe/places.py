@@ -16,3 +16,10 @@ def foreign_code(torch: Any) -> tuple[str, str, str]:
     """How file names begin that are not the user's: torch, the harness (probe and fault), frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
+
+
+def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
+    """The innermost of these frames that is the user's, None where all are foreign."""
+    while frame is not None and frame.f_code.co_filename.startswith(foreign):
+        frame = frame.f_back
+    return frame

@@ -10,7 +10,7 @@ def meaning(outcome: Outcome) -> str:
     verdict = outcome.verdict
     if verdict.kind is not None:
         return _MEANING_OF_KIND[verdict.kind]
-    if verdict.status is Status.FAIL:
+    if verdict.status in (Status.FAIL, Status.ERROR):
         return _MEANING_OF_CAUSE.get(verdict.cause or "", _MEANING[verdict.status])
     return _MEANING[verdict.status]
 
@@ -22,6 +22,8 @@ _MEANING_OF_KIND = {
     HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
 }
 _MEANING_OF_CAUSE = {
+    "still_running": "It was only looked at, and it moves. Nobody has seen its end.",
+    "suspected": "It was only looked at, and it did not move. That is no proof.",
     "slow": "Slow, not stuck: it was still moving at its deadline.",
     "expectation_missed": "The program ended by itself and missed what was expected of it.",
     "flaky": "The same launch does not always end the same way; a single attempt proves nothing.",

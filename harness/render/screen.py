@@ -122,7 +122,13 @@ def _standings(outcome: Outcome, width: int) -> Iterator[str]:
     # Culprits are never among the rows that are left out.
     shown = sorted(outcome.standings, key=lambda row: not row.culprit)[:STANDINGS]
     rows = [
-        (str(row.rank), row.stands_in, row.waits_for, words.seconds(row.quiet_s), "◀ culprit" if row.culprit else "")
+        (
+            words.standing_rank(row),
+            row.stands_in,
+            row.waits_for,
+            words.seconds(row.quiet_s),
+            "◀ culprit" if row.culprit else "",
+        )
         for row in sorted(shown, key=lambda row: row.rank)
     ]
     if rows:

@@ -121,7 +121,7 @@ def _standings(outcome: Outcome) -> list[str]:
         return _endings(outcome)
     rows = [
         (
-            f"{row.rank}{' ◀ culprit' if row.culprit else ''}",
+            f"{markdown(words.standing_rank(row))}{' ◀ culprit' if row.culprit else ''}",
             markdown(row.stands_in),
             markdown(row.waits_for),
             words.seconds(row.quiet_s),

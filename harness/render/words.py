@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from harness.core.place import Place
-from harness.core.report import MachineFacts, Outcome, Report, Status, counts
+from harness.core.report import MachineFacts, Outcome, Report, Standing, Status, counts
 from harness.core.trouble import Trouble
 
 UNKNOWN = "not known"
@@ -66,6 +66,11 @@ def ranks(numbers: Iterable[int]) -> str:
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
     single = len(spans) == 1 and spans[0][0] == spans[0][1]
     return f"rank {text}" if single else f"ranks {text}"
+
+
+def standing_rank(row: Standing) -> str:
+    """ "3 (dp=1 tp=1)"; where the job has no mesh "3"."""
+    return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
 
 def place_name(place: Place) -> str:

@@ -5,12 +5,9 @@ Every file may be missing, torn or hostile: what cannot be read becomes `trouble
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +17,6 @@ from harness.core.judged.ledger import ledger_lines
 from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import (
     Board,
-    Collective,
     Evidence,
     Exit,
     Frame,
@@ -29,20 +25,21 @@ from harness.core.observed.evidence import (
     Snapshot,
     Stack,
 )
-from harness.core.observed.flight import essential, parse_flight
+from harness.core.observed.flight import Flight, essential, parse_dump
+from harness.core.observed.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
 from harness.core.observed.stacks import parse_faulthandler
+from harness.core.observed.steps import ledger_table, step_rows
 from harness.core.observed.tracebacks import error_lines, last_traceback
 from harness.core.observed.traces import RankTraces, read_traces, trace_lines
-from harness.core.plan import Expect, RunSpec
+from harness.core.plan import RunSpec
 from harness.core.trouble import Trouble
 from harness.supervisor.adapters import adapter, json_text
 from harness.supervisor.journals import Journals, first_line
+from harness.supervisor.reported import last_number, training_metrics, whole
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines, write_document
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _KEPT_CALLS = 96
-_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
-_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 _Value = TypeVar("_Value")
 
@@ -50,18 +47,23 @@ _Value = TypeVar("_Value")
 def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
     """The evidence of one attempt; also written to evidence/<node>.json."""
     gather = _Gather(attempt=attempt, spec=spec)
-    evidence = gather.evidence(node)
+    evidence, text = bounded(gather.evidence(node))
     attempt.evidence.mkdir(exist_ok=True)
-    write_document(attempt.evidence / f"{node}.json", json_text(evidence, indent=1))
+    write_document(attempt.evidence / f"{node}.json", text)
     return evidence
 
 
-def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log."""
-    log = log_tail(attempt.output)
-    found = {name: _matches(bound.regex, log) for name, bound in expect.metrics if bound.regex}
-    values = {name: _number(matches[-1] if matches else None) for name, matches in found.items()}
-    return {name: value for name, value in values.items() if value is not None}
+def bounded(evidence: Evidence) -> tuple[Evidence, str]:
+    """The evidence and its JSON, reduced as far as its bound asks for."""
+    text = json_text(evidence)
+    limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    kept = evidence
+    for keep in LEVELS:
+        if len(text.encode()) <= limit_bytes:
+            break
+        kept = reduced(evidence, keep)
+        text = json_text(kept)
+    return kept, text
 
 
 @dataclass(kw_only=True)
@@ -80,6 +82,7 @@ class _Gather:
         exits = tuple(journals.exits())
         said = journals.said("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        self._write_step_ledger(ranks)
         ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
@@ -99,8 +102,12 @@ class _Gather:
             last_progress_s=said.get("last_progress_s"),
             leftovers=tuple(journals.left("outlived")),
             undead=tuple(journals.left("left")),
-            metrics=self._metrics(),
+            metrics=training_metrics(self.attempt, self._note),
             trouble=tuple(self._all_trouble()),
+            signals=journals.signals(),
+            memory=journals.memory(),
+            retracted=tuple(journals.retracted()),
+            observed=journals.observed,
         )
 
     # Ranks.
@@ -110,7 +117,7 @@ class _Gather:
         for path in self.attempt.dumps.glob("snapshot*.json"):
             snapshot = self._read(path, adapter(Snapshot).validate_json)
             if snapshot is not None:
-                found.append(snapshot)
+                found.append(brief(snapshot))
         return iter(sorted(found, key=lambda snapshot: snapshot.number))
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
@@ -124,6 +131,10 @@ class _Gather:
         if board is not None:
             write_document(home / "calls.txt", "".join(f"{line}\n" for line in ledger_lines(board)))
         errors = log_tail(home / "stderr.log")
+        flight = self._flight(home, rank)
+        collectives = flight.collectives if flight else ()
+        if board is not None and flight is not None:
+            board = replace(board, groups={**flight.groups, **board.groups})
         peaks = self.journals.said("peaks").get("rss_bytes") or {}
         beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
         if not beats and board is not None:
@@ -134,15 +145,22 @@ class _Gather:
             exit=next((exit for exit in exits if exit.rank == rank), None),
             raised=self._raised(rank, home, errors),
             board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
-            collectives=self._flight(home, rank),
+            collectives=essential(collectives),
             death_stacks=self._death_stacks(home),
             peak_rss_bytes=peaks.get(str(rank)),
-            peak_gpu_bytes=_whole(_last_number(beats, "gpu_peak_bytes")),
+            peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
             traces=self._traces(rank, home),
-            last_loss=_last_number(beats, "loss"),
+            last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
-            planned_steps=_whole(_last_number(beats, "of_steps")),
+            ledger=step_rows(board, collectives) if board else (),
+            planned_steps=whole(last_number(beats, "of_steps")),
         )
+
+    def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
+        rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
+        if rows:
+            text = "".join(f"{line}\n" for line in ledger_table(rows))
+            write_document(self.attempt.path / "step_ledger.txt", text)
 
     def _bring_logs(self, rank: int, home: Path) -> None:
         """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
@@ -169,17 +187,17 @@ class _Gather:
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
         path = home / "board"
         if not path.exists():
-            if pid is not None:
-                self._note("board", "none was written: probe off, or not a Python program of torch's", rank)
+            unseen = "no process was found for the rank while it lived, and no board names it"
+            absent = "none was written: probe off, or not a Python program of torch's"
+            self._note("board", unseen if pid is None else absent, rank)
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
-    def _flight(self, home: Path, rank: int) -> tuple[Collective, ...]:
-        path = home / "flight.json"
-        if not path.exists():
-            return ()
-        found = self._read(path, lambda raw: parse_flight(raw.decode(errors="replace")), rank)
-        return essential(found) if found else ()
+    def _flight(self, home: Path, rank: int) -> Flight | None:
+        """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
+        found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in found if path.exists()), None)
+        return None if path is None else self._read(path, parse_dump, rank)
 
     def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
         path = home / "stacks.txt"
@@ -217,25 +235,6 @@ class _Gather:
 
     # Numbers and trouble.
 
-    def _metrics(self) -> dict[str, float]:
-        """What the program reported about its training in training.csv, by the names that `expect.metrics` takes."""
-        path = self.attempt.path / "training.csv"
-        if not path.exists():
-            return {}
-        try:
-            with path.open(encoding="utf-8", errors="replace", newline="") as table:
-                rows = list(csv.DictReader(line.replace("\0", "") for line in table))
-        except csv.Error as error:
-            self._note(path.name, str(error))
-            return {}
-        columns = {
-            name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in ("loss", *_LAST, *_MEAN)
-        }
-        found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
-        found |= {name: columns[name][-1:] for name in _LAST}
-        found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
-        return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
-
     def _all_trouble(self) -> Iterator[Trouble]:
         yield from self.trouble
         for record in self.journals.watched + self.journals.processes:
@@ -271,28 +270,3 @@ def _raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
         frames=tuple(frames),
         proof=f"rank{rank}/raised.json",
     )
-
-
-def _matches(regex: str, log: str) -> list[str]:
-    """Group 1 of every match; none for an expression that cannot be used, so that its number counts as not reported."""
-    try:
-        return [match[1] for match in re.finditer(regex, log)]
-    except (re.error, IndexError):
-        return []
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
-
-
-def _last_number(records: list[dict[str, Any]], key: str) -> float | None:
-    values = (record.get(key) for record in records)
-    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return numbers[-1] if numbers else None
-
-
-def _whole(number: float | None) -> int | None:
-    return int(number) if number is not None and math.isfinite(number) else None

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness import protocol
 from harness.core.health.checkup_facts import ModuleFacts, PySpyFacts, PythonFacts, TorchFacts, Unknown
-from harness.supervisor.dump import py_spy, py_spy_path
 from harness.supervisor.launch import BOOTSTRAP
+from harness.supervisor.stacks import py_spy, py_spy_path
 
 _IMPORT_LIMIT_S = 90.0  # torch from a cold network file system
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")

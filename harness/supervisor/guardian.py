@@ -29,6 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads) need to leave after it
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
 _DEFAULT_GRACE_S = 1.0
+NO_SOCKETS = shutil.ignore_patterns("*.sock")  # a rank's own ear, which cannot be copied
 _STAT_STATE, _STAT_PARENT, _STAT_EXIT_CODE = 0, 1, 49  # fields after the command's closing bracket
 
 
@@ -41,7 +42,7 @@ class Guardian:
         self.journal = os.open(order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.launcher: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
-        self.watched: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, rank)
+        self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); None = a launcher
         self.seen_exits: set[int] = set()
 
     def serve(self) -> None:
@@ -50,7 +51,7 @@ class Guardian:
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._start()
+        self.start()
         poll = select.poll()
         poll.register(0, select.POLLIN | select.POLLHUP)
         poll.register(wake_read, select.POLLIN)
@@ -59,21 +60,21 @@ class Guardian:
             for fd, _ in poll.poll(1000):
                 if fd in self.watched:
                     poll.unregister(fd)
-                    self._rank_left(fd)
+                    self.process_left(fd)
                 elif fd == wake_read:
                     os.read(wake_read, 4096)
                 elif fd == 0:
                     chunk = os.read(0, 65536)
                     if not chunk:
-                        self._abandoned()
+                        self.abandoned(poll)
                         return
                     *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
-                        if not self._obey(json.loads(line), poll):
+                        if not self.obey(json.loads(line), poll):
                             return
             self._reap()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         if self.order["argv"] is None:  # called to sweep after another guardian was killed
             return
         # Made here, not by the controller: whoever makes it must live to remove it.
@@ -90,39 +91,39 @@ class Guardian:
                 start_new_session=True,
             )
         except OSError as error:
-            self._say("failed", error=str(error))
+            self.say("failed", error=str(error))
             return
         finally:
             os.close(output)
         # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
         self.child, self.launcher = child, child.pid
-        self._say("started", pid=child.pid, guardian=os.getpid())
+        self.say("started", pid=child.pid, guardian=os.getpid())
 
-    def _obey(self, command: dict[str, Any], poll: select.poll) -> bool:
+    def obey(self, command: dict[str, Any], poll: select.poll) -> bool:
         """False ends the guardian."""
         if command["do"] == "watch":
-            self._watch(command["pid"], command["rank"], poll)
+            self.watch(command["pid"], command["rank"], poll)
         elif command["do"] == "end":
             self._end(command.get("grace_s", _DEFAULT_GRACE_S))
         return bool(command["do"] != "quit")
 
-    def _watch(self, pid: int, rank: int, poll: select.poll) -> None:
+    def watch(self, pid: int, rank: int | None, poll: select.poll) -> None:
         """Be told of this rank's end. torchrun reaps it within 0.1 s; until then /proc holds its exit code."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            self._say("exit", pid=pid, rank=rank, status=None)
+            self.say("exit", pid=pid, rank=rank, status=None)
             return
         self.watched[fd] = (pid, rank)
         poll.register(fd, select.POLLIN)
 
-    def _rank_left(self, fd: int) -> None:
+    def process_left(self, fd: int) -> None:
         pid, rank = self.watched.pop(fd)
         stat = _stat(pid)
         os.close(fd)
         status = _status(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
         self.seen_exits.add(pid)
-        self._say("exit", pid=pid, rank=rank, status=status)
+        self.say("exit", pid=pid, rank=rank, status=status)
 
     def _reap(self) -> None:
         while True:
@@ -134,36 +135,41 @@ class Guardian:
                 return
             if pid not in self.seen_exits:
                 ranks = dict(self.watched.values())
-                self._say("exit", pid=pid, rank=ranks.get(pid), status=_status(wait_status))
+                self.say("exit", pid=pid, rank=ranks.get(pid), status=_status(wait_status))
 
     def _end(self, grace_s: float) -> None:
         """TERM, then KILL, to every process of the run; then bring the boards home."""
-        if self._members():
+        if self.members():
             time.sleep(0 if self.launcher and _stat(self.launcher) else _SETTLE_S)
-        outlived = [f"{pid} {_command(pid)}" for pid in self._members() if not self._launcher_lives()]
+        outlived = [f"{pid} {command_of(pid)}" for pid in self.members() if not self._launcher_lives()]
         self._signal(signal.SIGTERM, also_continue=True)
         self._wait_gone(grace_s)
         deadline = time.monotonic() + _KILL_LIMIT_S
-        while self._members() and time.monotonic() < deadline:
+        while self.members() and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
             self._wait_gone(0.2)
-        left = [f"{pid} {_command(pid)}" for pid in self._members()]
-        self._bring_home()
-        self._say("ended", outlived=outlived, left=left)
+        left = [f"{pid} {command_of(pid)}" for pid in self.members()]
+        self.bring_home()
+        self.say("ended", outlived=outlived, left=left)
+
+    @property
+    def root(self) -> int:
+        """Whose descendants are the run: a subreaper's own."""
+        return os.getpid()
 
     def _launcher_lives(self) -> bool:
         stat = _stat(self.launcher) if self.launcher else None
         return stat is not None and stat[_STAT_STATE] != "Z"
 
-    def _members(self) -> list[int]:
+    def members(self) -> list[int]:
         """Every living process of the run: who descends from here, or carries the tag in its environment."""
         parents = {pid: (int(stat[_STAT_PARENT]), stat[_STAT_STATE]) for pid, stat in _processes()}
-        me = os.getpid()
+        me, root = os.getpid(), self.root
 
         def descends(pid: int) -> bool:
-            while pid in parents and pid != me:
+            while pid in parents and pid != root:
                 pid = parents[pid][0]
-            return pid == me
+            return pid == root
 
         return [
             pid
@@ -172,37 +178,40 @@ class Guardian:
         ]
 
     def _signal(self, number: signal.Signals, *, also_continue: bool = False) -> None:
-        members = self._members()
+        members = self.members()
         for pid in members:
             _kill(pid, number)
             if also_continue:  # a stopped process takes its TERM only when it runs again
                 _kill(pid, signal.SIGCONT)
         if members:
-            self._say("signal", signal=number.name, pids=members)
+            self.say("signal", signal=number.name, pids=members)
 
     def _wait_gone(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             self._reap()
-            if not self._members():
+            if not self.members():
                 return
             time.sleep(0.03)
 
-    def _bring_home(self) -> None:
+    def bring_home(self) -> None:
         """Boards live in memory; what the judge needs of them goes into the run's directory."""
-        boards = Path(self.order["boards"])
-        try:
-            shutil.copytree(boards, self.order["keep"], dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
-            self._say("trouble", what="boards", why=str(error))
-        shutil.rmtree(boards, ignore_errors=True)
+        self.copy_boards()
+        shutil.rmtree(self.order["boards"], ignore_errors=True)
 
-    def _abandoned(self) -> None:
+    def copy_boards(self) -> None:
+        try:
+            shutil.copytree(self.order["boards"], self.order["keep"], ignore=NO_SOCKETS, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            self.say("trouble", what="boards", why=str(error))
+
+    def abandoned(self, _: select.poll) -> None:
+        """The controller is dead: its run ends with it."""
         Path(self.order["interrupted"]).write_text("the controller died; the guardian ended the run\n")
-        self._say("abandoned")
+        self.say("abandoned")
         self._end(0.5)
 
-    def _say(self, event: str, **facts: object) -> None:
+    def say(self, event: str, **facts: object) -> None:
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         os.write(self.journal, line)
         with contextlib.suppress(OSError):  # the controller may be gone; the journal has it
@@ -232,7 +241,7 @@ def _carries(pid: int, tag: bytes) -> bool:
         return False
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
     except OSError:
@@ -249,7 +258,7 @@ def _status(wait_status: int) -> int:
     return -os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else os.WEXITSTATUS(wait_status)
 
 
-def _first_line() -> bytes:
+def first_line() -> bytes:
     """Byte by byte: what follows the first line belongs to the poll loop, not to a buffer."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -260,11 +269,15 @@ def _first_line() -> bytes:
     return bytes(line)
 
 
-def main() -> None:
+def outlive_signals() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN: the run would inherit it
+
+
+def main() -> None:
+    outlive_signals()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    order = json.loads(_first_line())
+    order = json.loads(first_line())
     Guardian(order).serve()
 
 

@@ -24,7 +24,7 @@ def _artifacts(attempt: AttemptDir, spec: RunSpec, evidence: Evidence) -> Iterat
     not_reached = "not reached: no optimizer step was done"
     absent_telemetry = not_ours if not subject else not_reached if not reached else "the program did not write it"
     reasons: tuple[tuple[str, Callable[[Path], int], str], ...] = (
-        ("output.log", _lines, "the program was not started"),
+        ("output.log", _lines, "it stays the job's own" if evidence.observed else "the program was not started"),
         ("traces.log", _lines, "no trace was switched on" if subject else not_ours),
         ("heartbeat_rank*.jsonl", _lines, not_reached),
         ("training.csv", _rows, absent_telemetry),
@@ -36,6 +36,7 @@ def _artifacts(attempt: AttemptDir, spec: RunSpec, evidence: Evidence) -> Iterat
         ("mem_profile_rank*.txt", _lines, "switched off: trace.profile_memory is false" if subject else not_ours),
         ("dumps/rank*.txt", _one, _no_dumps(evidence)),
         ("profile.txt", _lines, _no_dumps(evidence)),
+        ("step_ledger.txt", _lines, "no rank has both finished steps and a flight recorder"),
         ("rank*/flight.json", _one, "torch.distributed was not used, or the rank died before its exit"),
         ("rank*/raised.json", _one, "no rank raised"),
         ("rank*/stacks.txt", _one, "no rank died of a fatal signal"),

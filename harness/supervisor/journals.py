@@ -12,12 +12,14 @@ from typing_extensions import TypedDict  # pydantic takes no other one before Py
 
 from harness.core.judged.limits import in_force
 from harness.core.observed.board import parse as parse_board
-from harness.core.observed.evidence import Board, Ending, Exit, Sample
+from harness.core.observed.evidence import Board, Ending, Exit, Retraction, Sample
+from harness.core.observed.node import HostMemory, SentSignal
 from harness.core.observed.torchrun import AgentFailure, agent_failures
 from harness.core.plan import Limits
 from harness.core.trouble import Trouble
 from harness.supervisor.adapters import adapter
 from harness.supervisor.rundir import AttemptDir, log_tail, read_lines
+from harness.supervisor.signals import sent_signals
 
 _KEPT_SAMPLES = 200
 _SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
@@ -89,7 +91,7 @@ class Journals:
         said = self.said("ending").get("ending")
         if said in list(Ending):
             return Ending(said)
-        if self.attempt.interrupted.exists() or not self._of("exit"):
+        if self.attempt.interrupted.exists() or self._of("alone") or not self._of("exit"):
             return Ending.ABANDONED
         return Ending.EXITED
 
@@ -115,7 +117,7 @@ class Journals:
 
     def exits(self) -> Iterator[Exit]:
         """Ends in order of time, by our own watching; the launcher's summary fills in what we missed."""
-        killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")]
+        killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")] + self._settled_s()
         begun_s = min(killing, default=float("inf"))
         agent = {failure.pid: failure for failure in agent_failures(log_tail(self.attempt.output))}
         ranks = {failure.pid: failure.rank for failure in agent.values()}
@@ -129,6 +131,38 @@ class Journals:
             status = told if event.get("status") is None else int(event["status"])
             seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
         yield from sorted([*self._missed(agent.values(), seen), *seen.values()], key=lambda exit: exit.at_s)
+
+    def _settled_s(self) -> list[float]:
+        """When an observed job was settled: whatever ends it after a proof that stands, or a signal, is no cause."""
+        standing = [float(one["t_s"]) for one in self.watched if one["event"] == "proof" and "t_s" in one]
+        released = [float(one["t_s"]) for one in self.watched if one["event"] == "released" and "t_s" in one]
+        asked = self.said("asked_to_end").get("t_s")
+        settled = standing[-1:] if standing and max(released, default=-1.0) < standing[-1] else []
+        return [*settled, *([float(asked)] if asked is not None else [])]
+
+    @property
+    def observed(self) -> bool:
+        return bool(self.said("observed"))
+
+    def retracted(self) -> Iterator[Retraction]:
+        """Each proof with the release that followed it."""
+        proof: dict[str, Any] | None = None
+        for one in self.watched:
+            if one["event"] == "proof":
+                proof = one
+            elif one["event"] == "released" and proof is not None:
+                try:
+                    yield adapter(Retraction).validate_python(
+                        {
+                            "at_s": proof["t_s"],
+                            "kind": proof["kind"],
+                            "reason": proof["reason"],
+                            "quiet_s": one["quiet_s"],
+                        }
+                    )
+                except (KeyError, ValidationError) as error:
+                    self._note("a retraction", first_line(error))
+                proof = None
 
     def _missed(self, agent: Iterable[AgentFailure], seen: dict[int, Exit]) -> Iterator[Exit]:
         """Ranks that came and went between two of our looks; the agent tells which of them was the first of all."""
@@ -156,6 +190,19 @@ class Journals:
         except ValidationError as error:
             self._note("limits", first_line(error))
             return in_force(declared, [])
+
+    def memory(self) -> HostMemory | None:
+        said = {key: value for key, value in self.said("memory").items() if key not in ("event", "t_s")}
+        try:
+            return adapter(HostMemory).validate_python(said) if said else None
+        except ValidationError as error:
+            self._note("memory", first_line(error))
+            return None
+
+    def signals(self) -> tuple[SentSignal, ...]:
+        ranks = {pid: rank for rank, pid in self.pids.items()}
+        log = log_tail(self.attempt.output)
+        return sent_signals(self._of("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:
         for record in [one for one in self.watched if one.get("event") == "sample"][-_KEPT_SAMPLES:]:

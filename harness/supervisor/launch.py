@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness import protocol
 from harness.core.plan import Fault, Launcher, RunSpec
@@ -49,6 +49,20 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
         *logs,
         *spec.program,
     ]
+
+
+class Job(Protocol):
+    """What a watch needs of whatever stands between it and the processes."""
+
+    origin_ns: int
+    boards: Path
+    tag: str
+    probed: bool  # a board is to be expected
+    lost: bool
+
+    def events(self, wait_s: float) -> list[dict[str, Any]]: ...
+
+    def tell(self, **command: object) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -110,7 +124,7 @@ class Guarded:
 def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
     """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once."""
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
-    boards = _boards_dir(tag)
+    boards = boards_dir(tag)
     order = {
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
         "env": _environment(spec, attempt, tag, boards, probe) | _seen_devices(devices),
@@ -147,7 +161,7 @@ def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     return guardian
 
 
-def _boards_dir(tag: str) -> Path:
+def boards_dir(tag: str) -> Path:
     """A name in memory, or in the temporary directory where there is no /dev/shm to write to. The guardian makes it."""
     home = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return home / f"nsa-harness-{tag}"
@@ -172,7 +186,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
         **({protocol.ENV_SOLO: "1"} if spec.launcher is Launcher.PLAIN and spec.ranks == 1 else {}),
         **_fault(spec.fault),
     }
-    return {**_unbuffered(spec), **inherited, **declared, **ours}
+    return {**_unbuffered(spec), **_nccl_dump(boards), **inherited, **declared, **ours}
 
 
 def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:
@@ -187,6 +201,11 @@ def _unbuffered(spec: RunSpec) -> dict[str, str]:
     """What torchrun would set itself, and say so in five lines of warning; a plain launch gets the same."""
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
     return {"PYTHONUNBUFFERED": "1", **threads}
+
+
+def _nccl_dump(boards: Path) -> dict[str, str]:
+    """Where NCCL's watchdog leaves the flight recorder of a rank that it is about to abort; torch appends the rank."""
+    return {"TORCH_FR_DUMP_TEMP_FILE": str(boards / protocol.NCCL_DUMP.format(rank=""))}
 
 
 def _fault(fault: Fault | None) -> dict[str, str]:

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
-import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.observed.evidence import Process, Task
+from harness.supervisor.descriptors import holds
+from harness.supervisor.syscalls import standing
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_TASKS = 256  # a process with more threads is read in part: state matters, not the census
-
-_SYSCALLS = {
-    "x86_64": {
-        0: "read", 1: "write", 7: "poll", 16: "ioctl", 23: "select", 35: "nanosleep", 42: "connect", 43: "accept",
-        44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 73: "flock", 74: "fsync", 202: "futex",
-        230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 257: "openat", 270: "pselect6", 271: "ppoll",
-        281: "epoll_pwait", 288: "accept4",
-    },
-    "aarch64": {
-        22: "epoll_pwait", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll",
-        82: "fsync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect",
-        206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4",
-    },
-}.get(platform.machine(), {})  # fmt: skip
-
-_FUTEX_WAITS = {0, 9, 11, 13}  # WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
-_FUTEX_ABSOLUTE = 9
-_FUTEX_COMMAND_MASK = 0x7F
-_FUTEX_CLOCK_REALTIME = 256
-_CLOCK_REALTIME, _CLOCK_MONOTONIC = 0, 1
-_TIMER_ABSTIME = 1
-_TIMESPEC = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +82,22 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def peak_rss_bytes(pid: int) -> int | None:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return None
-    peak = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(peak[0]) * 1024 if peak else None
+    peak = _status(pid).get("VmHWM")
+    return None if peak is None else int(peak.split()[0]) * 1024
 
 
 def handles_signal(pid: int, number: int) -> bool:
     """The process has a handler for this signal (SigCgt)."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """/proc/PID/status; empty when the process is gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
-        return False
-    caught = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def io_bytes(pid: int) -> int | None:
@@ -147,6 +124,8 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         io_bytes=io_bytes(pid),
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
+        holds=holds(pid) if tasks else (),
+        traced_by=int(_status(pid).get("TracerPid", "0")) or None if tasks else None,
     )
 
 
@@ -167,79 +146,20 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
-        number, arguments = _syscall(pid, tid)
-        timed, wakes_at_s = _timeout(pid, number, arguments, origin_ns)
+        call = standing(pid, tid, origin_ns)
         yield Task(
             tid=tid,
             comm=stat.command,
             state=stat.state,
             wchan=_read(f"/proc/{pid}/task/{tid}/wchan"),
-            syscall=number,
-            wakes_at_s=wakes_at_s,
-            timed=timed,
+            syscall=call.name,
+            wakes_at_s=call.wakes_at_s,
+            timed=call.timed,
             cpu_s=stat.cpu_s,
+            fd=call.fd,
+            target=call.target,
+            held_by=call.held_by,
         )
-
-
-def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
-    """Name and arguments of the system call the thread stands in; "running" outside one, "" if unreadable."""
-    text = _read(f"/proc/{pid}/task/{tid}/syscall")
-    if not text or text == "running":
-        return text, ()
-    number, *arguments = text.split()
-    if number == "-1":
-        return "running", ()
-    return _SYSCALLS.get(int(number), number), tuple(int(word, 16) for word in arguments[:6])
-
-
-def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Whether the wait ends by itself, and when, where that can be read."""
-    if len(arguments) < 6:
-        return None, None
-    if name == "futex":
-        return _futex_timeout(pid, arguments, origin_ns)
-    if name == "clock_nanosleep":
-        absolute = arguments[1] & _TIMER_ABSTIME
-        return True, _timespec(pid, arguments[2], arguments[0], origin_ns) if absolute else None
-    if name == "nanosleep":
-        return True, None
-    if name in ("poll", "epoll_wait", "epoll_pwait"):
-        milliseconds = arguments[2 if name == "poll" else 3] & 0xFFFFFFFF
-        return milliseconds != 0xFFFFFFFF, None
-    if name in ("select", "pselect6", "ppoll"):
-        return arguments[2 if name == "ppoll" else 4] != 0, None
-    return False, None
-
-
-def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    operation, pointer = arguments[1], arguments[3]
-    if operation & _FUTEX_COMMAND_MASK not in _FUTEX_WAITS:
-        return None, None
-    if pointer == 0:
-        return False, None
-    if operation & _FUTEX_COMMAND_MASK != _FUTEX_ABSOLUTE:
-        return True, None
-    clock = _CLOCK_REALTIME if operation & _FUTEX_CLOCK_REALTIME else _CLOCK_MONOTONIC
-    return True, _timespec(pid, pointer, clock, origin_ns)
-
-
-def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
-    """The absolute time at `address` of the process, on our axis. Needs the right to trace it."""
-    try:
-        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-            memory.seek(address)
-            seconds, nanoseconds = _TIMESPEC.unpack(memory.read(_TIMESPEC.size))
-    except (OSError, struct.error, OverflowError):
-        return None
-    at_ns = int(seconds) * 10**9 + int(nanoseconds) - _clock_offset_ns(clock)
-    return (at_ns - origin_ns) / 1e9
-
-
-def _clock_offset_ns(clock: int) -> int:
-    """What to take from a time of `clock` to get CLOCK_MONOTONIC."""
-    if clock == _CLOCK_MONOTONIC:
-        return 0
-    return time.clock_gettime_ns(clock) - time.monotonic_ns()
 
 
 def _read(path: str) -> str:

@@ -12,9 +12,9 @@ from harness.core.observed.live import Progress, RankProgress
 from harness.core.plan import RunSpec
 from harness.supervisor import procfs
 from harness.supervisor.dump import Camera
-from harness.supervisor.launch import Guarded
+from harness.supervisor.launch import Job
 
-_NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
+NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class Ranks:
     """Read from outside: neither the launcher nor a rank is asked."""
 
     spec: RunSpec
-    guarded: Guarded
+    guarded: Job
     camera: Camera
     pids: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -43,6 +43,10 @@ class Ranks:
         """A rank with a board has not left start-up yet."""
         return any(board is not None and not started(board) for board in self.boards.values())
 
+    @staticmethod
+    def now_ns() -> int:
+        return time.monotonic_ns()
+
     def left(self, pid: int) -> None:
         self.gone |= {rank for rank, known in self.pids.items() if known == pid}
 
@@ -62,8 +66,8 @@ class Ranks:
         """The one process of a plain launch: the one with a board, or the command itself where there is no probe."""
         below = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         marking = [pid for pid in below if (self.guarded.boards / protocol.BOARD.format(pid=pid)).exists()]
-        waited_s = (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
-        if marking or not self.guarded.probed or waited_s > _NO_BOARD_S:
+        waited_s = (self.now_ns() - self.guarded.origin_ns) / 1e9
+        if marking or not self.guarded.probed or waited_s > NO_BOARD_S:
             return next(iter(marking), launcher)
         return None
 

@@ -58,7 +58,8 @@ def task(tid: int = 100, **changes: Any) -> Task:
 
 def process(pid: int = 100, **changes: Any) -> Process:
     facts = {"parent": 1, "command": "python train.py", "state": "S", "cpu_s": 1.0, "io_bytes": 7, "rss_bytes": 4096}
-    return Process(**{"pid": pid, "tasks": (task(pid),), **facts, **changes})
+    only = task(pid, cpu_s=changes.get("cpu_s", 1.0))
+    return Process(**{"pid": pid, "tasks": (only,), **facts, **changes})
 
 
 def mark(kind: str = "forward", name: str = "", **changes: Any) -> Mark:

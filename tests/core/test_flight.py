@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from builders import collective
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.observed import flight, plain_pickle
 from harness.core.observed.evidence import Collective
-from harness.core.observed.flight import essential, parse_flight
+from harness.core.observed.flight import essential, parse_dump, parse_flight
+from harness.core.observed.plain_pickle import plain_value
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -109,3 +112,169 @@ def test_of_each_group_the_newest_and_what_is_pending_is_kept() -> None:
 def test_of_very_many_pending_ones_the_oldest_and_the_newest_are_kept() -> None:
     pending = [collective(seq) for seq in range(1, 101)]
     assert [one.seq for one in essential(pending)] == [*range(1, 17), *range(85, 101)]
+
+
+# The two backends, and sends and receives.
+
+
+def test_a_transfer_is_kept_apart_with_its_own_number() -> None:
+    transfer = entry(is_p2p=True, p2p_seq_id=3, profiling_name="nccl:send 0->1")
+    found = parse_dump(dump(entry(), transfer).encode())
+    assert found.collectives == parse_flight(dump(entry()))
+    assert [(one.op, one.seq) for one in found.transfers] == [("send 0->1", 3)]
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "retired"), [("scheduled", False, False), ("started", True, False), ("completed", True, True)]
+)
+def test_nccl_tells_what_has_started_on_the_device(state: str, started: bool, retired: bool) -> None:
+    (found,) = parse_flight(dump(entry(profiling_name="nccl:all_reduce", state=state)))
+    assert (found.op, found.started, found.retired) == ("all_reduce", started, retired)
+
+
+@pytest.mark.parametrize("state", ["scheduled", "started"])
+def test_gloo_does_not_tell_what_has_started(state: str) -> None:
+    assert parse_flight(dump(entry(state=state)))[0].started is None
+
+
+def test_numbers_may_come_as_texts() -> None:
+    (found,) = parse_flight(dump(entry(collective_seq_id="12", time_created_ns="99", input_sizes=[["4"]])))
+    assert (found.seq, found.created_ns, found.sizes) == (12, 99, ((4,),))
+
+
+def test_members_are_taken_where_the_dump_has_them() -> None:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}, "": {"name": "", "ranks": "[]"}}
+    assert parse_dump(json.dumps({"entries": [], "pg_config": groups}).encode()).groups == {"0": (0, 1, 2)}
+
+
+# The pickled form, and whoever may have written it.
+
+
+def pickled(*entries: Any) -> bytes:
+    """As torch does: tuples for groups, protocol 2."""
+    whole = [{**one, "process_group": tuple(one["process_group"]), "frames": []} for one in entries]
+    return pickle.dumps({"version": "2.10", "pg_config": {}, "entries": whole}, protocol=2)
+
+
+def test_the_pickled_form_says_the_same_as_the_json_form() -> None:
+    entries = [entry(), entry(collective_seq_id=7, retired=True, time_created_ns=1 << 60)]
+    assert parse_dump(pickled(*entries)) == parse_dump(dump(*entries).encode())
+
+
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(_PLAIN, st.sampled_from([2, 3, 4, 5]))
+def test_a_plain_value_survives_pickling_in_every_protocol(value: Any, protocol: int) -> None:
+    assert plain_value(pickle.dumps(value, protocol=protocol)) == value
+
+
+@given(_PLAIN, st.tuples(_PLAIN, _PLAIN, _PLAIN))
+def test_tuples_of_any_length_are_plain(one: Any, three: tuple[Any, ...]) -> None:
+    value = ((), (one,), three[:2], three, (*three, one))
+    assert plain_value(pickle.dumps(value, protocol=2)) == value
+
+
+class Hostile:
+    """Calls what it likes when it is unpickled."""
+
+    calls = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Hostile.act, ())
+
+    @staticmethod
+    def act() -> None:
+        Hostile.calls += 1
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_dump_that_names_a_function_is_refused_and_nothing_is_called(protocol: int) -> None:
+    data = pickle.dumps({"entries": [Hostile()]}, protocol=protocol)
+    with pytest.raises(ValueError, match=r"byte \d+ of \d+: (STACK_)?GLOBAL is no instruction for plain values"):
+        parse_dump(data)
+    assert Hostile.calls == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02",
+        b"\x80\x02.",
+        b"\x80\x02NN.",
+        b"\x80\x02(N.",
+        b"\x80\x02Na.",
+        b"\x80\x02]NNs.",
+        b"\x80\x02}(Nu.",
+        b"\x80\x02h\x07.",
+        b"\x80\x02u.",
+        b"\x80\x02X\xff\xff\xff\x7fabc.",
+        b"\x80\x02cos\nsystem\n.",
+        b"\x80\x02r\xff\xff\xff\xff.",
+        b"\x80\x02}]Ns.",
+    ],
+)
+def test_a_broken_pickle_is_a_value_error_that_names_the_byte(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"byte (\d+|None) of \d+"):
+        plain_value(data)
+
+
+@given(st.binary(max_size=60) | st.integers(0, 400).map(lambda size: pickled(entry(), entry())[:size]))
+def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
+    for text in (data, b"\x80" + data):
+        try:
+            parse_dump(text)
+        except ValueError:
+            continue
+
+
+def test_every_cut_of_a_dump_is_refused_with_the_place_where_it_ends() -> None:
+    whole = pickled(entry())
+    for size in range(1, len(whole)):
+        with pytest.raises(ValueError, match=rf"byte \d+ of {size}"):
+            parse_dump(whole[:size])
+
+
+def test_a_list_that_holds_itself_is_refused_where_a_value_is_taken_from_it() -> None:
+    endless: list[Any] = []
+    endless += [endless] * 3
+    with pytest.raises(ValueError, match="entry 0: process_group is list, no text"):
+        parse_dump(pickle.dumps({"entries": [entry(process_group=endless)]}, protocol=2))
+
+
+def test_a_pickle_of_very_many_instructions_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "_MAX_INSTRUCTIONS", 100)
+    with pytest.raises(ValueError, match="more than 100 instructions"):
+        plain_value(pickle.dumps(list(range(200)), protocol=2))
+
+
+def test_a_dump_of_very_many_bytes_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "MAX_BYTES", 100)
+    with pytest.raises(ValueError, match="at most 100 are read"):
+        parse_dump(dump(entry(), entry()).encode())
+
+
+def test_of_very_many_entries_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "_MAX_ENTRIES", 2)
+    entries = [entry(collective_seq_id=seq) for seq in (1, 2, 3)]
+    assert [one.seq for one in parse_flight(dump(*entries))] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"collective_seq_id": 1 << 70}, "entry 0: number has more than 64 bits"),
+        ({"collective_seq_id": None}, "entry 0: number is None"),
+        ({"input_sizes": [[1.5]]}, "entry 0: input_sizes is 1.5"),
+        ({"input_dtypes": [[]]}, "entry 0: input_dtypes is list"),
+        ({"profiling_name": {}}, "entry 0: profiling_name is dict"),
+        ({"time_created_ns": True}, "entry 0: time_created_ns is True"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(changes: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError, match=place):
+        parse_flight(dump(entry(**changes)))

@@ -1,7 +1,8 @@
-"""Which rank left out a collective that the others made."""
+"""Which rank left out a call, a reduction or a step that the others made."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,16 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.judged.ledger import Skipped, first_skipped, last_agreed
-from harness.core.observed.evidence import Board, Call
+from harness.core.judged.ledger import (
+    Finished,
+    Skipped,
+    StepDifference,
+    first_skipped,
+    first_step_of_difference,
+    first_to_finish,
+    last_agreed,
+)
+from harness.core.observed.evidence import Board, Call, Mark, StepRow, Tally
 from harness.core.place import Place
 
 REDUCE = call(1, position=5)
@@ -184,3 +193,134 @@ def test_one_rank_agrees_with_nobody() -> None:
 def test_a_step_whose_first_calls_are_forgotten_is_not_compared() -> None:
     ranks = {0: made(left(7), left(8)), 1: made(left(1), left(2))}
     assert last_agreed(ranks) is None
+
+
+# Waits that lasted stand beside the program's calls, on some ranks only.
+
+
+def test_a_wait_that_lasted_is_no_call_that_the_others_skipped() -> None:
+    waited = call(2, "wait all_reduce", position=5)
+    assert first_skipped({0: made(REDUCE, waited), 1: made(REDUCE, step=2)}) is None
+
+
+# Steps.
+
+
+def row(step: int, count: int, *, until: int | None = None, op: str = "all_reduce", **changes: Any) -> StepRow:
+    tallies = (Tally(group="0", op=op, called=False, count=count),) if count else ()
+    return StepRow(
+        **{"step": step, "until": until or step, "done_s": float(step), "gradients": 6, "tallies": tallies, **changes}
+    )
+
+
+def reduced(*counts: int, **changes: Any) -> list[StepRow]:
+    return [row(step, count, **changes) for step, count in enumerate(counts, start=1)]
+
+
+def test_the_step_in_which_a_rank_reduced_nothing_is_named_and_not_the_one_where_it_showed() -> None:
+    found = first_step_of_difference({0: reduced(1, 1, 1, 1), 1: reduced(1, 0, 1, 1)})
+    assert found == StepDifference(
+        step=2,
+        group="0",
+        op="all_reduce",
+        called=False,
+        alone=True,
+        counts=((0, 1), (1, 0)),
+        behind=(1,),
+        without_gradients=(),
+    )
+
+
+def test_ranks_that_reduced_alike_have_no_difference() -> None:
+    assert first_step_of_difference({0: reduced(1, 0, 1), 1: reduced(1, 0, 1)}) is None
+    assert first_step_of_difference({0: reduced(1, 2)}) is None
+    assert first_step_of_difference({}) is None
+
+
+def test_what_another_thread_entered_a_step_later_is_no_difference() -> None:
+    assert first_step_of_difference({0: reduced(1, 2, 1, 1), 1: reduced(1, 1, 2, 1)}) is None
+
+
+def test_a_step_that_a_rank_does_not_remember_or_has_not_finished_is_not_compared() -> None:
+    open_step = row(3, 5, done_s=None)
+    assert first_step_of_difference({0: reduced(1, 1, 1), 1: [*reduced(1, 1), open_step]}) is None
+    assert first_step_of_difference({0: reduced(1, 1, 1), 1: reduced(0, 1, 1)[1:]}) is None
+
+
+def test_a_group_is_compared_between_the_ranks_that_entered_it() -> None:
+    assert first_step_of_difference({0: reduced(1, 1), 1: reduced(1, 1), 2: reduced(0, 0)}) is None
+
+
+def test_a_rank_without_gradients_did_not_run_its_backward_there() -> None:
+    found = first_step_of_difference({0: reduced(1, 1), 1: [row(1, 1), row(2, 0, gradients=0)]})
+    assert found is not None
+    assert (found.behind, found.without_gradients) == ((1,), (1,))
+
+
+def test_the_operation_with_the_widest_gap_is_named_and_others_are_told_apart() -> None:
+    gather = Tally(group="0", op="all_gather", called=False, count=3)
+    reduce = Tally(group="0", op="all_reduce", called=False, count=1)
+    found = first_step_of_difference({0: [row(1, 0, tallies=(gather, reduce))], 1: [row(1, 0, tallies=())]})
+    assert found is None, "a rank that never entered the group is no member"
+    found = first_step_of_difference(
+        {0: [row(1, 1), row(2, 0, tallies=(gather, reduce))], 1: [row(1, 1), row(2, 0, tallies=())]}
+    )
+    assert found is not None
+    assert (found.op, found.alone, found.counts) == ("all_gather", False, ((0, 3), (1, 0)))
+
+
+def test_merged_rows_are_compared_step_by_step() -> None:
+    found = first_step_of_difference({0: [row(1, 1, until=9)], 1: [row(1, 1, until=4), row(5, 0), row(6, 1, until=9)]})
+    assert found is not None
+    assert found.step == 5
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 7))
+def test_leaving_out_one_reduction_names_that_step(counts: list[int], where: int) -> None:
+    step = where % len(counts)
+    with_it = [count + (index == step) for index, count in enumerate(counts)]
+    found = first_step_of_difference({0: reduced(9, *with_it), 1: reduced(9, *counts)})
+    assert found is not None
+    assert (found.step, found.behind) == (step + 2, (1,))
+
+
+# Who ran out of batches.
+
+FETCH = mark("data", "fetch", step=3, at_s=5.0)
+TRAINING = mark("backward", step=3)
+BARRIER = call(1, "barrier", entered_s=6.0, left_s=None)
+
+
+def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board:
+    done = tuple((step, float(step)) for step in range(1, steps + 1))
+    return board(newest, steps_s=done, calls=calls, **changes)
+
+
+def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
+    found = first_to_finish({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
+    assert found == Finished(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+
+
+def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
+    found = first_to_finish({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
+    assert found == Finished(ranks=(1,), others=(0,), step=2, calls=())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        batches(FETCH),
+        batches(FETCH, replace(BARRIER, entered_s=4.0, left_s=4.1)),
+        batches(mark("data", "fetched", step=3, at_s=5.0), BARRIER),
+        batches(mark("step", step=2, at_s=5.0), BARRIER),
+    ],
+    ids=["still in the fetch", "called something before it", "got one", "asks for none"],
+)
+def test_nobody_has_finished_where_that_is_not_shown(other: Board) -> None:
+    assert first_to_finish({0: batches(TRAINING), 1: other}) is None
+
+
+def test_where_nobody_goes_on_nobody_was_early() -> None:
+    assert first_to_finish({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
+    assert first_to_finish({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
+    assert first_to_finish({}) is None

@@ -75,11 +75,16 @@ def test_a_rank_that_only_sets_up_has_not_started() -> None:
     assert started(board(calls=(call(op="init_process_group"), call(2, op="new_group")))) is False
 
 
+def test_a_rank_that_waits_for_a_store_before_it_sets_up_has_not_started() -> None:
+    assert not started(board(calls=(call(1, "wait store.get"), call(2, "init_process_group"))))
+
+
 def test_a_rank_that_calls_collectives_of_its_own_has_started() -> None:
     assert started(board(calls=(call(op="init_process_group"), call(2, op="all_reduce")))) is True
 
 
-def test_progress_is_the_newest_of_birth_mark_and_collective() -> None:
+def test_progress_is_the_newest_of_birth_mark_collective_and_device() -> None:
     assert last_progress_s(board()) == 0.5
     assert last_progress_s(board(mark(at_s=3.0))) == 3.0
     assert last_progress_s(board(mark(at_s=3.0), collectives_changed_s=4.0)) == 4.0
+    assert last_progress_s(board(mark(at_s=3.0), collectives_changed_s=4.0, device_changed_s=5.0)) == 5.0

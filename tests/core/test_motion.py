@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
 
-from harness.core.judged.motion import Motion, cpu_share, motion, rank_stack
+from harness.core.judged.motion import Motion, cpu_share, motion, only_another_line, rank_stack
+from harness.core.observed.evidence import Socket
 
 STILL = rank_snapshot(0, frame(10), board=board(mark()))
 
@@ -37,6 +38,40 @@ def test_a_process_that_a_debugger_traces_is_not_stopped() -> None:
     assert motion(STILL, replace(STILL, process=process(state="t")), 2.0) is Motion.WAITING
 
 
+def test_a_process_that_a_debugger_holds_at_both_looks_is_stopped() -> None:
+    held = replace(STILL, process=process(state="t"))
+    assert motion(held, held, 2.0) is Motion.STOPPED
+
+
+def test_a_process_whose_control_group_is_frozen_is_stopped() -> None:
+    assert motion(STILL, replace(STILL, process=process(state="D", frozen=True)), 2.0) is Motion.STOPPED
+
+
+def connected(acked_bytes: int | None, received_bytes: int | None, **changes: object) -> object:
+    facts = {"inode": 9, "local": "a:1", "peer": "b:2", "state": "ESTABLISHED", "retransmits": 0}
+    queues = {"unacked_bytes": 0, "unread_bytes": 0}
+    one = Socket(**facts, **queues, **{"acked_bytes": acked_bytes, "received_bytes": received_bytes, **changes})
+    return replace(STILL, process=process(sockets=(one,)))
+
+
+@pytest.mark.parametrize("later", [(8, 5), (7, 6)], ids=["acknowledged", "received"])
+def test_a_byte_over_a_connection_is_motion_though_the_counts_of_the_process_stand_still(later: tuple) -> None:
+    assert motion(connected(7, 5), connected(*later), 2.0) is Motion.MOVING
+    assert motion(connected(7, 5), connected(7, 5), 2.0) is Motion.WAITING
+    assert motion(connected(7, 5, peer_rank=1, in_job=True), connected(*later, peer_rank=1, in_job=True), 2.0) is (
+        Motion.MOVING
+    )
+
+
+def test_bytes_to_the_launchers_store_are_no_motion() -> None:
+    assert motion(connected(7, 5, in_job=True), connected(9, 9, in_job=True), 2.0) is Motion.WAITING
+
+
+def test_a_connection_whose_bytes_cannot_be_read_or_that_is_new_is_no_motion() -> None:
+    assert motion(connected(None, None), connected(None, None), 2.0) is Motion.WAITING
+    assert motion(STILL, connected(7, 5), 2.0) is Motion.WAITING
+
+
 def test_at_first_sight_a_rank_is_given_the_benefit_of_the_doubt() -> None:
     assert motion(None, STILL, 2.0) is Motion.MOVING
     assert motion(replace(STILL, process=None), STILL, 2.0) is Motion.MOVING
@@ -51,6 +86,13 @@ def test_a_completed_collective_is_motion() -> None:
     assert motion(STILL, replace(STILL, board=board(mark(), completed=1)), 2.0) is Motion.MOVING
 
 
+def test_an_event_that_the_gpu_has_reached_is_motion_while_the_host_waits_for_it() -> None:
+    waiting = board(mark(), device_pending=3, device_completed=7)
+    reached = replace(waiting, device_pending=2, device_completed=8)
+    assert motion(replace(STILL, board=waiting), replace(STILL, board=reached), 2.0) is Motion.MOVING
+    assert motion(replace(STILL, board=waiting), replace(STILL, board=waiting), 2.0) is Motion.WAITING
+
+
 def test_a_board_that_appears_is_motion_and_none_at_all_is_not() -> None:
     blind = replace(STILL, board=None)
     assert motion(blind, STILL, 2.0) is Motion.MOVING
@@ -59,7 +101,21 @@ def test_a_board_that_appears_is_motion_and_none_at_all_is_not() -> None:
 
 @pytest.mark.parametrize(("cpu_s", "expected"), [(2.0, Motion.BURNING), (1.98, Motion.WAITING)])
 def test_half_a_core_is_burning(cpu_s: float, expected: Motion) -> None:
-    assert motion(STILL, replace(STILL, process=process(cpu_s=cpu_s)), 2.0) is expected
+    assert motion(STILL, replace(STILL, process=process(cpu_s=cpu_s, tasks=(task(),))), 2.0) is expected
+
+
+@pytest.mark.parametrize(("read", "expected"), [(131072, Motion.MOVING), (131071, Motion.BURNING)])
+def test_a_rank_that_computes_while_its_bytes_stream_saves_and_moves(read: int, expected: Motion) -> None:
+    """Two seconds at 64 KiB/s; a loop that writes a line now and then is still a loop."""
+    before = replace(STILL, process=process())
+    assert motion(before, replace(before, process=process(cpu_s=9.0, io_bytes=7 + read)), 2.0) is expected
+
+
+def test_what_only_changed_its_line_neither_marked_nor_moved_a_byte() -> None:
+    elsewhere = replace(STILL, stacks=(stack(frame(11)),))
+    assert only_another_line(STILL, elsewhere) is True
+    assert only_another_line(STILL, replace(elsewhere, process=process(io_bytes=8))) is False
+    assert only_another_line(STILL, replace(elsewhere, board=board(mark(count=2)))) is False
 
 
 def test_burning_on_changing_lines_is_still_burning() -> None:

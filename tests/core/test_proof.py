@@ -196,6 +196,65 @@ def test_a_sleep_without_a_readable_end_or_without_a_deadline_is_an_open_wait() 
     assert proof_of(twice(asleep(1e9)), quiet_s=5000.0, limits=endless) is None
 
 
+def test_a_sleep_after_a_sleep_on_the_same_line_is_a_loop_that_polls_and_no_readable_end() -> None:
+    first, *looks = snapshot(1, 10.0, asleep(11.0)), *twice(asleep(21.0))
+    assert proof_of([first, *looks], quiet_s=299.0) is None
+    assert told(proof_of([first, *looks], quiet_s=300.0)) == (HangKind.STARVED, "an open wait of 300 s")
+    elsewhere = snapshot(1, 10.0, replace(asleep(11.0), stacks=(stack(frame(77)),)))
+    assert proof_of([elsewhere, *looks], quiet_s=5000.0) is None, "another sleep, on another line"
+
+
+@pytest.mark.parametrize(("until_s", "kind"), [(601.0, HangKind.STARVED), (500.0, None)])
+def test_the_sleep_of_a_child_is_judged_as_that_of_the_rank_that_waits_for_it(
+    until_s: float, kind: HangKind | None
+) -> None:
+    facts = task(300, syscall="clock_nanosleep", wakes_at_s=until_s, timed=True)
+    sleeper = process(300, parent=100, tasks=(facts,))
+    waiting = process(tasks=(task(100, syscall="wait4", held_by=(300,)),))
+    parent = rank_snapshot(0, frame(5), process=waiting, children=(sleeper,))
+    proof = proof_of(twice(parent), quiet_s=5000.0)
+    assert (proof.kind if proof else None) is kind
+
+
+def trickling(*motions: str, another_line: bool = False) -> list[Sample]:
+    return [
+        replace(sample(motion=motion), at_s=float(at_s), another_line=another_line)
+        for at_s, motion in enumerate(motions, start=15)
+    ]
+
+
+@pytest.mark.parametrize("moved", ["moving", "burning"])
+def test_a_byte_now_and_then_begins_the_open_wait_anew(moved: str) -> None:
+    looks = twice(reading())
+    assert proof_of(looks, trickling("waiting", moved, "waiting"), quiet_s=5000.0) is None
+    assert proof_of(looks, trickling("waiting", "waiting"), quiet_s=5000.0) is not None
+    poll = trickling("waiting", "moving", another_line=True)
+    assert proof_of(looks, poll, quiet_s=5000.0) is not None, "only its line had changed: nothing moved"
+
+
+def test_a_rank_that_moves_bytes_between_its_computations_is_no_loop() -> None:
+    packing = [*looping(39), replace(sample(motion="moving"), at_s=-100.0), *looping(39, count=19)]
+    assert proof_of(burning(), packing, quiet_s=5000.0) is None
+    assert proof_of(burning(), [*packing, *looping(39, count=1)], quiet_s=5000.0) is not None
+
+
+def test_a_compilation_is_open_until_the_long_limit() -> None:
+    compiler = frame(700, file="/site-packages/torch/_inductor/compile_fx.py", function="compile_fx_inner")
+    before = rank_snapshot(0, frame(39), compiler)
+    looks = snapshot(1, 18.0, before), snapshot(2, 20.0, replace(before, process=process(cpu_s=9.0)))
+    assert proof_of(looks, looping(39), quiet_s=299.0) is None
+    assert proof_of(looks, looping(39), quiet_s=300.0) is not None
+
+
+def test_a_stopped_child_makes_it_stopped() -> None:
+    child = process(300, parent=100, state="T")
+    waiting = process(tasks=(task(100, syscall="wait4", held_by=(300,)),))
+    assert told(proof_of(twice(rank_snapshot(0, frame(5), process=waiting, children=(child,))))) == (
+        HangKind.STOPPED,
+        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+    )
+
+
 def test_one_sleeper_that_wakes_in_time_is_enough_to_wait() -> None:
     assert proof_of(twice(asleep(500.0), reading(1)), quiet_s=5000.0) is None
     assert told(proof_of(twice(asleep(None), reading(1)), quiet_s=5000.0)) == (

@@ -52,6 +52,7 @@ def test_a_py_spy_dump_becomes_stacks_with_the_innermost_frame_first() -> None:
             active=True,
             frames=(Frame(file="train.py", line=12, function="step"),),
             source="py-spy",
+            gil=True,
         ),
     )
 

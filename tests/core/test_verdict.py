@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from harness.core.judged.proof import prove
 from harness.core.judged.verdict import Failure, FailureKind, Judgement, how_it_ended, judge
-from harness.core.judged.waitfor import WaitKind
+from harness.core.judged.wait import WaitKind
 from harness.core.observed.evidence import Ending, Evidence, RankEvidence
 from harness.core.report import Status
 

@@ -28,8 +28,10 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.judged.group_wait import missing_rank
 from harness.core.judged.motion import Motion
-from harness.core.judged.waitfor import Wait, WaitFor, WaitKind, wait_for
+from harness.core.judged.wait import Wait, WaitKind
+from harness.core.judged.waitfor import WaitFor, wait_for
 from harness.core.observed.evidence import Frame, RankSnapshot
 
 STEP = frame(10)
@@ -266,7 +268,8 @@ def test_all_ranks_in_the_same_collective_wait_for_the_network() -> None:
 
 
 def test_a_rank_that_has_left_is_missing_in_every_collective() -> None:
-    assert only(in_all_reduce(0, collective(6)), gone=(1,)).peers == (1,)
+    alone = only(in_all_reduce(0, collective(6)), gone=(1,))
+    assert (alone.kind, alone.peers, alone.closed) == (WaitKind.COLLECTIVE, (1,), True)
     done = in_all_reduce(1, collective(6))
     assert only(in_all_reduce(0, collective(6)), done, gone=(1,)).peers == (1,)
 
@@ -330,8 +333,42 @@ def spinning(*collectives: Any, leaf: Any = ALL_REDUCE) -> tuple[RankSnapshot, R
     return before, replace(before, process=process(cpu_s=9.0))
 
 
-def test_a_rank_that_spins_inside_a_collective_waits_whatever_its_cpu() -> None:
-    before, after = spinning(collective(6))
+SYNCHRONIZE = frame(1040, file=f"{SITE}/torch/cuda/__init__.py", function="synchronize")
+
+
+@pytest.mark.parametrize("leaf", [ALL_REDUCE, BACKWARD, SYNCHRONIZE, frame(40)], ids=["in it", "DDP", "sync", "item"])
+@pytest.mark.parametrize(("backend", "waits"), [("nccl", True), ("gloo", False)])
+def test_a_rank_that_spins_for_a_device_waits_and_on_gloo_a_spinning_thread_computes(
+    leaf: Frame, backend: str, waits: bool
+) -> None:
+    before, after = spinning(collective(6), leaf=leaf)
+    late = locked_in_backward(1)
+    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), backend).waits[0]
+    expected = (Motion.WAITING, WaitKind.COLLECTIVE, (1,)) if waits else (Motion.BURNING, WaitKind.COMPUTE, ())
+    assert (wait.motion, wait.kind, wait.peers) == expected
+
+
+def test_a_program_of_unknown_backend_is_on_a_device_where_its_recorder_says_what_has_started() -> None:
+    for started, motion in ((True, Motion.WAITING), (None, Motion.BURNING)):
+        before, after = spinning(collective(6, started=started))
+        late = locked_in_backward(1)
+        seen = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "any")
+        assert seen.waits[0].motion is motion
+
+
+def test_a_rank_that_holds_the_interpreters_lock_or_changes_its_line_computes_on_nccl_too() -> None:
+    before, after = spinning(collective(6), leaf=frame(40))
+    late = locked_in_backward(1)
+    holding = replace(after, stacks=(replace(after.stacks[0], gil=True),))
+    elsewhere = replace(after, stacks=(stack(frame(41)),))
+    for now in (holding, elsewhere):
+        wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, now, late), (), "nccl").waits[0]
+        assert wait.kind is WaitKind.COMPUTE
+
+
+def test_a_thread_beside_the_one_in_a_collective_may_spin_on_gloo() -> None:
+    before = in_all_reduce(0, collective(6))
+    after = replace(before, process=process(cpu_s=9.0, tasks=(task(100),)))
     late = locked_in_backward(1)
     wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late)).waits[0]
     assert (wait.motion, wait.kind, wait.peers) == (Motion.WAITING, WaitKind.COLLECTIVE, (1,))
@@ -354,6 +391,127 @@ def test_ranks_that_write_a_checkpoint_to_slow_storage_are_not_in_a_collective(r
     seen = graph(*ranks)
     assert [one.kind for one in seen.waits] == [WaitKind.IO] * rank_count
     assert seen.closed is False
+
+
+# Members of groups.
+
+
+def member(rank: int, *collectives: Any, group: str = "1", members: tuple[int, ...] = (0, 1)) -> RankSnapshot:
+    return in_all_reduce(rank, *collectives, board=board(world_size=3, groups={group: members}))
+
+
+def test_a_member_of_a_group_without_any_record_of_it_is_waited_for_and_a_stranger_is_not() -> None:
+    waiting = member(0, collective(3, group="1"))
+    elsewhere = [in_all_reduce(rank, collective(9, retired=True), board=board(world_size=3)) for rank in (1, 2)]
+    assert only(waiting, *elsewhere).peers == (1,)
+    assert only(waiting, elsewhere[0], gone=(2,)).peers == (1,), "who has left was no member"
+
+
+def test_a_member_on_another_node_leaves_the_wait_open() -> None:
+    wait = only(member(0, collective(3, group="1"), members=(0, 7)), locked_in_backward(1))
+    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.COLLECTIVE, (7,), False)
+
+
+@pytest.mark.parametrize(("op", "kind"), [("all_gather", WaitKind.TRANSPORT), ("all_reduce", WaitKind.COLLECTIVE)])
+def test_sizes_that_may_rightly_differ_between_ranks_are_no_other_collective(op: str, kind: WaitKind) -> None:
+    sizes = [in_all_reduce(rank, collective(6, op, sizes=((4 + rank,),))) for rank in (0, 1)]
+    assert only(*sizes).kind is kind
+
+
+# Transfers, keys, the making of groups.
+
+
+def calling(rank: int, op: str, *earlier: Any, leaf: Frame | None = None, **facts: Any) -> RankSnapshot:
+    now = call(len(earlier) + 1, op, left_s=None, **facts)
+    inner = leaf or frame(2000, file=C10D, function=op)
+    return rank_snapshot(rank, inner, frame(40), board=board(rank=rank, calls=(*earlier, now)))
+
+
+def test_two_ranks_that_receive_from_each_other_are_a_closed_wait() -> None:
+    seen = graph(calling(0, "recv", peer=1), calling(1, "recv", peer=0))
+    assert [(one.kind, one.peers, one.closed) for one in seen.waits] == [
+        (WaitKind.POINT_TO_POINT, (1,), True),
+        (WaitKind.POINT_TO_POINT, (0,), True),
+    ]
+    assert seen.closed is True
+    assert seen.waits[0].stands_in == "recv with rank 1"
+
+
+@pytest.mark.parametrize("partner", ["send", "wait isend", "batch_isend_irecv"])
+def test_a_transfer_that_both_partners_are_in_waits_for_the_network(partner: str) -> None:
+    wait = only(calling(0, "recv", peer=1), calling(1, partner, peer=0))
+    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.TRANSPORT, (1,), False)
+
+
+def test_a_receive_waits_for_its_partner_alone_and_one_from_anybody_for_all() -> None:
+    others = (locked_in_backward(1), locked_in_backward(2))
+    assert only(calling(0, "wait irecv", peer=2), *others).peers == (2,)
+    assert only(calling(0, "recv", peer=None), *others).peers == (1, 2)
+
+
+def test_the_probes_own_frame_around_a_wait_hides_nothing() -> None:
+    covered = calling(0, "wait irecv", peer=1, leaf=frame(70, file="/src/harness/probe/waits.py", function="during"))
+    assert only(covered, locked_in_backward(1)).kind is WaitKind.POINT_TO_POINT
+
+
+def test_a_key_that_all_others_wait_for_too_is_closed_and_alone_or_across_nodes_it_is_open() -> None:
+    waiting = calling(0, "wait store.get", key="mine")
+    assert [(one.kind, one.peers, one.closed) for one in graph(waiting, in_all_reduce(1)).waits[:1]] == [
+        (WaitKind.STORE, (1,), True)
+    ]
+    assert only(waiting, in_all_reduce(1)).stands_in == "wait store.get of the store key mine"
+    assert graph(waiting).closed is False
+    apart = replace(waiting, board=replace(waiting.board, world_size=4)) if waiting.board else waiting
+    assert (only(apart, in_all_reduce(1)).peers, only(apart, in_all_reduce(1)).closed) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("key", "missing"),
+    [
+        ("/default_pg/0//cpu//0/1", 1),
+        ("mine", None),
+        ("wait timeout, keys: /default_pg/0//cpu//3/12", 12),
+        ("a/1/2", None),
+    ],
+)
+def test_a_key_of_torchs_rendezvous_names_the_rank_that_is_missing(key: str, missing: int | None) -> None:
+    assert missing_rank(key) == missing
+
+
+def test_a_rendezvous_waits_for_the_named_rank_and_never_ends_for_a_number_outside_the_job() -> None:
+    waiting = calling(0, "wait store.get", key="/default_pg/0//cpu//0/1")
+    wait = only(waiting, locked_in_backward(1), locked_in_backward(2))
+    assert (wait.kind, wait.peers) == (WaitKind.GROUP_CREATION, (1,))
+    beyond = calling(0, "init_process_group", key="/default_pg/0//cpu//0/2")
+    seen = only(beyond, calling(1, "init_process_group"))
+    assert (seen.peers, seen.closed) == ((2,), True)
+
+
+def test_the_entrance_waits_for_the_ranks_that_have_not_come_to_it() -> None:
+    early, late = calling(0, "init_process_group"), rank_snapshot(1, frame(12), board=board(rank=1))
+    assert (only(early, late).kind, only(early, late).peers) == (WaitKind.GROUP_CREATION, (1,))
+    assert only(early, calling(1, "init_process_group")).kind is WaitKind.TRANSPORT
+    passed = calling(1, "all_reduce", call(1, "init_process_group"))
+    assert only(early, passed).kind is WaitKind.TRANSPORT
+
+
+def test_a_rank_that_has_not_started_leaves_the_entrance_open() -> None:
+    early = calling(0, "init_process_group")
+    assert early.board is not None
+    alone = replace(early, board=replace(early.board, world_size=2))
+    assert (only(alone).peers, only(alone).closed) == ((1,), False)
+
+
+def test_a_new_group_waits_for_the_ranks_that_made_fewer() -> None:
+    making = calling(0, "new_group", call(1, "new_group"))
+    behind = calling(1, "all_reduce", call(1, "new_group"))
+    level = calling(1, "all_reduce", call(1, "new_group"), call(2, "new_group"))
+    assert (only(making, behind).kind, only(making, behind).peers) == (WaitKind.GROUP_CREATION, (1,))
+    assert only(making, level).kind is WaitKind.TRANSPORT
+    forgetful = calling(1, "all_reduce", call(300, "all_reduce"))
+    assert only(making, forgetful).peers == (1,), "it has forgotten how many it made, and stands elsewhere"
+    within = calling(1, "new_group", call(300, "all_reduce"))
+    assert only(making, within).kind is WaitKind.TRANSPORT, "it has forgotten how many it made, and is in one"
 
 
 # Roots.

@@ -1,10 +1,16 @@
-"""Waits for the world outside the job: starved only after long, or when the kernel shows that they end too late."""
+"""Waits that are no collective: proven at once where nobody can end them, and after long where somebody might."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 
+import pytest
+
 from .conftest import PROGRAMS
+
+QUICK = "stall_s: 3, deadline_s: 120"
+CLOSED_S = 3 + 4
 
 
 def scenario(what: str, value: str, limits: str) -> str:
@@ -15,6 +21,78 @@ def scenario(what: str, value: str, limits: str) -> str:
 def line_of(text: str) -> int:
     lines = (PROGRAMS / "waits.py").read_text().splitlines()
     return 1 + next(number for number, line in enumerate(lines) if text in line)
+
+
+# Closed: nobody can end the wait.
+
+HUNG = [
+    ("transfer", "deadlock", "p2p_unmatched", [0, 1], "dist.recv(told"),
+    ("key", "deadlock", "store_key_missing", [0], '.get("the key")'),
+    ("full", "deadlock", "pipe_full", [1], "os.write(writer"),
+    ("worker", "deadlock", "dataloader_worker_blocked", [1], "if LOCK.acquire("),
+]
+HUNG_TOO = [
+    ("group", "deadlock", "group_creation_subset", [1], "dist.new_group("),
+    ("turns", "deadlock", "lock_cycle", [0], "            fcntl.flock(file, fcntl.LOCK_EX)\n"),
+    ("child_full", "deadlock", "pipe_full", [1], "print('x'"),
+    ("child_stopped", "stopped", "stopped_process", [1], "    child.wait()"),
+    ("forked", "deadlock", "fork_lock", [1], "if LOCK.acquire("),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "cause", "ranks", "line"),
+    [*HUNG, *(pytest.param(*case, marks=pytest.mark.slow) for case in HUNG_TOO)],
+    ids=[case[0] for case in [*HUNG, *HUNG_TOO]],
+)
+def test_a_wait_that_nobody_can_end_is_proven_at_once(workspace, what, kind, cause, ranks, line):
+    workspace.scenario("waiting", scenario(what, "ill", QUICK))
+    outcome = workspace.harness("run", "waiting").outcome
+
+    assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", kind, cause)
+    assert outcome["culprit"]["ranks"] == ranks
+    assert outcome["timing"]["quiet_s"] <= CLOSED_S
+    if what not in ("turns", "child_full", "child_stopped"):
+        assert outcome["culprit"]["place"]["line"] == line_of(line)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "transfer",
+        "worker",
+        *(pytest.param(case[0], marks=pytest.mark.slow) for case in [*HUNG[1:3], *HUNG_TOO]),
+    ],
+)
+def test_the_same_wait_that_ends_after_some_seconds_passes(workspace, what):
+    workspace.scenario("waiting", scenario(what, "well", QUICK))
+    ran = workspace.harness("run", "waiting")
+
+    assert (ran.code, ran.outcome["verdict"], ran.outcome["findings"]) == (0, "PASS", [])
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_to_the_rendezvous_is_named(workspace):
+    lock = workspace.directory / "lock"
+    os.mkfifo(workspace.directory / "lock.locked")
+    workspace.scenario("outside", scenario("entrance", str(lock), "start_s: 5, deadline_s: 120"))
+    outcome = workspace.harness("run", "outside").outcome
+
+    assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "deadlock", "rendezvous_missing_rank")
+    assert outcome["culprit"]["ranks"] == [1]
+    assert "a lock on a file" in outcome["summary"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_the_others_gave_up_waiting_for_is_named_by_its_key(workspace):
+    workspace.scenario("three", scenario("too_many", "", "deadline_s: 120"))
+    outcome = workspace.harness("run", "three").outcome
+
+    assert (outcome["verdict"], outcome["cause"]) == ("FAIL", "rendezvous_missing_rank")
+    assert outcome["culprit"]["ranks"] == [2]
+
+
+# Open: somebody outside might end it.
 
 
 def test_a_pipe_that_nobody_writes_to_is_blocked_io_after_the_open_wait_limit(workspace):
@@ -29,12 +107,25 @@ def test_a_pipe_that_nobody_writes_to_is_blocked_io_after_the_open_wait_limit(wo
     assert 9 <= outcome["timing"]["quiet_s"] <= 13
 
 
+@pytest.mark.slow
+def test_a_file_lock_that_somebody_outside_holds_is_an_open_wait(workspace):
+    lock = workspace.directory / "lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        workspace.scenario("locked", scenario("locked", str(lock), "stall_s: 3, open_wait_s: 9, deadline_s: 120"))
+        outcome = workspace.harness("run", "locked").outcome
+
+    assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "starved", "blocked_io")
+    assert "a lock on a file" in outcome["summary"]
+    assert 9 <= outcome["timing"]["quiet_s"] <= 13
+
+
 def test_a_sleep_that_ends_after_the_deadline_is_starved_at_once(workspace):
     workspace.scenario("sleeper", scenario("sleep", "9000", "deadline_s: 120"))
     outcome = workspace.harness("run", "sleeper").outcome
 
     assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "starved", "starved")
-    assert outcome["culprit"]["place"]["line"] == line_of("time.sleep(")
+    assert outcome["culprit"]["place"]["line"] == line_of("time.sleep(float")
     assert outcome["timing"]["detected_s"] <= 15
 
 

@@ -66,6 +66,18 @@ def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_backward_mark(n
     assert silent == {"blocks.0.attn.query", "blocks.0.attn.inner.0"}
 
 
+def test_what_never_waits_and_what_is_deep_inside_a_block_has_no_backward_mark(names: ModuleNames) -> None:
+    class Part(nn.ModuleDict):
+        pass
+
+    attention = Part({"branch": Part({"inner": Part()})})
+    block = nn.ModuleDict({"norm": nn.LayerNorm(1), "drop": nn.Dropout(), "act": nn.ReLU(), "attn": attention})
+    model = nn.ModuleDict({"blocks": nn.ModuleList([block]), "norm": nn.LayerNorm(1)})
+    names.of(model)
+    silent = {names.of(member).name for member in model.modules() if names.of(member).silent_backward}
+    assert silent == {"blocks.0.norm", "blocks.0.drop", "norm", "blocks.0.attn.branch.inner"}
+
+
 def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(names: ModuleNames) -> None:
     first, second = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.Linear(1, 1))
     assert names.of(first).name == "Sequential"

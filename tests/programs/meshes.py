@@ -1,7 +1,7 @@
 """Trains two steps on a mesh of ranks: data parallel, hybrid sharded, tensor parallel, or a pipeline of two stages.
 
-    torchrun --nproc-per-node 4 meshes.py hsdp          healthy
-    torchrun --nproc-per-node 4 meshes.py hsdp 3        rank 3 takes a lock in step 2 that it holds already
+torchrun --nproc-per-node 4 meshes.py hsdp          healthy
+torchrun --nproc-per-node 4 meshes.py hsdp 3        rank 3 takes a lock in step 2 that it holds already
 """
 
 import sys

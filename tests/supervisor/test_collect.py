@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from attempts import (
     unpack,
 )
 
+from harness import protocol
 from harness.core.observed.evidence import Ending, Exit, Frame, Raised, RankEvidence
 from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Limits
@@ -33,7 +35,8 @@ from harness.core.report import Outcome, Status
 from harness.core.trouble import Trouble
 from harness.errors import HarnessError
 from harness.run_judge import judge_attempt
-from harness.supervisor.collect import collect, foreign_metrics
+from harness.supervisor.collect import collect
+from harness.supervisor.reported import foreign_metrics
 from harness.supervisor.rundir import AttemptDir
 from harness.supervisor.stored_spec import load_spec
 
@@ -250,6 +253,28 @@ def test_a_stack_at_death_is_read_and_an_empty_file_is_none(tmp_path: Path) -> N
     assert [one.frames for one in ranks[0].death_stacks] == [(Frame(file="a.py", line=3, function="f"),)]
     assert ranks[1].death_stacks == ()
     assert not (attempt.rank(1) / "stacks.txt").exists()
+
+
+def test_what_nccl_left_before_it_aborted_a_rank_stands_in_for_the_probes_own_dump(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    attempt.boards.mkdir()
+    entry = {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 42,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": ((4,),),
+        "input_dtypes": ["Float"],
+        "state": "started",
+        "retired": False,
+        "time_created_ns": 1,
+        "is_p2p": False,
+    }
+    (attempt.boards / protocol.NCCL_DUMP.format(rank=1)).write_bytes(pickle.dumps({"entries": [entry]}, protocol=2))
+    ranks = collect(attempt, spec(backend="nccl"), "n").ranks
+    assert ranks[0].collectives == ()
+    assert [(one.op, one.seq, one.started, one.retired) for one in ranks[1].collectives] == [
+        ("all_reduce", 42, True, False)
+    ]
 
 
 def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None:

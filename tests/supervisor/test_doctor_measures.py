@@ -128,7 +128,7 @@ def test_a_py_spy_that_may_not_look_is_told_with_its_last_words(
     tool(tmp_path, "py-spy", "echo 'Error: Permission Denied: Try running again with sudo' >&2; exit 1")
     (tmp_path / "ptrace_scope").write_text("2\n")
     monkeypatch.setattr(doctor_children, "py_spy_path", lambda: str(tmp_path / "py-spy"))
-    monkeypatch.setattr("harness.supervisor.dump.py_spy_path", lambda: str(tmp_path / "py-spy"))
+    monkeypatch.setattr("harness.supervisor.stacks.py_spy_path", lambda: str(tmp_path / "py-spy"))
     facts = doctor_children.py_spy_facts(tmp_path / "ptrace_scope")
     assert (facts.threads, facts.ptrace_scope) == (0, 2)
     assert facts.trouble is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ import pytest
 from harness import protocol
 from harness.core.observed.evidence import Frame, RankSnapshot, Stack
 from harness.core.trouble import Trouble
-from harness.supervisor.dump import Camera, leaf_line
+from harness.supervisor.dump import Camera
+from harness.supervisor.dump_text import leaf_line
 
 SLEEPER = """
 import time
@@ -73,7 +75,7 @@ def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: Camera, rank:
     (seen,) = camera.take(3, {0: rank.pid}).ranks
     text = (camera.dumps / "rank0.3.txt").read_text().splitlines()
     assert text[0].startswith(f"rank 0   pid {rank.pid}   ")
-    assert text[1].startswith("state S   ")
+    assert text[1].startswith("state ")
     line = leaf_line(seen, seen.stacks[0])
     assert line is not None
     assert text[line - 1] == f"    step ({seen.stacks[0].frames[0].file}:6)"
@@ -186,11 +188,14 @@ def test_the_flight_recorder_is_asked_through_the_board(
     assert (pending in (camera.dumps / "rank0.1.txt").read_text()) is bool(operations)
 
 
+SILENT = "no worker server in the process; no answer of the beat thread within 1 s"
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
     write_board(camera, rank.pid, rank=0)
     (seen,) = camera.take(1, {0: rank.pid}).ranks
     assert seen.collectives == ()
-    assert camera.trouble == [Trouble(what="flight recorder", why="no answer within 1 s", rank=0)]
+    assert camera.trouble == [Trouble(what="flight recorder", why=SILENT, rank=0)]
 
 
 def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
@@ -219,3 +224,46 @@ def test_the_python_children_of_a_rank_are_looked_at_too(camera: Camera, tmp_pat
     assert [one.parent for one in seen.children] == [process.pid]
     stacks = seen.child_stacks[seen.children[0].pid]
     assert [frame.function for frame in stacks[0].frames] == ["step", "<module>"]
+
+
+READER = """
+import os
+print(flush=True)
+file = os.open("/dev/zero", os.O_RDONLY)
+while True:
+    os.read(file, 1)
+"""
+
+
+def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(camera: Camera) -> None:
+    with subprocess.Popen([sys.executable, "-ISc", READER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        looks = [camera.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
+        process.kill()
+    assert [look.asked_bytes for look in looks] == [0, 0]
+
+
+def serve(listening: socket.socket, text: str) -> None:
+    """Plays torch's worker server for one question."""
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+
+
+@pytest.mark.parametrize(("text", "trouble"), [(json.dumps({"entries": [ENTRY]}), []), ("[]", ["flight recorder"])])
+def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
+    camera: Camera, rank: subprocess.Popen[bytes], text: str, trouble: list[str]
+) -> None:
+    write_board(camera, rank.pid, rank=0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening, text))
+        thread.start()
+        (seen,) = camera.take(1, {0: rank.pid}).ranks
+        thread.join()
+    assert [one.what for one in camera.trouble] == trouble
+    assert [one.op for one in seen.collectives] == ([] if trouble else ["all_reduce"])
+    assert (camera.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)

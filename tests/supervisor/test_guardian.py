@@ -466,9 +466,9 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
         if event == "started":  # the command has ended before its guardian looks again
             os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(program.Guardian, "_say", say)
+    monkeypatch.setattr(program.Guardian, "say", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
     guardian = program.Guardian(order)
-    guardian._start()
+    guardian.start()
     guardian._reap()
     assert [(one["event"], one.get("status")) for one in said] == [("started", None), ("exit", 3)]

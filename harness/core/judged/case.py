@@ -6,11 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from harness.core.judged.ledger import Skipped
+from harness.core.judged.divergence import Analysis, Track, analyse
+from harness.core.judged.ledger import Finished, Skipped, StepDifference, first_step_of_difference, first_to_finish
+from harness.core.judged.unlike import Unlike, first_unlike
 from harness.core.judged.verdict import Failure, Judgement
-from harness.core.judged.waitfor import Wait
-from harness.core.observed.evidence import Evidence, Frame, RankEvidence
+from harness.core.judged.wait import Wait
+from harness.core.observed.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from harness.core.place import Place
 from harness.core.report import Finding, Status
 
@@ -35,6 +38,42 @@ class Case:
     @property
     def roots(self) -> tuple[Wait, ...]:
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
+
+    @property
+    def boards(self) -> dict[int, Board]:
+        return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What the recorders of all ranks say together."""
+        tracks = {
+            rank.rank: Track(collectives=collectives_of(self.evidence, rank), board=rank.board)
+            for rank in self.evidence.ranks
+        }
+        return analyse(tracks, self.evidence.backend)
+
+    @cached_property
+    def step_difference(self) -> StepDifference | None:
+        return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
+
+    @cached_property
+    def finished(self) -> Finished | None:
+        return first_to_finish(self.boards)
+
+    @cached_property
+    def unlike(self) -> Unlike | None:
+        return first_unlike(self.boards, self.evidence.backend)
+
+
+def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
+    """From the file at the end and the last look before it; of one seen twice the later state counts."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    looked = next((one.collectives for one in last if one.rank == rank.rank), ())
+    known = {(one.group, one.seq): one for one in rank.collectives}
+    for one in looked:
+        before = known.get((one.group, one.seq))
+        known[one.group, one.seq] = one if before is None or one.retired else before
+    return tuple(sorted(known.values(), key=lambda one: (one.created_ns, one.group, one.seq)))
 
 
 def layer_of(module: str | None) -> int | None:
@@ -139,11 +178,6 @@ def at(place: Place | None) -> str:
 
 def in_function(wait: Wait) -> str:
     return f" in {wait.user.function}" if wait.user else ""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"
 
 
 def verb(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from harness.core.judged.case import (
     place_of,
     shorten,
 )
-from harness.core.judged.profile import PROFILE_FILE, Pace, RankProfile, busiest, pace, profiles
+from harness.core.judged.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from harness.core.judged.verdict import FailureKind
 from harness.core.observed.evidence import Ending
 from harness.core.observed.stacks import user_frame
@@ -55,13 +55,17 @@ def _pace(speed: Pace | None) -> str:
 
 
 def _where(sampled: RankProfile) -> str:
-    """Up to three lines with their share of the samples, the rank's own words first."""
-    counted_in = sampled.working
-    shares = [
-        f"{at(Place(file=one.user.file, line=one.user.line))} ({100 * one.seen // counted_in} %)"
-        for one in sampled.lines[:3]
-    ]
-    return ",".join(shares)
+    """The two functions seen most often, each by its line seen most often, with their share of the samples."""
+    functions: dict[tuple[str, str], list[HotLine]] = {}
+    for one in sampled.lines:
+        functions.setdefault((one.user.file, one.user.function), []).append(one)
+    seen = sorted(
+        ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values()), key=lambda it: -it[0]
+    )
+    return " and".join(
+        f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
+        for count, user in seen[:2]
+    )
 
 
 def exception(case: Case) -> Finding | None:

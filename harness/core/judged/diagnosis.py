@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.judged.case import Case
 from harness.core.judged.causes import BESIDES, CAUSES, unknown
 from harness.core.judged.ledger import first_skipped
+from harness.core.judged.naming import meshes, with_coordinates
 from harness.core.judged.verdict import Judgement
+from harness.core.judged.whereabouts import whereabouts
 from harness.core.observed.evidence import Evidence
-from harness.core.report import CollectiveRef, Culprit, Finding, Status
+from harness.core.report import Culprit, Finding, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,10 @@ def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
     case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
     main = None if judgement.status is Status.PASS else _first(case)
     besides = [finding for rule in BESIDES if (finding := rule(case))]
-    findings = (*([main] if main else []), *besides)
+    places = meshes(evidence)
+    findings = tuple(
+        replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
+    )
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, main), findings=findings)
 
 
@@ -39,9 +44,7 @@ def _culprit(case: Case, main: Finding | None) -> Culprit | None:
     if main is None or main.code in ("interrupted", "harness_error"):
         return None
     rank = case.rank(main.ranks[0]) if main.ranks else None
-    step = rank.board.step if rank and rank.board else None
-    collective = None
-    if main.code == "rank_conditional_collective" and case.skipped is not None:
-        step = case.skipped.step
-        collective = CollectiveRef(group=case.skipped.call.group, seq=None, op=case.skipped.call.op)
+    step, collective = whereabouts(case, main.code)
+    if step is None and rank and rank.board:
+        step = rank.board.step
     return Culprit(ranks=main.ranks, step=step, collective=collective, place=main.place)

@@ -1,16 +1,19 @@
-"""The ledger of collectives called from Python: which rank left out a call that the others made."""
+"""Ledgers compared between ranks: which call, reduction or step one rank left out or made otherwise than the rest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.observed.evidence import Board, Call
+from harness import protocol
+from harness.core.observed.evidence import Board, Call, StepRow
+from harness.core.observed.steps import by_step
 from harness.core.place import Place
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
+_FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,60 @@ def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
     """The earliest call that some rank left out, or None."""
     found = sorted(_skipped(boards), key=_order)
     return found[0] if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDifference:
+    """From `step` on, `behind` entered fewer collectives of `group` than the others, and never made up for it."""
+
+    step: int
+    group: str
+    op: str
+    called: bool  # from Python; False = DDP's buckets or FSDP
+    alone: bool  # nothing else of the group differs in that step
+    counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
+    behind: tuple[int, ...]
+    without_gradients: tuple[int, ...]  # of those: fewer parameters had a gradient than on another rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """`ranks` asked for another batch after `step` and got none; `others` got one."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    step: int
+    calls: tuple[tuple[int, Call], ...]  # (rank, what it stands in instead)
+
+
+def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
+    """The first step in which some rank entered fewer collectives of a group than another, and stayed behind.
+
+    Only steps that every rank has finished and still remembers whole are compared. A group is compared between the
+    ranks that entered it at all. What only came a step later (another thread's) is no difference.
+    """
+    known = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
+    shared = sorted(set.intersection(*(set(rows) for rows in known.values()))) if len(known) > 1 else []
+    groups = sorted({tally.group for rows in known.values() for step in shared for tally in rows[step].tallies})
+    found = [difference for group in groups if (difference := _difference(known, shared, group))]
+    return min(found, key=lambda one: (one.step, one.group), default=None)
+
+
+def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
+    """The ranks that ran out of batches while others still had one; None where nobody has shown that."""
+    done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
+    step = min(done.values(), default=0)
+    ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(boards[rank]))
+    others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(boards[rank], step + 1))
+    if not ranks or not others:
+        return None
+    calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
+    return Finished(
+        ranks=ranks,
+        others=others,
+        step=step,
+        calls=tuple((rank, call[0]) for rank, call in calls if call[0].left_s is None),
+    )
 
 
 def last_agreed(boards: Mapping[int, Board]) -> Call | None:
@@ -59,6 +116,66 @@ def ledger_lines(board: Board) -> Iterator[str]:
         )
 
 
+def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
+    return {step: row for step, row in by_step(rows).items() if row.done_s is not None}
+
+
+def _difference(known: Mapping[int, dict[int, StepRow]], shared: Sequence[int], group: str) -> StepDifference | None:
+    members = [rank for rank in sorted(known) if any(_entered(row, group) for row in known[rank].values())]
+    totals = dict.fromkeys(members, 0)
+    since: int | None = None
+    for step in shared:
+        for rank in members:
+            totals[rank] += _entered(known[rank][step], group)
+        apart = len(set(totals.values())) > 1
+        since = (since if since is not None else step) if apart else None
+    return _difference_in({rank: known[rank][since] for rank in members}, group) if since is not None else None
+
+
+def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
+    """What differs in that step: the kind of collective with the widest gap between ranks."""
+    kinds = sorted({(tally.op, tally.called) for row in rows.values() for tally in row.tallies if tally.group == group})
+    counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
+    apart = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
+    op, called = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
+    most = max(_entered(row, group) for row in rows.values())
+    behind = tuple(rank for rank, row in rows.items() if _entered(row, group) < most)
+    gradients = {rank: row.gradients for rank, row in rows.items() if row.gradients is not None}
+    return StepDifference(
+        step=next(iter(rows.values())).step,
+        group=group,
+        op=op,
+        called=called,
+        alone=len(apart) == 1,
+        counts=tuple(counts[op, called].items()),
+        behind=behind,
+        without_gradients=tuple(r for r in behind if r in gradients and gradients[r] < max(gradients.values())),
+    )
+
+
+def _entered(row: StepRow, group: str) -> int:
+    return sum(tally.count for tally in row.tallies if tally.group == group)
+
+
+def _count(row: StepRow, group: str, op: str, called: bool) -> int:
+    kind = (group, op, called)
+    return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.called) == kind)
+
+
+def _out_of_batches(board: Board) -> bool:
+    """The newest thing training did was to ask for a batch; the rank then went on to something else."""
+    training = board.training
+    if training is None or training.kind != "data" or training.name != _FETCH:
+        return False
+    went_on = any(call.entered_s > training.at_s for call in board.calls)
+    return went_on or board.exit_s is not None
+
+
+def _trains(board: Board, step: int) -> bool:
+    training = board.training
+    return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
+
+
 def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
     """Whole, so that the same evidence gives the same answer in every process."""
     call = skipped.call
@@ -85,6 +202,8 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
 def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
+        if call.op.startswith(protocol.WAIT):
+            continue
         place = call.place
         key = (call.op, call.group, place.file if place else None, place.line if place else None)
         ledger.setdefault((call.step, key), []).append(call)
@@ -104,6 +223,7 @@ def _passed(board: Board, call: Call) -> bool:
         return board.step > call.step
     if board.position > call.position:
         return True
-    later = [one for one in board.calls if one.step == call.step and one.position >= call.position]
+    calls = (one for one in board.calls if not one.op.startswith(protocol.WAIT))
+    later = [one for one in calls if one.step == call.step and one.position >= call.position]
     met = Counter((one.op, one.group) for one in later)
     return bool(later) and met[(call.op, call.group)] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+from harness import protocol
 from harness.core.observed.evidence import Board
 from harness.core.plan import Limits
 
@@ -25,14 +26,14 @@ def started(board: Board | None) -> bool:
     if board is None:
         return False
     trains = board.training is not None
-    return trains or any(call.op not in _SET_UP for call in board.calls)
+    return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in board.calls)
 
 
 def last_progress_s(board: Board) -> float:
     """When this rank last did something that only progress does."""
     newest = board.newest
-    times = [board.created_s, newest.at_s if newest else 0.0, board.collectives_changed_s or 0.0]
-    return max(times)
+    counted = (board.collectives_changed_s or 0.0, board.device_changed_s or 0.0)
+    return max(board.created_s, newest.at_s if newest else 0.0, *counted)
 
 
 def in_force(declared: Limits, boards: Iterable[Board | None], grown_s: float = 0.0) -> Limits:

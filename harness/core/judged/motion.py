@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from harness.core.observed.evidence import Frame, Process, RankSnapshot, Stack
+from harness.core.observed.evidence import Frame, Process, RankSnapshot, Socket, Stack
 from harness.core.observed.stacks import training_stack
 
 BUSY_SHARE = 0.5  # of one core
 # Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
 # that waits gets nothing at all.
 STARVED_SHARE = 0.05
+# Of a rank that computes meanwhile: it saves, loads or packs, and a loop that only computes moves none.
+STREAM_BYTES_PER_S = 65536
 
 
 class Motion(StrEnum):
@@ -25,17 +27,34 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
     """What one rank did between two looks, collectives aside."""
     if after.process is None or after.process.state in "ZX":
         return Motion.GONE
-    if after.process.state == "T":
+    if _stopped(before, after.process):
         return Motion.STOPPED
     if before is None or before.process is None or _marked(before, after):
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
-        return Motion.BURNING
+        return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
     if _transferred(before, after):
         return Motion.MOVING
     if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
     return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
+
+
+def only_another_line(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """It neither marked nor moved a byte: a rank that polls shows another line now and then, and does nothing."""
+    return not _marked(before, after) and not _transferred(before, after)
+
+
+def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    earlier, later = _own_bytes(before), _own_bytes(after)
+    return None not in (earlier, later) and (later or 0) - (earlier or 0) >= STREAM_BYTES_PER_S * elapsed_s
+
+
+def _stopped(before: RankSnapshot | None, after: Process) -> bool:
+    """By a signal, by a frozen control group, or held by a debugger at both looks, which a tool that reads is not."""
+    if after.state == "t":
+        return before is not None and before.process is not None and before.process.state == "t"
+    return after.state == "T" or after.frozen
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
@@ -59,13 +78,35 @@ def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
     if before.board is None or after.board is None:
         return before.board is not after.board
     counts = [sum(mark.count for mark in board.marks) for board in (before.board, after.board)]
+    if before.board.device_completed != after.board.device_completed:
+        return True
     return counts[0] != counts[1] or before.board.completed != after.board.completed
 
 
 def _transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Bytes moved, apart from those our own questions cost."""
     own = [_own_bytes(before), _own_bytes(after)]
-    return None not in own and own[0] != own[1]
+    if None not in own and own[0] != own[1]:
+        return True
+    return before.process is not None and after.process is not None and carried(before.process, after.process)
+
+
+def carried(before: Process, after: Process) -> bool:
+    """A connection had bytes acknowledged or received.
+
+    The kernel's count of bytes read and written leaves out send and recv, which is what libraries of sockets call.
+    Connections to the launcher and its store do not count: what keeps them alive is not training.
+    """
+    earlier = {one.inode: _carried_bytes(one) for one in before.sockets}
+    return any(
+        _carried_bytes(one) > earlier[one.inode]
+        for one in after.sockets
+        if one.inode in earlier and (one.peer_rank is not None or not one.in_job)
+    )
+
+
+def _carried_bytes(one: Socket) -> int:
+    return (one.acked_bytes or 0) + (one.received_bytes or 0)
 
 
 def _own_bytes(snapshot: RankSnapshot) -> int | None:

@@ -94,7 +94,7 @@ def profile_text(evidence: Evidence) -> Iterator[str]:
     seen_at = [one.at_s for one in evidence.samples]
     yield f"{len(seen_at)} samples, {min(seen_at):.1f} s to {max(seen_at):.1f} s after the launch"
     if (speed := pace(evidence)) is not None:
-        yield f"{speed.done} steps done, {_pace_words(speed)}"
+        yield f"{speed.done} {'step' if speed.done == 1 else 'steps'} done, {_pace_words(speed)}"
     for one in made:
         yield ""
         yield f"rank {one.rank}: at work in {one.working} of {one.samples} samples{_nodes_words(one.nodes)}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.core.judged.motion import Motion
-from harness.core.judged.waitfor import Wait, WaitFor, WaitKind, wait_for
-from harness.core.observed.evidence import Sample, Snapshot
+from harness.core.judged.motion import Motion, rank_stack
+from harness.core.judged.wait import Wait, WaitKind
+from harness.core.judged.waitfor import WaitFor, wait_for
+from harness.core.observed.evidence import RankSnapshot, Sample, Snapshot
 from harness.core.plan import Limits
 from harness.core.report import HangKind
 
 SETTLE_S = 1.5  # two looks closer than this show the same thing twice
 LOOP_SAMPLES = 20
 LOOP_LINES = 2
+_LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,48 +34,103 @@ def prove(
     last_progress_s: float,
     limits: Limits,
     gone: Iterable[int] = (),
+    backend: str = "gloo",
 ) -> Proof | None:
     """The proof that this run hangs, or None while it may still move.
 
     `snapshots` are of one episode of suspicion, oldest first; `limits` are those in force, every one a number.
+    `backend` says whether ranks keep a core busy while they wait for a device.
     """
     earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
     if not earlier:
         return None
     before, after = earlier[-1], snapshots[-1]
-    graph = wait_for(before, after, gone)
+    graph = wait_for(before, after, gone, backend)
     if graph.moved or not graph.roots:
         return None
-    quiet_s = after.at_s - last_progress_s
-    span_s = after.at_s - before.at_s
     open_roots = [root for root in graph.roots if not _closed(root, limits)]
     if not open_roots:
-        return Proof(kind=_closed_kind(graph.roots), reason=_closed_reason(graph, span_s), graph=graph)
-    if not all(_endless(root, samples, limits, quiet_s) for root in open_roots):
+        reason = _closed_reason(graph, after.at_s - before.at_s)
+        return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
+    episode = _Episode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    if not all(episode.endless(root) for root in open_roots):
         return None
-    looping = next((root for root in open_roots if root.kind is WaitKind.COMPUTE), None)
+    quiet_s = min(episode.quiet_s(root) for root in open_roots)
+    looping = next((root for root in open_roots if root.kind in _LOOPS), None)
     if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
     reason = f"the same {_lines(looping.rank, samples)} in {LOOP_SAMPLES} samples over {quiet_s:.0f} s"
     return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Episode:
+    """What was seen since the run fell quiet."""
+
+    snapshots: Sequence[Snapshot]
+    samples: Sequence[Sample]
+    limits: Limits
+    last_progress_s: float
+
+    def endless(self, root: Wait) -> bool:
+        """An open root that has shown for long enough that it does not end."""
+        quiet_s = self.quiet_s(root)
+        if root.kind is WaitKind.COMPUTE:
+            return quiet_s >= _number(self.limits.busy_s) and _loops(root.rank, self.samples)
+        if quiet_s < _number(self.limits.open_wait_s):
+            return False
+        if root.kind is WaitKind.COMPILE:
+            return _loops(root.rank, self.samples)
+        return not self._wakes_in_time(root)
+
+    def quiet_s(self, root: Wait) -> float:
+        """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
+        stirring = {Motion.MOVING} if root.kind in _LOOPS else {Motion.MOVING, Motion.BURNING}
+        times = (
+            one.at_s
+            for one in self.samples
+            if one.rank == root.rank and one.motion in stirring and not one.another_line
+        )
+        return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
+
+    def _wakes_in_time(self, root: Wait) -> bool:
+        """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
+        if root.until_s is None:
+            return False
+        in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
+        return in_time and not (root.kind is WaitKind.SLEEP and self._slept_before(root))
+
+    def _slept_before(self, root: Wait) -> bool:
+        now_s = self.snapshots[-1].at_s
+        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
+        ends = (end_s for look in looks if (end_s := _sleep_end_s(look, root)) is not None)
+        return any(end_s < now_s for end_s in ends)
+
+
+def _sleep_end_s(rank: RankSnapshot, root: Wait) -> float | None:
+    """When the sleep that the rank stood in would end, if it stood on the line on which it sleeps now."""
+    stack = rank_stack(rank)
+    if stack is None or rank.process is None or stack.frames[:1] != ((root.leaf,) if root.leaf else ()):
+        return None
+    return next((task.wakes_at_s for task in rank.process.tasks if task.tid == (stack.tid or rank.pid)), None)
+
+
 def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
     """The innermost lines of the rank's last samples."""
-    burning = [one for one in samples if one.rank == rank and one.motion == Motion.BURNING and one.leaf]
+    burning = [one for one in _burning(rank, samples) if one.leaf]
     return {(one.leaf.file, one.leaf.line) for one in burning[-LOOP_SAMPLES:] if one.leaf}
 
 
-def _endless(root: Wait, samples: Sequence[Sample], limits: Limits, quiet_s: float) -> bool:
-    """An open root that has shown for long enough that it does not end."""
-    if root.kind is WaitKind.COMPUTE:
-        return quiet_s >= _number(limits.busy_s) and _loops(root.rank, samples)
-    return quiet_s >= _number(limits.open_wait_s) and not _wakes_in_time(root, limits)
+def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples in which the rank computed, since it last moved in any other way."""
+    own = [one for one in samples if one.rank == rank]
+    moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
+    moved = max(moves, default=0)
+    return [one for one in own[moved:] if one.motion == Motion.BURNING]
 
 
 def _loops(rank: int, samples: Sequence[Sample]) -> bool:
-    burning = [one for one in samples if one.rank == rank and one.motion == Motion.BURNING]
-    return len(burning) >= LOOP_SAMPLES and 1 <= len(loop_lines(rank, samples)) <= LOOP_LINES
+    return len(_burning(rank, samples)) >= LOOP_SAMPLES and 1 <= len(loop_lines(rank, samples)) <= LOOP_LINES
 
 
 def _lines(rank: int, samples: Sequence[Sample]) -> str:
@@ -82,22 +139,17 @@ def _lines(rank: int, samples: Sequence[Sample]) -> str:
 
 
 def _closed(root: Wait, limits: Limits) -> bool:
-    if root.kind is WaitKind.SLEEP and root.until_s is not None and limits.deadline_s is not None:
-        return root.until_s > limits.deadline_s
-    return root.closed
-
-
-def _wakes_in_time(root: Wait, limits: Limits) -> bool:
-    if root.kind is not WaitKind.SLEEP or root.until_s is None:
-        return False
-    return limits.deadline_s is None or root.until_s <= limits.deadline_s
+    """A sleep, its own or that of the child it waits for, that ends after the deadline never ends for this run."""
+    late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
+    return late or root.closed
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    kinds = {root.kind for root in roots}
+    kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
-    return HangKind.STARVED if WaitKind.SLEEP in kinds else HangKind.DEADLOCK
+    late = any(root.until_s is not None for root in roots)
+    return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
 
 
 def _closed_reason(graph: WaitFor, span_s: float) -> str:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.core.judged.case import counted
+from harness.core.judged.naming import Meshes, coordinates, meshes, rank_names
 from harness.core.judged.verdict import Judgement, how_it_ended
-from harness.core.judged.waitfor import Wait, WaitKind
+from harness.core.judged.wait import Wait, WaitKind
 from harness.core.observed.evidence import Ending, Evidence, RankEvidence
 from harness.core.report import Culprit, Standing, Status, Verdict, Vital
 
@@ -34,19 +35,22 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
         yield f"{counted[0].completed} of {counted[0].enqueued} collectives completed, the same on every rank"
     if verdict.status is not Status.HANG and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
-    if not evidence.leftovers and not evidence.undead and evidence.ending is not Ending.NOT_LAUNCHED:
+    if not evidence.leftovers and not evidence.undead and evidence.ending not in (Ending.NOT_LAUNCHED, Ending.DETACHED):
         yield "no process left"
+
+
+_FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.CHILD, WaitKind.PIPE})
 
 
 def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
     kinds = {wait.kind for wait in judgement.proof.graph.waits}
-    if WaitKind.COMPUTE not in kinds:
+    if not kinds & {WaitKind.COMPUTE, WaitKind.COMPILE}:
         yield "slow (no rank computes)"
     if WaitKind.TRANSPORT not in kinds:
         yield "network (the ranks are not all in the same collective)"
-    if WaitKind.IO not in kinds:
+    if not kinds & _FILES:
         yield "data and files (no rank stands in a read or write)"
     if not any(rank.raised for rank in evidence.ranks):
         yield "errors (no rank raised, none died)"
@@ -57,17 +61,24 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
         if judgement.status is not Status.PASS:
             yield from (_last_standing(evidence, rank, culprit) for rank in evidence.ranks)
         return
+    places = meshes(evidence)
     for wait in sorted(judgement.proof.graph.waits, key=lambda wait: wait.rank):
         yield Standing(
             rank=wait.rank,
             stands_in=wait.stands_in,
-            waits_for=_waits_for(wait),
+            waits_for=_waits_for(wait, places),
             quiet_s=_quiet_s(evidence, wait.rank),
             culprit=_blamed(wait.rank, culprit),
+            coordinates=coordinates(wait.rank, places),
         )
 
 
 _OUTSIDE = {
+    WaitKind.STORE: "a key of the store",
+    WaitKind.FILE_LOCK: "another process",
+    WaitKind.PIPE: "a reader of the pipe",
+    WaitKind.LOADER: "a data loader worker",
+    WaitKind.COMPILE: "nobody",
     WaitKind.COMPUTE: "nobody",
     WaitKind.GONE: "nobody",
     WaitKind.LOCK: "its own process",
@@ -87,12 +98,15 @@ def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | No
         waits_for="",
         quiet_s=None if left else _quiet_s(evidence, rank.rank),
         culprit=_blamed(rank.rank, culprit),
+        coordinates=coordinates(rank.rank, meshes(evidence)),
     )
 
 
-def _waits_for(wait: Wait) -> str:
+def _waits_for(wait: Wait, places: Meshes) -> str:
     if wait.peers:
-        return ("rank " if len(wait.peers) == 1 else "ranks ") + ", ".join(map(str, wait.peers))
+        return rank_names(wait.peers, places)
+    if wait.child is not None:
+        return f"process {wait.child.deepest.pid}"
     return _OUTSIDE.get(wait.kind, "outside the job")
 
 
@@ -132,6 +146,10 @@ def ended(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
     left = f"{counted(len(evidence.undead), 'process', 'processes')} left" if evidence.undead else "no process left"
+    if evidence.ending is Ending.DETACHED:
+        return "not by us: it runs on"
+    if evidence.observed and not evidence.teardown_s:
+        return "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.core.judged.looked_at import looked_at
 from harness.core.judged.proof import Proof, prove
 from harness.core.observed.evidence import Ending, Evidence, Exit, Raised, RankEvidence
 from harness.core.report import Status
@@ -71,8 +72,11 @@ def judge(evidence: Evidence) -> Judgement:
         return _ended(evidence)
     words = {
         Ending.INTERRUPTED: "interrupted before it ended",
-        Ending.ABANDONED: "the harness died before the run ended; its guardian ended the run",
+        Ending.ABANDONED: "the harness died before the run ended; "
+        + ("the job was left alone" if evidence.observed else "its guardian ended the run"),
         Ending.NOT_LAUNCHED: "the launcher could not be started",
+        Ending.RESTARTED: "the job's launcher started its ranks anew, and nothing shows why",
+        Ending.DETACHED: looked_at(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
 
@@ -94,6 +98,7 @@ def _proof(evidence: Evidence) -> Proof | None:
         last_progress_s=evidence.last_progress_s or 0.0,
         limits=evidence.limits,
         gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
+        backend=evidence.backend,
     )
 
 

@@ -4,55 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from harness.core.judged.motion import Motion, motion, rank_stack
-from harness.core.observed.evidence import Call, Collective, Frame, RankSnapshot, Snapshot, Stack, Task
+from harness.core.judged.group_wait import GroupWait, Job, group_wait, job_of
+from harness.core.judged.host_wait import HostWait, host_wait
+from harness.core.judged.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, rank_stack
+from harness.core.judged.threads import is_library
+from harness.core.judged.wait import Wait, WaitKind
+from harness.core.observed.evidence import RankSnapshot, Snapshot, Stack, Task
 from harness.core.observed.stacks import in_function, user_frame
 
-_TORCH_DISTRIBUTED = "torch/distributed/"
-_CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
-_LIBRARY_POLLERS = ("/harness/probe/", "tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py")
-_LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
-_BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
-_CHILD_CALLS = {"wait4", "waitid"}
-_SLEEPS = {"clock_nanosleep", "nanosleep"}
-_IO_CALLS = {
-    "read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "accept", "accept4", "openat", "flock",
-    "fsync", "poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "ioctl",
-}  # fmt: skip
-
-
-class WaitKind(StrEnum):
-    COLLECTIVE = "collective"
-    TRANSPORT = "transport"  # every rank is in the same collective, and it does not end
-    LOCK = "lock"
-    SLEEP = "sleep"
-    CHILD = "child"
-    IO = "io"
-    COMPUTE = "compute"
-    STOPPED = "stopped"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-    NOTHING = "nothing"  # it moves
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wait:
-    """What one rank stands in. `closed`: it cannot come, whatever time passes, unless another rank moves."""
-
-    rank: int
-    motion: Motion
-    kind: WaitKind
-    stands_in: str
-    peers: tuple[int, ...]  # the ranks it waits for
-    closed: bool
-    until_s: float | None  # end of a sleep, where readable
-    leaf: Frame | None
-    user: Frame | None
-    collective: Collective | None
-    call: Call | None
-    in_backward: bool
+# Frames that stand on a stack only while something is compiled, not while what was compiled runs.
+_COMPILERS = (
+    "torch/_dynamo/convert_frame.py",
+    "torch/_inductor/compile_fx.py",
+    "torch/_inductor/async_compile.py",
+    "torch/utils/cpp_extension.py",
+    "triton/compiler/compiler.py",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,52 +40,96 @@ class WaitFor:
         return bool(self.roots) and all(root.closed for root in self.roots)
 
 
-def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int] = ()) -> WaitFor:
+def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int] = (), backend: str = "gloo") -> WaitFor:
     """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
     earlier = {rank.rank: rank for rank in before.ranks}
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
-    left = set(gone)
-    waits = [
-        _wait(earlier.get(rank.rank), rank, after.ranks, elapsed_s, left)
-        for rank in after.ranks
-        if rank.rank not in left
-    ]
-    waits += [_gone(rank) for rank in sorted(left)]
+    job = job_of(after.ranks, gone, backend)
+    owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
+    waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
+    waits += [_gone(rank) for rank in sorted(job.gone)]
     return WaitFor(waits=tuple(waits), roots=_roots(waits))
 
 
 def _wait(
-    before: RankSnapshot | None, rank: RankSnapshot, everyone: Sequence[RankSnapshot], elapsed_s: float, gone: set[int]
+    before: RankSnapshot | None, rank: RankSnapshot, job: Job, owners: Mapping[int, int], elapsed_s: float
 ) -> Wait:
     moved = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)
+    computes = moved is Motion.BURNING and not _idles(before, rank, stack, elapsed_s)
+    group, host = None, HostWait(kind=_PLAIN.get(moved, WaitKind.UNKNOWN))
+    if moved in (Motion.BURNING, Motion.WAITING):
+        group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
+    if group is not None:
+        moved = Motion.WAITING  # whatever its CPU: NCCL spins while it waits
+    elif computes:
+        host = HostWait(kind=WaitKind.COMPILE if _compiles(stack) else WaitKind.COMPUTE)
+    elif moved in (Motion.BURNING, Motion.WAITING):
+        strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
+        host = host_wait(before, rank, stack, strangers, elapsed_s)
+        moved = _moved(host, works=_works(before, rank, elapsed_s))
+    return _as_wait(rank, stack, moved, group, host)
+
+
+_PLAIN = {Motion.STOPPED: WaitKind.STOPPED, Motion.GONE: WaitKind.GONE, Motion.MOVING: WaitKind.NOTHING}
+
+
+def _moved(host: HostWait, *, works: bool) -> Motion:
+    """A thread that waits while another one of its process computes may wait for what that one computes."""
+    if host.motion is Motion.MOVING:
+        return Motion.MOVING
+    return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
+
+
+def _idles(before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, elapsed_s: float) -> bool:
+    """The thread that trains used no CPU, whatever the others did; False where nobody says."""
+    now, then = _task(rank, stack), _task(before, stack) if before else None
+    return now is not None and then is not None and now.cpu_s - then.cpu_s < STARVED_SHARE * elapsed_s
+
+
+def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
+    """The process keeps a core busy, apart from the library threads that spin for a device or the network."""
+    if before is None or before.process is None or rank.process is None:
+        return False
+    earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
+    library_s = sum(task.cpu_s - earlier_s.get(task.tid, 0.0) for task in rank.process.tasks if is_library(task))
+    return rank.process.cpu_s - before.process.cpu_s - library_s >= BUSY_SHARE * elapsed_s
+
+
+def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
+    earlier = rank_stack(before) if before else None
+    return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
+
+
+def _compiles(stack: Stack | None) -> bool:
+    return stack is not None and any(in_function(stack.frames, compiler) for compiler in _COMPILERS)
+
+
+def _task(rank: RankSnapshot, stack: Stack | None) -> Task | None:
+    if rank.process is None:
+        return None
+    wanted = stack.tid if stack and stack.tid else rank.pid
+    return next((task for task in rank.process.tasks if task.tid == wanted), None)
+
+
+def _as_wait(rank: RankSnapshot, stack: Stack | None, moved: Motion, group: GroupWait | None, host: HostWait) -> Wait:
     frames = stack.frames if stack else ()
-    kind, peers, collective, call = WaitKind.NOTHING, (), None, None  # type: tuple[WaitKind, tuple[int, ...], Collective | None, Call | None]
-    if moved is Motion.STOPPED:
-        kind = WaitKind.STOPPED
-    elif moved is Motion.GONE:
-        kind = WaitKind.GONE
-    elif moved is not Motion.MOVING and (found := _collective_wait(rank, frames, everyone, gone, moved)):
-        kind, peers, collective, call = found
-        moved = Motion.WAITING  # NCCL spins while it waits
-    elif moved is Motion.BURNING:
-        kind = WaitKind.COMPUTE
-    elif moved is Motion.WAITING:
-        kind = _host_wait(rank, stack)
-    task = _task(rank, stack)
+    kind = group.kind if group else host.kind
     return Wait(
         rank=rank.rank,
         motion=moved,
         kind=kind,
-        stands_in=_stands_in(kind, frames, collective, call, task),
-        peers=peers,
-        closed=bool(peers) if kind is WaitKind.COLLECTIVE else _closed(kind, rank, stack, task),
-        until_s=task.wakes_at_s if task and kind is WaitKind.SLEEP else None,
+        stands_in=_stands_in(rank, stack, group, host),
+        peers=group.peers if group else host.peers,
+        closed=group.closed if group else host.closed or kind in (WaitKind.STOPPED, WaitKind.GONE),
+        until_s=host.until_s,
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
-        collective=collective,
-        call=call,
+        collective=group.collective if group else None,
+        call=group.call if group else None,
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
+        target=host.target,
+        child=host.child,
     )
 
 
@@ -136,111 +148,6 @@ def _gone(rank: int) -> Wait:
         call=None,
         in_backward=False,
     )
-
-
-def _collective_wait(
-    rank: RankSnapshot, frames: Sequence[Frame], everyone: Sequence[RankSnapshot], gone: set[int], moved: Motion
-) -> tuple[WaitKind, tuple[int, ...], Collective | None, Call | None] | None:
-    """The collective this rank waits in, and the ranks that have not come to it; None where it waits elsewhere."""
-    pending = next((one for one in rank.collectives if not one.retired), None)
-    call = next((one for one in reversed(rank.board.calls) if one.left_s is None), None) if rank.board else None
-    inside = bool(frames) and _TORCH_DISTRIBUTED in frames[0].file and _CHECKPOINT not in frames[0].file
-    absent = _absent(pending, rank, everyone, gone) if pending else ()
-    in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
-    handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
-    # DDP waits below the engine, and without a probe nobody says for what.
-    unrecorded = in_engine and rank.board is None
-    if inside or (unrecorded and moved is Motion.WAITING) or (call is not None and not frames):
-        pass
-    elif pending is None or moved is Motion.BURNING or (handle and not absent):
-        return None
-    others = tuple(one.rank for one in everyone if one.rank != rank.rank)
-    if pending is None:
-        return WaitKind.COLLECTIVE, tuple(sorted({*others, *gone})), None, call
-    if not absent:
-        return WaitKind.TRANSPORT, others, pending, call
-    return WaitKind.COLLECTIVE, absent, pending, call
-
-
-def _absent(
-    pending: Collective, rank: RankSnapshot, everyone: Sequence[RankSnapshot], gone: set[int]
-) -> tuple[int, ...]:
-    """The ranks that have not entered `pending`, or entered something else in its place."""
-    missing = set(gone)
-    for peer in everyone:
-        if peer.rank == rank.rank or peer.rank in gone:
-            continue
-        in_group = {one.seq: one for one in peer.collectives if one.group == pending.group}
-        if not in_group and pending.group != "0" and peer.collectives:
-            continue  # not a member of this group, as far as anyone has seen
-        newest = max(in_group, default=0)
-        same = in_group.get(pending.seq)
-        if newest < pending.seq or (same is not None and not _matches(pending, same)):
-            missing.add(peer.rank)
-    return tuple(sorted(missing))
-
-
-def _matches(one: Collective, other: Collective) -> bool:
-    return (one.op, one.sizes, one.dtypes) == (other.op, other.sizes, other.dtypes)
-
-
-def _host_wait(rank: RankSnapshot, stack: Stack | None) -> WaitKind:
-    task = _task(rank, stack)
-    name = task.syscall if task else ""
-    if name in _SLEEPS:
-        return WaitKind.SLEEP
-    if name in _CHILD_CALLS:
-        return WaitKind.CHILD
-    if name == "futex":
-        return WaitKind.LOCK
-    if name in _IO_CALLS:
-        return WaitKind.IO
-    return WaitKind.UNKNOWN
-
-
-def _task(rank: RankSnapshot, stack: Stack | None) -> Task | None:
-    if rank.process is None:
-        return None
-    wanted = stack.tid if stack and stack.tid else rank.pid
-    return next((task for task in rank.process.tasks if task.tid == wanted), None)
-
-
-def _closed(kind: WaitKind, rank: RankSnapshot, stack: Stack | None, task: Task | None) -> bool:
-    """Closed by itself. A wait for ranks is closed by its peers, which `_roots` decides."""
-    if kind in (WaitKind.STOPPED, WaitKind.GONE):
-        return True
-    if kind is not WaitKind.LOCK or task is None or task.timed is not False or stack is None:
-        return False
-    return not _could_be_released(rank, stack)
-
-
-def _could_be_released(rank: RankSnapshot, waiting: Stack) -> bool:
-    """Some other thread of the process, or another process that shares the lock, may still release it."""
-    if in_function(waiting.frames, "multiprocessing/synchronize.py") is not None:
-        return True
-    tasks = {task.tid: task for task in rank.process.tasks} if rank.process else {}
-    in_python = {stack.tid for stack in rank.stacks if stack.frames}
-    native = (task for tid, task in tasks.items() if tid not in in_python)
-    python = (stack for stack in rank.stacks if stack is not waiting and stack.frames)
-    return any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
-
-
-def _natively_busy(task: Task) -> bool:
-    """A thread of a C++ library that runs, or stands in a read or write that can end, may be what is waited for.
-
-    One that only polls (epoll, timed waits) is a library's loop: gloo, autograd and allocators all keep some.
-    """
-    if task.comm.startswith(_LIBRARY_THREADS):
-        return False
-    return task.state in "RD" or task.syscall in _BLOCKING_IO
-
-
-def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """A thread that does not wait for a lock itself, and is not a library's own poller, may do anything."""
-    if any(poller in frame.file for frame in stack.frames for poller in _LIBRARY_POLLERS):
-        return False
-    task = tasks.get(stack.tid) if stack.tid else None
-    return task is None or task.syscall != "futex" or task.timed is not False
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
@@ -263,24 +170,39 @@ def _reached(start: int, by_rank: Mapping[int, Wait]) -> set[int]:
     return seen
 
 
-def _stands_in(
-    kind: WaitKind, frames: Sequence[Frame], collective: Collective | None, call: Call | None, task: Task | None
-) -> str:
-    if kind in (WaitKind.COLLECTIVE, WaitKind.TRANSPORT):
-        if collective is not None:
-            return f"{collective.op} #{collective.seq}"
-        return call.op if call else (frames[0].function if frames else "a collective")
+_WORDS = {
+    WaitKind.LOCK: "a lock",
+    WaitKind.FILE_LOCK: "a lock on a file",
+    WaitKind.PIPE: "a write to a full pipe",
+    WaitKind.SLEEP: "a sleep",
+    WaitKind.CHILD: "a wait for a child process",
+    WaitKind.LOADER: "a wait for a worker of the data loader",
+    WaitKind.COMPUTE: "a computation",
+    WaitKind.COMPILE: "a compilation",
+    WaitKind.STOPPED: "stopped by a signal",
+    WaitKind.NOTHING: "moving",
+    WaitKind.UNKNOWN: "a wait of unknown kind",
+}
+
+
+def _stands_in(rank: RankSnapshot, stack: Stack | None, group: GroupWait | None, host: HostWait) -> str:
+    frames = stack.frames if stack else ()
+    if group is not None:
+        return _group_words(group, frames[0].function if frames else "a collective")
+    if host.kind is WaitKind.GONE:
+        return "has left"
+    task = _task(rank, stack)
+    words = _WORDS.get(host.kind) or (task.syscall if task else "io")
     user = user_frame(frames)
-    where = f" in {user.function}" if user else ""
-    words = {
-        WaitKind.LOCK: "a lock",
-        WaitKind.SLEEP: "a sleep",
-        WaitKind.CHILD: "a wait for a child process",
-        WaitKind.IO: f"{task.syscall if task else 'io'}",
-        WaitKind.COMPUTE: "a computation",
-        WaitKind.STOPPED: "stopped by a signal",
-        WaitKind.GONE: "has left",
-        WaitKind.NOTHING: "moving",
-        WaitKind.UNKNOWN: "a wait of unknown kind",
-    }
-    return words[kind] + where
+    return words + (f" in {user.function}" if user else "")
+
+
+def _group_words(group: GroupWait, function: str) -> str:
+    call = group.call
+    if group.collective is not None:
+        return f"{group.collective.op} #{group.collective.seq}"
+    if call is None:
+        return function
+    if call.key:
+        return f"{call.op} of the store key {call.key}"
+    return call.op if call.peer is None else f"{call.op} with rank {call.peer}"

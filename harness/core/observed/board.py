@@ -11,7 +11,8 @@ from harness.core.place import Place
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
-_RANGES = re.compile(r"(?:{0})(?:,(?:{0}))*".format(_RANGE.pattern.replace("([0-9]", "(?:[0-9]")))
+_ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
+_RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 
@@ -22,12 +23,14 @@ def parse(data: bytes, launched_ns: int) -> Board:
     """
     pid, rank, world_size, created_ns = _identity(data)
     clock = _Clock(launched_ns)
+    realtime_ns = protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0]
     strings = _strings(data)
     steps = _steps(data)
     facts = _facts(data, strings)
     beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
+    recorded, reached, reached_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
     return Board(
         pid=pid,
         rank=rank if rank >= 0 else None,
@@ -47,8 +50,12 @@ def parse(data: bytes, launched_ns: int) -> Board:
         gradients={step: gradients for step, _, gradients in steps},
         groups=_groups(facts),
         mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        device_pending=max(0, recorded - reached),
+        device_completed=reached,
+        device_changed_s=clock.seconds_if_set(reached_ns),
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
-        realtime_ns=protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0] or None,
+        realtime_ns=realtime_ns or None,
+        zero_ns=realtime_ns + launched_ns if realtime_ns else None,
     )
 
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from harness.core.observed.node import Gpu, HostMemory, SentSignal
+from harness.core.observed.process import Process as Process
+from harness.core.observed.process import Socket as Socket
+from harness.core.observed.process import Task as Task
 from harness.core.observed.traces import RankTraces
 from harness.core.place import Place
 from harness.core.plan import Limits
@@ -25,6 +29,8 @@ class Ending(StrEnum):
     INTERRUPTED = "interrupted"  # Ctrl-C
     ABANDONED = "abandoned"  # the controller died; the guardian ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
+    RESTARTED = "restarted"  # an observed job's own launcher ended these ranks and started others in their place
+    DETACHED = "detached"  # the harness only looked, and the job runs on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,58 +53,6 @@ class Stack:
     source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
     gil: bool = False  # holds the interpreter's lock, as far as the source tells
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One kernel thread."""
-
-    tid: int
-    comm: str
-    state: str  # R S D T t Z as in /proc
-    wchan: str
-    syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
-    wakes_at_s: float | None  # end of a timed sleep or wait, where readable
-    timed: bool | None  # the wait has a timeout; None = not readable
-    cpu_s: float
-    fd: int | None = None  # descriptor of the system call; of a poll the first one
-    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of an open the path; "" if unreadable
-    # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
-    # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
-    held_by: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Socket:
-    """One TCP socket of a process."""
-
-    inode: int
-    local: str  # "127.0.0.1:4711"
-    peer: str
-    state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
-    unacked_bytes: int  # written and not acknowledged by the other side
-    unread_bytes: int  # arrived and not read; of a listening socket connections not accepted
-    retransmits: int  # of the oldest unacknowledged segment, in a row
-    acked_bytes: int | None = None  # over its life; None = the kernel does not let us ask
-    received_bytes: int | None = None
-    peer_rank: int | None = None  # the other end belongs to this rank, or a child of it
-    in_job: bool = False  # the other end belongs to a process of the run, its launcher included
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """One process of the run, ranks and their children alike."""
-
-    pid: int
-    parent: int
-    command: str
-    state: str
-    cpu_s: float
-    io_bytes: int | None  # read + written, None = not readable
-    rss_bytes: int
-    tasks: tuple[Task, ...] = ()
-    holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
-    sockets: tuple[Socket, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +101,27 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tally:
+    """How often one rank entered one kind of collective during one step."""
+
+    group: str
+    op: str
+    called: bool  # from Python; False = below it: DDP's buckets, FSDP
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """Equal optimizer steps of one rank in a row, as the board and the flight recorder saw them together."""
+
+    step: int  # the first of them
+    until: int  # the last of them
+    done_s: float | None  # the last of them; None = in progress
+    gradients: int | None  # parameters with a gradient as the optimizer began; None = not known
+    tallies: tuple[Tally, ...]  # by group, operation, called
+
+
+@dataclass(frozen=True, kw_only=True)
 class Board:
     """The progress board of one process."""
 
@@ -168,8 +143,12 @@ class Board:
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
+    device_pending: int = 0  # events recorded at marks that the GPU has not reached
+    device_completed: int = 0
+    device_changed_s: float | None = None  # when it reached the last one
     autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
+    zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
 
     @property
     def newest(self) -> Mark | None:
@@ -217,6 +196,7 @@ class Sample:
     leaf: Frame | None  # innermost Python frame of the training thread
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None
+    another_line: bool = False  # it moved only in that it stood on another line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,42 +207,6 @@ class Snapshot:
     at_s: float
     ranks: tuple[RankSnapshot, ...]
     gpus: tuple[Gpu, ...] = ()  # only where a process of the run holds one
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU at one moment, as nvidia-smi says; None = it does not say."""
-
-    index: int
-    name: str
-    utilisation: float | None  # 0..1
-    used_bytes: int | None
-    total_bytes: int | None
-    ecc_errors: int | None  # uncorrected, since the driver was loaded
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentSignal:
-    """A signal that somebody is known to have sent to a process of the run."""
-
-    pid: int
-    rank: int | None  # None = the launcher, or a child of a rank
-    signal: str  # "SIGTERM"
-    sender: str  # "harness", "torchrun", "kernel (out of memory)"
-    at_s: float | None  # None = the sender does not say when
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostMemory:
-    """Memory of the node while the run was watched; None = not readable."""
-
-    total_bytes: int | None
-    available_bytes: int | None  # at the end
-    limit_bytes: int | None  # the smallest limit of the control groups around the run
-    used_bytes: int | None  # of that group, at the end
-    oom_kills: int | None  # processes that the kernel killed in those groups since the launch
-    killed: tuple[str, ...]  # what the kernel's log says about each: "Out of memory: Killed process 71 (python) ..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +248,18 @@ class RankEvidence:
     traces: RankTraces
     last_loss: float | None
     error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
+    ledger: tuple[StepRow, ...] = ()  # the steps that board and recorder still remember whole, oldest first
     planned_steps: int | None = None  # optimizer steps in all, where the program says so in its heartbeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraction:
+    """A proof that the run itself took back: it moved again. Only a job that is left alone can do that."""
+
+    at_s: float  # of the proof
+    kind: str
+    reason: str
+    quiet_s: float  # from the last progress before to the first after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,5 +286,7 @@ class Evidence:
     undead: tuple[str, ...]  # processes that even SIGKILL did not end
     metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
     trouble: tuple[Trouble, ...]
+    retracted: tuple[Retraction, ...] = ()
+    observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None

@@ -1,26 +1,51 @@
-"""torch's flight recorder, its JSON form, as values. Its own analyser fails on gloo dumps."""
+"""torch's flight recorder, JSON or pickled, as values. torch's own analyser fails on gloo dumps.
+
+A dump is somebody else's file: every value is checked as it is taken, and nothing in it is ever called.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.core.observed.evidence import Collective
+from harness.core.observed.plain_pickle import plain_value
 
+MAX_BYTES = 64 << 20
 _KEPT_PER_GROUP = 16
+_MAX_ENTRIES = 20_000  # newest; torch keeps 2000 unless told otherwise
+_MAX_GROUPS = 4096
+_MAX_TENSORS = 64  # of one coalesced operation
+_MAX_RANKS = 1 << 16
+_MAX_TEXT = 200
+_PICKLED = b"\x80"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """One rank's dump, oldest first."""
+
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they say nothing about the others' order
+    groups: dict[str, tuple[int, ...]]  # process group -> global ranks, where the dump says so (NCCL)
+
+
+def parse_dump(data: bytes) -> Flight:
+    """The dump in either form. Raises ValueError, which names the place, for what is no dump or too large for one."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
+    try:
+        dump = plain_value(data) if data[:1] == _PICKLED else json.loads(data)
+        return _flight(_dict(dump, "the top"))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a flight recorder dump: {error}") from error
 
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
-    """Every recorded collective, oldest first. Raises ValueError on anything that is not a flight recorder dump."""
-    try:
-        dump = json.loads(text)
-        if not isinstance(dump, dict):
-            raise TypeError("no object at the top")
-        entries = dump.get("entries") or []
-        return tuple(_collective(entry) for entry in entries if not entry.get("is_p2p"))
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a flight recorder dump: {error!r}") from error
+    """Every recorded collective of a JSON dump, oldest first. Raises ValueError as `parse_dump` does."""
+    return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
 def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
@@ -36,18 +61,100 @@ def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     return tuple(one for one in collectives if (one.group, one.seq) in kept)
 
 
-def _collective(entry: dict[str, Any]) -> Collective:
-    group = entry["process_group"]
-    return Collective(
-        group=str(group[0]),
-        seq=int(entry["collective_seq_id"]),
-        op=str(entry["profiling_name"]).rpartition(":")[2],
-        sizes=tuple(tuple(int(size) for size in sizes) for sizes in entry.get("input_sizes") or ()),
-        dtypes=tuple(str(dtype) for dtype in entry.get("input_dtypes") or ()),
-        retired=_truth(entry.get("retired")) or entry.get("state") == "completed",
-        created_ns=int(entry["time_created_ns"]),
+def _flight(dump: Mapping[Any, Any]) -> Flight:
+    entries = _list(dump.get("entries"), "entries")[-_MAX_ENTRIES:]
+    collectives: list[Collective] = []
+    transfers: list[Collective] = []
+    for number, entry in enumerate(entries):
+        where = f"entry {number}"
+        point_to_point = _truth(_dict(entry, where).get("is_p2p"))
+        (transfers if point_to_point else collectives).append(_collective(entry, where, point_to_point))
+    return Flight(
+        collectives=tuple(collectives),
+        transfers=tuple(transfers),
+        groups=_groups(_dict(dump.get("pg_config") or {}, "pg_config")),
     )
 
 
+def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> Collective:
+    group = _list(entry.get("process_group"), f"{where}: process_group")
+    name = _text(entry.get("profiling_name"), f"{where}: profiling_name")
+    state = entry.get("state")
+    retired = _truth(entry.get("retired")) or state == "completed"
+    return Collective(
+        group=_text(group[0] if group else None, f"{where}: process_group"),
+        seq=_whole(
+            entry.get("p2p_seq_id", 0) if point_to_point else entry.get("collective_seq_id"), f"{where}: number"
+        ),
+        op=name.rpartition(":")[2],
+        sizes=tuple(_sizes(entry, where)),
+        dtypes=tuple(
+            _text(dtype, f"{where}: input_dtypes")
+            for dtype in _list(entry.get("input_dtypes"), f"{where}: input_dtypes")[:_MAX_TENSORS]
+        ),
+        retired=retired,
+        created_ns=_whole(entry.get("time_created_ns"), f"{where}: time_created_ns"),
+        # gloo says "scheduled" until the end, so there it tells nothing.
+        started=None if name.startswith("gloo:") else retired or state == "started",
+    )
+
+
+def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
+    where = f"{where}: input_sizes"
+    tensors = _list(entry.get("input_sizes"), where)[:_MAX_TENSORS]
+    return [tuple(_whole(size, where) for size in _list(sizes, where)[:_MAX_TENSORS]) for sizes in tensors]
+
+
+def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
+    """gloo leaves one nameless group without ranks here; then nothing is known."""
+    found = {}
+    for name, about in list(configuration.items())[:_MAX_GROUPS]:
+        where = f"pg_config {_text(name, 'pg_config')!r}"
+        ranks = _dict(about, where).get("ranks")
+        listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+        members = tuple(_whole(rank, where) for rank in _list(listed, where)[:_MAX_RANKS])
+        if members:
+            found[str(name)] = members
+    return found
+
+
+# What follows takes one value out of a hostile document, or says where it is not what it should be.
+
+
+def _dict(value: object, where: str) -> Mapping[Any, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{where} is {_shown(value)}, no object")
+    return value
+
+
+def _list(value: object, where: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{where} is {_shown(value)}, no list")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    """Group names may come as numbers; a container never becomes a text, for it may be endless."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise TypeError(f"{where} is {_shown(value)}, no text")
+    return str(value)[:_MAX_TEXT]
+
+
+def _whole(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{where} is {_shown(value)}, no whole number")
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"{where} has more than 64 bits")
+    return number
+
+
 def _truth(value: object) -> bool:
-    return value is True or str(value).lower() in ("true", "1")
+    return value is True or (isinstance(value, (str, int)) and str(value).lower() in ("true", "1"))
+
+
+def _shown(value: object) -> str:
+    scalar = value is None or isinstance(value, (bool, float, str))
+    return repr(value)[:40] if scalar else type(value).__name__

@@ -39,6 +39,7 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
                     for frame in thread["frames"][:_MAX_FRAMES]
                 ),
                 source=source,
+                gil=bool(thread.get("owns_gil")),
             )
             for thread in threads[:_MAX_THREADS]
         )

@@ -1,0 +1,181 @@
+"""Waits that last: a key of a store that nobody sets, an asynchronous collective that does not complete.
+
+Most such calls return at once, and there may be thousands. So a call only leaves a note of itself in memory, and the
+beat writes down those that have lasted.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import protocol
+from .board import Board
+from .places import innermost, place_text
+from .trouble import Trouble
+
+LASTING_NS = 200_000_000
+STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
+REMEMBERED = 4096  # handles that are out; a program that keeps more loses the names of the oldest
+ELLIPSIS = "..."
+
+
+class Handle:
+    """What an asynchronous collective was called with."""
+
+    __slots__ = ("dtype", "elements", "group", "op", "peer")
+
+    def __init__(self, op: str, group: int = 0, elements: int = 0, dtype: int = 0, peer: int = -1) -> None:
+        self.op = op
+        self.group = group
+        self.elements = elements
+        self.dtype = dtype
+        self.peer = peer
+
+
+class Wait:
+    """One call that may block. `outer` is the collective it is part of, 0 = none."""
+
+    __slots__ = ("began_ns", "handle", "keys", "number", "outer")
+
+    def __init__(self, handle: Handle, keys: Any, outer: int) -> None:
+        self.began_ns = time.monotonic_ns()
+        self.handle = handle
+        self.keys = keys
+        self.outer = outer
+        self.number = 0  # of the call on the board, once the wait has lasted
+
+
+class Inside(_thread._local):
+    """The collective that a thread is in: its number, 0 = none, -1 = one that is not on the board."""
+
+    number = 0
+
+
+class Waits:
+    def __init__(self, board: Board, foreign: tuple[str, ...], trouble: Trouble) -> None:
+        self._board = board
+        self._trouble = trouble
+        self.foreign = foreign
+        self._open: dict[int, Wait] = {}  # by thread
+        self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
+        self.inside = Inside()
+
+    def remember(self, work: Any, handle: Handle) -> None:
+        """`work` is the handle of this call. It is known as long as it lives."""
+        key = id(work)
+
+        def forget(reference: Any) -> None:
+            known = self._handles.get(key)
+            if known is not None and known[0] is reference:
+                del self._handles[key]
+
+        if len(self._handles) >= REMEMBERED:
+            self._handles.pop(next(iter(self._handles)), None)
+        self._handles[key] = (weakref.ref(work, forget), handle)
+
+    def handle_of(self, work: Any) -> Handle:
+        known = self._handles.get(id(work))
+        return known[1] if known is not None and known[0]() is work else Handle("collective")
+
+    def during(self, handle: Handle, keys: Any, call: Callable[[], Any]) -> Any:
+        """Run `call`, which may block. Only the outermost wait of a thread counts."""
+        thread = _thread.get_ident()
+        if thread in self._open:
+            return call()
+        self._open[thread] = wait = Wait(handle, keys, self.inside.number)
+        try:
+            return call()
+        finally:
+            del self._open[thread]
+            if wait.number:
+                self._trouble.attempt("waits", lambda: self._over(wait))
+
+    def write_down(self) -> None:
+        """From the beat: those that have lasted become calls on the board, or the key of the call they are part of."""
+        now = time.monotonic_ns()
+        for thread, wait in list(self._open.items()):
+            if wait.number or now - wait.began_ns < LASTING_NS:
+                continue
+            key = self._board.string(key_text(wait.keys)) if wait.keys is not None else 0
+            if wait.outer:
+                wait.number = wait.outer
+                self._board.call_waits_for(wait.outer, key)
+            else:
+                wait.number = self._enter(thread, wait, key)
+            if self._open.get(thread) is not wait:
+                self._over(wait)
+
+    def _enter(self, thread: int, wait: Wait, key: int) -> int:
+        board, handle = self._board, wait.handle
+        frame = innermost(sys._current_frames().get(thread), self.foreign)
+        place = place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else ""
+        return board.enter_call(
+            board.string(protocol.WAIT + handle.op),
+            handle.group,
+            board.string(place),
+            handle.elements,
+            handle.dtype,
+            key=key,
+            peer=handle.peer,
+            entered_ns=wait.began_ns,
+        )
+
+    def _over(self, wait: Wait) -> None:
+        if wait.outer:
+            self._board.call_waits_for(wait.outer, 0)
+        else:
+            self._board.leave_call(wait.number)
+
+
+def watch_stores(c10d: Any, waits: Waits) -> None:
+    """Every kind of store inherits its waits from one class of C++, whose methods can be covered."""
+    for name in STORE_METHODS:
+        method = getattr(c10d.Store, name, None)
+        if method is not None:
+            setattr(c10d.Store, name, _covered_store(waits, Handle(f"store.{name}"), method))
+
+
+def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
+    """`work.wait()` as the program calls it; torch's own calls inside a collective are part of that collective."""
+    method = c10d.Work.wait
+
+    @functools.wraps(method)
+    def wait(self: Any, *arguments: Any, **options: Any) -> Any:
+        if is_compiling() or waits.inside.number:
+            return method(self, *arguments, **options)
+        return waits.during(waits.handle_of(self), None, lambda: method(self, *arguments, **options))
+
+    c10d.Work.wait = wait
+
+
+def key_text(keys: Any) -> str:
+    """As many keys as the board keeps whole. Of a long one the end stays: there stands whom a rendezvous waits for."""
+    names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
+    return ",".join(_whole(names))
+
+
+def _whole(names: list[str]) -> Iterator[str]:
+    left = protocol.STRING_LIMIT - len(ELLIPSIS) - 1
+    for number, name in enumerate(names):
+        data = name.encode("utf-8", "replace")
+        if len(data) > left:
+            # Counted in bytes, and never from the middle of a character.
+            yield ELLIPSIS if number else ELLIPSIS + data[-left:].decode("utf-8", "ignore")
+            return
+        yield name
+        left -= len(data) + 1
+
+
+def _covered_store(waits: Waits, handle: Handle, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def covered(self: Any, *arguments: Any, **options: Any) -> Any:
+        keys = arguments[0] if arguments else next(iter(options.values()), "")
+        return waits.during(handle, keys, lambda: method(self, *arguments, **options))
+
+    return covered

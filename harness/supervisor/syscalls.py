@@ -1,0 +1,204 @@
+"""The system call that a thread stands in: its name, what it waits on, and when it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+RESTARTED = "restart_syscall"  # a timed wait that goes on after the process was stopped: its arguments are gone
+
+# Name of each call, by number. What is not here shows as its number: an unknown wait.
+_SYSCALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
+        23: "select", 35: "nanosleep", 40: "sendfile", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom",
+        46: "sendmsg", 47: "recvmsg", 56: "clone", 58: "vfork", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
+        75: "fdatasync", 202: "futex", 219: RESTARTED, 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid",
+        257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4", 435: "clone3",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 65: "readv",
+        66: "writev", 67: "pread64", 68: "pwrite64", 71: "sendfile", 72: "pselect6", 73: "ppoll", 82: "fsync",
+        83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 128: RESTARTED,
+        202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 220: "clone",
+        242: "accept4", 260: "wait4", 435: "clone3",
+    },
+}.get(platform.machine(), {})  # fmt: skip
+
+_FUTEX_WAITS = {0, 9, 11, 13}  # WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
+_FUTEX_ABSOLUTE = 9
+_FUTEX_COMMAND_MASK = 0x7F
+_FUTEX_CLOCK_REALTIME = 256
+_CLOCK_REALTIME, _CLOCK_MONOTONIC = 0, 1
+_TIMER_ABSTIME = 1
+_TIMESPEC = struct.Struct("<qq")
+
+_FD_FIRST = {
+    "read", "write", "readv", "writev", "pread64", "pwrite64", "sendfile", "connect", "accept", "accept4", "sendto",
+    "recvfrom", "sendmsg", "recvmsg", "fcntl", "flock", "fsync", "fdatasync", "ioctl", "epoll_wait", "epoll_pwait",
+}  # fmt: skip
+_POLLFD = struct.Struct("<ihh")
+_MAX_PATH_BYTES = 1024
+_MAX_DESCRIPTORS = 1024  # of a select
+_MAX_CHILDREN = 16
+_P_ALL, _P_PID = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What one thread stands in; the fields mean what they mean in Task."""
+
+    name: str
+    timed: bool | None
+    wakes_at_s: float | None
+    fd: int | None
+    target: str
+    held_by: tuple[int, ...] | None
+
+
+def standing(pid: int, tid: int, origin_ns: int) -> Standing:
+    """One thread at this moment; times relative to `origin_ns`."""
+    name, arguments = _syscall(pid, tid)
+    timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
+    fd = _descriptor(pid, name, arguments)
+    target = _path(pid, arguments[1]) if name == "openat" and len(arguments) > 1 else link(pid, fd)
+    held_by = _children(pid, name, arguments)
+    return Standing(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+
+
+def link(pid: int, fd: int | None) -> str:
+    """What a descriptor is: "pipe:[123]", "socket:[456]", a path; "" if unreadable."""
+    if fd is None:
+        return ""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
+    """Name and arguments of the system call the thread stands in; "running" outside one, "" if unreadable."""
+    text = _read(f"/proc/{pid}/task/{tid}/syscall")
+    if not text or text == "running":
+        return text, ()
+    number, *arguments = text.split()
+    if number == "-1":
+        return "running", ()
+    return _SYSCALLS.get(int(number), number), tuple(int(word, 16) for word in arguments[:6])
+
+
+def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
+    """The descriptor of the call; of a poll or select the first one in its list."""
+    if len(arguments) < 3:
+        return None
+    if name in _FD_FIRST:
+        return _signed(arguments[0])
+    if name in ("poll", "ppoll"):
+        data = _memory(pid, arguments[0], _POLLFD.size) if arguments[1] else b""
+        return _POLLFD.unpack(data)[0] if len(data) == _POLLFD.size else None
+    if name in ("select", "pselect6"):
+        return _first_selected(pid, arguments)
+    return None
+
+
+def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
+    size = (min(arguments[0], _MAX_DESCRIPTORS) + 7) // 8
+    for address in arguments[1:3]:  # to read, to write
+        bits = int.from_bytes(_memory(pid, address, size), "little") if address and size else 0
+        if bits:
+            return (bits & -bits).bit_length() - 1
+    return None
+
+
+def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The living children that a wait is for; None where the call waits for none, or for which cannot be told."""
+    if name == "wait4" and len(arguments) > 1:
+        wanted = _signed(arguments[0])
+        return (wanted,) if wanted > 0 else _living_children(pid)
+    if name == "waitid" and len(arguments) > 1 and arguments[0] in (_P_ALL, _P_PID):
+        return (_signed(arguments[1]),) if arguments[0] == _P_PID else _living_children(pid)
+    return None
+
+
+def _living_children(pid: int) -> tuple[int, ...] | None:
+    """Empty and unreadable look alike where the kernel lists no children; a wait without any would have returned."""
+    words = (_read(str(listed)).split() for listed in Path(f"/proc/{pid}/task").glob("*/children"))
+    return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
+
+
+def _signed(argument: int) -> int:
+    """A C int out of a register."""
+    return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
+
+
+def _path(pid: int, address: int) -> str:
+    return _memory(pid, address, _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
+
+
+def _memory(pid: int, address: int, size: int) -> bytes:
+    """Up to `size` bytes of the process's memory, less where it ends; empty without the right to trace it."""
+    try:
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(size)
+    except (OSError, ValueError, OverflowError):
+        return b""
+
+
+def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
+    """Whether the wait ends by itself, and when, where that can be read."""
+    if len(arguments) < 6:
+        return None, None
+    if name == "futex":
+        return _futex_timeout(pid, arguments, origin_ns)
+    if name == "clock_nanosleep":
+        absolute = arguments[1] & _TIMER_ABSTIME
+        return True, _timespec(pid, arguments[2], arguments[0], origin_ns) if absolute else None
+    if name == "nanosleep":
+        return True, None
+    if name in ("poll", "epoll_wait", "epoll_pwait"):
+        milliseconds = arguments[2 if name == "poll" else 3] & 0xFFFFFFFF
+        return milliseconds != 0xFFFFFFFF, None
+    if name in ("select", "pselect6", "ppoll"):
+        return arguments[2 if name == "ppoll" else 4] != 0, None
+    return False, None
+
+
+def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
+    operation, pointer = arguments[1], arguments[3]
+    if operation & _FUTEX_COMMAND_MASK not in _FUTEX_WAITS:
+        return None, None
+    if pointer == 0:
+        return False, None
+    if operation & _FUTEX_COMMAND_MASK != _FUTEX_ABSOLUTE:
+        return True, None
+    clock = _CLOCK_REALTIME if operation & _FUTEX_CLOCK_REALTIME else _CLOCK_MONOTONIC
+    return True, _timespec(pid, pointer, clock, origin_ns)
+
+
+def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
+    """The absolute time at `address` of the process, on our axis. Needs the right to trace it."""
+    data = _memory(pid, address, _TIMESPEC.size)
+    if len(data) < _TIMESPEC.size:
+        return None
+    seconds, nanoseconds = _TIMESPEC.unpack(data)
+    at_ns = int(seconds) * 10**9 + int(nanoseconds) - _clock_offset_ns(clock)
+    return (at_ns - origin_ns) / 1e9
+
+
+def _clock_offset_ns(clock: int) -> int:
+    """What to take from a time of `clock` to get CLOCK_MONOTONIC."""
+    if clock == _CLOCK_MONOTONIC:
+        return 0
+    return time.clock_gettime_ns(clock) - time.monotonic_ns()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""

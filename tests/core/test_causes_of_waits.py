@@ -1,0 +1,324 @@
+"""The rules for waits that are no collective: what they name, and when they are silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    C10D,
+    board,
+    call,
+    collective,
+    ended,
+    evidence,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    process,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    sample,
+    snapshot,
+    stack,
+    stalled,
+    task,
+)
+from test_host_wait import FETCH, WORKER, child, loading, rank
+
+from harness.core.judged import causes, causes_of_group_wait, causes_of_hang
+from harness.core.judged.diagnosis import diagnose
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Call, Evidence, RankSnapshot, Socket
+from harness.core.report import Finding
+
+
+def main_finding(seen: Evidence) -> Finding:
+    return diagnose(seen, judge(seen)).findings[0]
+
+
+def told(seen: Evidence) -> tuple[str, tuple[int, ...], str]:
+    found = main_finding(seen)
+    return found.code, found.ranks, found.claim
+
+
+def calling(number: int, op: str, *earlier: Call, **facts: Any) -> RankSnapshot:
+    now = call(len(earlier) + 1, op, left_s=None, **facts)
+    inner = frame(2000, file=C10D, function=op)
+    return rank_snapshot(number, inner, frame(40), board=board(rank=number, calls=(*earlier, now)))
+
+
+def one_sided_group() -> Evidence:
+    return stalled(calling(0, "new_group"), calling(1, "all_reduce"))
+
+
+def crossed_receives() -> Evidence:
+    return stalled(calling(0, "recv", peer=1), calling(1, "recv", peer=0))
+
+
+def unset_key() -> Evidence:
+    return stalled(calling(0, "wait store.get", key="mine"), calling(1, "all_reduce"))
+
+
+def locked_entrance() -> Evidence:
+    flock = process(101, tasks=(task(101, syscall="flock", target="/tmp/lock", held_by=(100,)),))
+    late = rank_snapshot(1, frame(12, function="download"), process=flock, board=board(rank=1))
+    return stalled(calling(0, "init_process_group"), late)
+
+
+SEND = {"local": "10.0.0.1:40", "peer": "10.0.0.2:50", "state": "ESTABLISHED", "unread_bytes": 0, "acked_bytes": 9}
+
+
+def sockets(number: int, **changes: Any) -> RankSnapshot:
+    facts = {"inode": 5 + number, "unacked_bytes": 2432, "retransmits": 5, "peer_rank": 1 - number, **SEND}
+    if number == 1:
+        facts |= {"local": SEND["peer"], "peer": SEND["local"]}
+    stuck = Socket(**{**facts, **changes})
+    return in_all_reduce(number, collective(6), process=process(100 + number, sockets=(stuck,)))
+
+
+def cut(**changes: Any) -> Evidence:
+    return stalled(sockets(0, **changes), sockets(1, **changes), at_s=400.0)
+
+
+def blocked_worker() -> Evidence:
+    return stalled(loading((child(300), (frame(85, function="read"), FETCH, WORKER))))
+
+
+def forked() -> Evidence:
+    return stalled(rank("wait4", child(300), held_by=(300,)))
+
+
+def full_pipe() -> Evidence:
+    return stalled(rank("write", target="pipe:[7]", held_by=(100,)))
+
+
+# Groups.
+
+
+def test_a_group_that_some_rank_does_not_make_names_that_rank_and_the_line_of_the_call() -> None:
+    code, ranks, claim = told(one_sided_group())
+    assert (code, ranks) == ("group_creation_subset", (1,))
+    assert claim == (
+        "rank 1 never called new_group at ada/train.py:37, in which rank 0 waits for all ranks of the job; rank 1"
+        " stands in all_reduce"
+    )
+
+
+def test_a_rank_that_never_comes_to_the_rendezvous_is_named_with_what_it_stands_in() -> None:
+    code, ranks, claim = told(locked_entrance())
+    assert (code, ranks) == ("rendezvous_missing_rank", (1,))
+    assert claim == (
+        "rank 1 never entered init_process_group at ada/train.py:40, in which rank 0 waits; rank 1 stands in a lock on"
+        " a file in download"
+    )
+
+
+def test_a_rank_that_nobody_saw_is_missing_from_the_rendezvous() -> None:
+    early = calling(0, "init_process_group", key="/default_pg/0//cpu//0/5")
+    assert early.board is not None
+    seen = stalled(replace(early, board=replace(early.board, world_size=1)))
+    assert told(seen) == (
+        "rendezvous_missing_rank",
+        (5,),
+        "rank 5 never entered init_process_group at ada/train.py:40, in which rank 0 waits; nothing was seen of it",
+    )
+
+
+def test_who_gave_up_waiting_names_the_rank_by_the_key_it_waited_for() -> None:
+    message = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/1"
+    gave_up = rank_evidence(0, raised=raised(0, "torch.distributed.DistStoreError", message), exit=ended(0, 1))
+    code, ranks, claim = told(evidence(gave_up, rank_evidence(1)))
+    assert (code, ranks) == ("rendezvous_missing_rank", (1,))
+    assert claim == ("rank 1 never came to the making of a process group; rank 0 waited for it and gave up: " + message)
+    own = rank_evidence(
+        0,
+        raised=raised(0, "torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: mine"),
+        exit=ended(0, 1),
+    )
+    assert main_finding(evidence(own, rank_evidence(1))).code == "exception"
+
+
+# Transfers and keys.
+
+
+def test_two_receives_that_wait_for_each_other_are_named_both_with_their_lines() -> None:
+    assert told(crossed_receives()) == (
+        "p2p_unmatched",
+        (0, 1),
+        "no rank makes the other half of a transfer: rank 0 waits in recv from rank 1 at ada/train.py:40, and rank 1"
+        " waits in recv from rank 0 at ada/train.py:40",
+    )
+
+
+def test_a_transfer_whose_partner_waits_elsewhere_is_explained_by_that_wait() -> None:
+    seen = stalled(calling(0, "recv", peer=1), locked_in_backward(1))
+    assert main_finding(seen).code == "backward_function_blocked"
+
+
+def test_a_receive_against_a_collective_names_what_the_partner_is_in() -> None:
+    found = main_finding(stalled(calling(0, "recv", peer=1), in_all_reduce(1, collective(6))))
+    assert (found.code, found.ranks) == ("p2p_unmatched", (0,))
+    assert "and rank 1 stands in all_reduce #6 at ada/train.py:40" in found.claim
+
+
+def test_a_key_that_nobody_sets_is_named() -> None:
+    assert told(unset_key()) == (
+        "store_key_missing",
+        (0,),
+        "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too",
+    )
+
+
+# The network.
+
+
+def test_the_same_collective_on_all_ranks_with_bytes_that_nobody_acknowledges_is_the_network() -> None:
+    found = main_finding(cut())
+    assert (found.code, found.ranks, found.confidence) == ("transport", (0, 1), 0.9)
+    assert found.claim == (
+        "all ranks are in all_reduce #6, and the network does not deliver: rank 0 has 2432 bytes from 10.0.0.1:40 to"
+        " 10.0.0.2:50 that are not acknowledged (5 retransmits in a row, and so has the other side)"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"unacked_bytes": 0}, {"retransmits": 2}, {"peer_rank": None, "in_job": True}], ids=str
+)
+def test_a_quiet_network_a_single_retransmit_and_the_launchers_store_prove_nothing(changes: dict[str, Any]) -> None:
+    assert main_finding(cut(**changes)).code == "unknown"
+
+
+def test_bytes_that_are_acknowledged_between_the_looks_are_delivered() -> None:
+    looks = (snapshot(1, 398.0, sockets(0), sockets(1)), snapshot(2, 400.0, sockets(0, acked_bytes=10), sockets(1)))
+    seen = replace(cut(), snapshots=looks)
+    assert all(found.ranks != (0, 1) for found in diagnose(seen, judge(seen)).findings)
+
+
+# Children.
+
+
+def test_a_worker_of_the_data_loader_is_named_with_its_line() -> None:
+    found = main_finding(blocked_worker())
+    assert (found.code, found.ranks, found.confidence) == ("dataloader_worker_blocked", (0,), 0.95)
+    assert found.place is not None
+    assert (found.place.line, found.place.function) == (85, "read")
+    assert found.claim.endswith(
+        "its data loader worker 300 stands in a lock at ada/train.py:85; it was forked with a lock held by a thread"
+        " that it does not have"
+    )
+
+
+def test_a_worker_that_reads_for_too_long_is_named_as_likely() -> None:
+    reading = loading((child(300, "read", target="/data"), (frame(85), FETCH, WORKER)))
+    found = main_finding(stalled(reading, at_s=400.0))
+    assert (found.code, found.confidence) == ("dataloader_worker_blocked", 0.8)
+
+
+def test_a_forked_child_with_a_held_lock_is_named_with_the_childs_line() -> None:
+    found = main_finding(forked())
+    assert (found.code, found.ranks, found.place and found.place.line) == ("fork_lock", (0,), 50)
+
+
+def test_a_stopped_child_is_named_by_its_number() -> None:
+    found = main_finding(stalled(rank("wait4", child(300, state="T"), held_by=(300,))))
+    assert (found.code, found.ranks) == ("stopped_process", (0,))
+    assert "its child process 300 (python child.py), which is stopped by a signal" in found.claim
+    assert "kill -CONT 300" in found.advice
+
+
+def test_a_full_pipe_is_named_and_of_a_child_too() -> None:
+    assert told(full_pipe())[2] == (
+        "rank 0 writes to a pipe that is full at ada/train.py:10; whoever holds the reading end waits too, so nobody"
+        " empties it"
+    )
+    writer = child(300, "write", target="pipe:[7]", held_by=(100,))
+    code, ranks, claim = told(stalled(rank("wait4", writer, held_by=(300,))))
+    assert (code, ranks) == ("pipe_full", (0,))
+    assert claim.startswith("the child process 300 of rank 0 writes to a pipe that is full at ada/train.py:50")
+
+
+def test_a_child_that_sleeps_past_the_deadline_is_what_starves() -> None:
+    sleeper = child(300, "clock_nanosleep", wakes_at_s=9000.0, timed=True)
+    code, _, claim = told(stalled(rank("wait4", sleeper, held_by=(300,))))
+    assert code == "starved"
+    assert "for its child process 300 (python child.py), which sleeps until 9000 s" in claim
+
+
+def test_a_child_that_never_ends_is_an_open_wait_that_says_what_it_stands_in() -> None:
+    code, _, claim = told(stalled(rank("wait4", child(300, "read", target="/data"), held_by=(300,)), at_s=400.0))
+    assert code == "blocked_io"
+    assert claim.endswith("its child process 300 (python child.py) stands in a read or write")
+
+
+# Files, many ranks, the mesh.
+
+
+def test_two_ranks_that_wait_for_each_others_file_locks_are_a_cycle() -> None:
+    ranks = [
+        rank_snapshot(
+            number,
+            frame(12),
+            process=process(
+                100 + number,
+                tasks=(task(100 + number, syscall="flock", target=f"/lock{number}", held_by=(101 - number,)),),
+            ),
+        )
+        for number in (0, 1)
+    ]
+    code, found, claim = told(stalled(*ranks))
+    assert (code, found) == ("lock_cycle", (0, 1))
+    assert claim == "ranks 0, 1 wait for a lock on /lock0 in step at ada/train.py:12; rank 1 holds it and waits too"
+
+
+def test_ranks_that_stand_in_the_same_are_named_together_and_a_thousand_in_one_line() -> None:
+    locked = [locked_in_backward(number) for number in range(1000)]
+    code, ranks, claim = told(stalled(*locked))
+    assert (code, len(ranks)) == ("backward_function_blocked", 1000)
+    assert claim.startswith("ranks 0-999 wait for a lock inside the backward pass in hook")
+
+
+def test_a_rank_is_told_with_its_place_in_the_mesh() -> None:
+    placed = replace(locked_in_backward(1), board=board(rank=1, mesh=(("dp", 0), ("tp", 1))))
+    seen = stalled(in_all_reduce(0, collective(6)), placed)
+    assert main_finding(seen).claim.startswith("rank 1 (dp=0 tp=1) waits for a lock inside the backward pass")
+
+
+def test_a_compiler_that_never_ends_is_told_from_a_loop() -> None:
+    compiler = frame(700, file="/site-packages/torch/_inductor/compile_fx.py", function="compile_fx_inner")
+    before = rank_snapshot(0, frame(39), compiler)
+    looks = snapshot(1, 398.0, before), snapshot(2, 400.0, replace(before, process=process(cpu_s=9.0)))
+
+    samples = tuple(sample(leaf=frame(39)) for _ in range(20))
+    seen = replace(stalled(before, at_s=400.0), snapshots=looks, samples=samples)
+    code, _, claim = told(seen)
+    assert (code, claim.split(" without")[0]) == ("infinite_loop", "rank 0 compiles")
+
+
+def test_a_rank_that_hangs_by_itself_is_not_explained_by_a_call_it_left_out() -> None:
+    """It has a batch to fetch that the others have not: that is no skipped collective."""
+    caller = in_all_reduce(0, collective(6), board=board(rank=0, calls=(call(1, left_s=None),)))
+    loader = loading((child(300), (frame(85), FETCH, WORKER)))
+
+    loader = replace(loader, rank=1, board=board(mark("data", "fetch", position=3), rank=1))
+    assert main_finding(stalled(caller, loader)).code == "dataloader_worker_blocked"
+
+
+def test_every_rule_for_waits_has_a_run_above_that_it_answers() -> None:
+    runs = (
+        one_sided_group(), crossed_receives(), unset_key(), locked_entrance(), cut(), blocked_worker(), forked(),
+        full_pipe(),
+    )  # fmt: skip
+    reached = {main_finding(seen).code for seen in runs}
+    known = {rule.__name__ for rule in causes.CAUSES if rule.__module__ == causes_of_group_wait.__name__}
+    assert known <= reached
+    assert {"dataloader_worker_blocked", "fork_lock", "pipe_full"} <= reached
+    assert causes_of_hang.pipe_full in causes.CAUSES
+
+
+def test_stacks_of_workers_are_told_by_their_thread() -> None:
+    seen = replace(loading((child(300), ())), child_stacks={300: (stack(tid=300),)})
+    assert main_finding(stalled(seen, at_s=400.0)).code == "unknown"

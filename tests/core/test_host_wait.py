@@ -1,0 +1,237 @@
+"""Waits for the host: who holds what a rank waits for, and whether any of them can still act."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
+
+from harness.core.judged.motion import Motion
+from harness.core.judged.wait import Wait, WaitKind
+from harness.core.judged.waitfor import wait_for
+from harness.core.observed.evidence import Frame, Process, RankSnapshot, Socket, Stack
+
+STEP = frame(10)
+LOADER = frame(
+    1291, file=f"{SITE}/torch/utils/data/dataloader.py", function="_MultiProcessingDataLoaderIter._try_get_data"
+)
+WORKER = frame(374, file=f"{SITE}/torch/utils/data/_utils/worker.py", function="_worker_loop")
+FETCH = frame(54, file=f"{SITE}/torch/utils/data/_utils/fetch.py", function="fetch")
+INDICES = frame(113, file="/usr/lib/python3.11/multiprocessing/queues.py", function="Queue.get")
+
+
+def child(pid: int = 300, syscall: str = "futex", **changes: Any) -> Process:
+    facts = {"timed": False, "target": "", "held_by": None, "wakes_at_s": None}
+    facts |= {name: changes.pop(name) for name in list(changes) if name in facts}
+    cpu_s = changes.get("cpu_s", 1.0)
+    waiting = task(pid, syscall=syscall, cpu_s=cpu_s, **facts)
+    return process(pid, **{"parent": 100, "command": "python child.py", "tasks": (waiting,), **changes})
+
+
+def rank(syscall: str, *children: Process, line: Frame = STEP, lines: Any = None, **facts: Any) -> RankSnapshot:
+    """Rank 0, whose main thread stands in this call; `lines` are the frames of each child."""
+    waiting = process(tasks=(task(100, syscall=syscall, **facts),))
+    stacks = {one.pid: (stack(*(lines or {}).get(one.pid, (frame(50),)), tid=one.pid),) for one in children}
+    return rank_snapshot(0, process=waiting, stacks=(stack(line),), children=children, child_stacks=stacks)
+
+
+def stands(*ranks: RankSnapshot, before: RankSnapshot | None = None) -> Wait:
+    if before is None:
+        return wait_for(*twice(*ranks)).waits[0]
+    return wait_for(snapshot(1, 18.0, before, *ranks[1:]), snapshot(2, 20.0, *ranks)).waits[0]
+
+
+# Pipes.
+
+
+def test_a_write_to_a_pipe_that_only_the_writer_itself_could_read_is_closed() -> None:
+    wait = stands(rank("write", target="pipe:[7]", held_by=(100,)))
+    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.PIPE, True, "a write to a full pipe in step")
+
+
+def test_a_read_of_a_pipe_that_only_the_reader_itself_could_write_to_is_closed_too() -> None:
+    wait = stands(rank("read", target="pipe:[7]", held_by=(100,)))
+    assert (wait.kind, wait.closed) == (WaitKind.IO, True)
+
+
+def test_another_thread_of_the_process_may_still_empty_the_pipe() -> None:
+    seen = rank("write", target="pipe:[7]", held_by=(100,))
+    busy = (stack(frame(60), tid=101, thread="reader"),)
+    drained = replace(
+        seen,
+        stacks=(*seen.stacks, *busy),
+        process=process(tasks=(*seen.process.tasks, task(101, syscall="clock_nanosleep", timed=True))),
+    )
+    assert stands(drained).closed is False
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"target": "pipe:[7]", "held_by": (100, 999)},
+        {"target": "pipe:[7]", "held_by": None},
+        {"target": "pipe:[7]", "held_by": (100,) * 16},
+        {"target": "/tmp/fifo", "held_by": (100,)},
+    ],
+    ids=["a stranger", "nobody could be seen", "too many to name all", "a name that others may open"],
+)
+def test_a_pipe_that_somebody_else_may_act_on_is_open(facts: dict[str, Any]) -> None:
+    wait = stands(rank("write", **facts))
+    assert (wait.kind, wait.closed, wait.peers) == (WaitKind.IO, False, ())
+
+
+def test_a_poll_watches_other_descriptors_too_and_is_never_closed() -> None:
+    assert stands(rank("poll", target="pipe:[7]", held_by=(100,))).closed is False
+
+
+def test_a_pipe_held_by_another_rank_waits_for_that_rank() -> None:
+    waiting, other = rank("read", target="pipe:[7]", held_by=(101,)), in_all_reduce(1)
+    wait = stands(waiting, other)
+    assert (wait.peers, wait.closed) == ((1,), True)
+    seen = wait_for(*twice(waiting, other))
+    assert sorted(root.rank for root in seen.roots) == [0, 1], "each waits for the other"
+
+
+# Children.
+
+
+def test_a_child_that_fills_a_pipe_nobody_reads_closes_the_wait_of_its_parent() -> None:
+    writer = child(300, "write", target="pipe:[7]", held_by=(100,))
+    wait = stands(rank("wait4", writer, held_by=(300,)))
+    assert (wait.kind, wait.closed) == (WaitKind.CHILD, True)
+    assert wait.child is not None
+    assert (wait.child.pid, wait.child.kind, wait.child.user) == (300, WaitKind.PIPE, frame(50))
+
+
+def test_a_stopped_child_closes_the_wait_of_its_parent() -> None:
+    wait = stands(rank("wait4", child(state="T"), held_by=(300,)))
+    assert wait.closed is True
+    assert wait.child is not None
+    assert wait.child.kind is WaitKind.STOPPED
+
+
+def test_a_child_with_a_lock_that_no_thread_of_it_holds_closes_the_wait_of_its_parent() -> None:
+    wait = stands(rank("wait4", child(), held_by=(300,)))
+    assert (wait.closed, wait.child and wait.child.kind) == (True, WaitKind.LOCK)
+
+
+@pytest.mark.parametrize("changes", [{"cpu_s": 1.2}, {"io_bytes": 8}], ids=["CPU", "bytes"])
+def test_a_child_that_moves_is_waited_for_however_long(changes: dict[str, Any]) -> None:
+    before, after = rank("wait4", child(), held_by=(300,)), rank("wait4", child(**changes), held_by=(300,))
+    wait = stands(after, before=before)
+    assert (wait.motion, wait.closed) == (Motion.MOVING, False)
+
+
+def test_a_child_that_somebody_else_could_release_leaves_the_wait_open() -> None:
+    assert stands(rank("wait4", child(300, "read", target="/data"), held_by=(300,))).closed is False
+    assert stands(rank("wait4", child(), held_by=(300, 301))).closed is False, "one of them was not seen"
+    assert stands(rank("wait4")).closed is False, "no child was seen"
+
+
+def test_the_end_of_a_childs_sleep_is_known_through_a_shell_that_waits_for_it() -> None:
+    shell = child(300, "wait4", held_by=(301,))
+    sleeper = child(301, "clock_nanosleep", wakes_at_s=44.0, parent=300, timed=True)
+    wait = stands(rank("wait4", shell, sleeper, held_by=(300,)))
+    assert (wait.until_s, wait.closed) == (44.0, False)
+    assert wait.child is not None
+    assert wait.child.deepest.pid == 301
+
+
+def test_a_compiler_below_a_rank_that_waits_for_a_lock_is_what_it_waits_for() -> None:
+    released = rank("futex", child(cpu_s=1.0), timed=True)
+    assert stands(released).motion is Motion.WAITING
+    compiling = rank("futex", child(cpu_s=3.0), timed=True)
+    assert stands(compiling, before=released).motion is Motion.MOVING
+
+
+# Workers of a data loader.
+
+
+def loading(*workers: tuple[Process, tuple[Frame, ...]]) -> RankSnapshot:
+    children = tuple(worker for worker, _ in workers)
+    return rank("poll", *children, line=LOADER, lines={worker.pid: lines for worker, lines in workers}, timed=True)
+
+
+def test_a_worker_that_stands_in_a_closed_wait_closes_the_loop_that_loads() -> None:
+    idle = child(301, "read", target="pipe:[8]", held_by=(999,))
+    wait = stands(loading((idle, (INDICES, WORKER)), (child(300), (frame(85), FETCH, WORKER))))
+    assert (wait.kind, wait.closed) == (WaitKind.LOADER, True)
+    assert wait.child is not None
+    assert (wait.child.pid, wait.child.user) == (300, frame(85))
+
+
+def test_a_worker_that_reads_leaves_the_loop_open_and_one_that_receives_bytes_moves() -> None:
+    reader, lines = child(300, "recvfrom", target="socket:[5]"), (frame(85), FETCH, WORKER)
+    assert stands(loading((reader, lines))).closed is False
+    later = loading((replace(reader, io_bytes=9), lines))
+    assert stands(later, before=loading((reader, lines))).motion is Motion.MOVING
+
+
+def test_workers_that_all_wait_for_indices_explain_nothing() -> None:
+    wait = stands(loading((child(300), (INDICES, WORKER))))
+    assert (wait.kind, wait.closed, wait.child) == (WaitKind.LOADER, False, None)
+
+
+# File locks and connections.
+
+
+def test_a_file_lock_held_by_another_rank_waits_for_it_and_one_held_outside_is_open() -> None:
+    holder = in_all_reduce(1)
+    held = stands(rank("flock", target="/tmp/lock", held_by=(101,)), holder)
+    assert (held.kind, held.peers, held.closed) == (WaitKind.FILE_LOCK, (1,), True)
+    outside = stands(rank("flock", target="/tmp/lock", held_by=(999,)), holder)
+    assert (outside.peers, outside.closed, outside.target) == ((), False, "/tmp/lock")
+
+
+def connected(**changes: Any) -> RankSnapshot:
+    facts = {"inode": 5, "local": "10.0.0.1:40", "peer": "10.0.0.2:50", "state": "ESTABLISHED"}
+    counts = {"unacked_bytes": 0, "unread_bytes": 0, "retransmits": 0}
+    seen = rank("recvfrom", target="socket:[5]")
+    return replace(seen, process=replace(seen.process, sockets=(Socket(**{**facts, **counts, **changes}),)))
+
+
+def test_a_connection_to_a_rank_waits_for_that_rank_and_any_other_for_the_world() -> None:
+    inside = stands(connected(peer_rank=1), in_all_reduce(1))
+    assert (inside.peers, inside.closed, inside.target) == ((1,), True, "10.0.0.2:50")
+    outside = stands(connected(), in_all_reduce(1))
+    assert (outside.peers, outside.closed, outside.target) == ((), False, "10.0.0.2:50")
+
+
+# Another thread computes.
+
+
+def helped(cpu_s: float, comm: str = "python") -> tuple[RankSnapshot, RankSnapshot]:
+    """The main thread waits for a lock; another thread used CPU meanwhile."""
+
+    def look(used_s: float) -> RankSnapshot:
+        tasks = (task(100), task(101, comm=comm, cpu_s=used_s, state="R", syscall="running"))
+        return rank_snapshot(0, process=process(cpu_s=used_s, tasks=tasks), stacks=_stacks(comm))
+
+    return look(1.0), look(1.0 + cpu_s)
+
+
+def _stacks(comm: str) -> tuple[Stack, ...]:
+    own = (stack(STEP),)
+    return own if comm != "python" else (*own, stack(frame(60), tid=101, thread="saver"))
+
+
+def test_a_thread_that_waits_for_one_that_computes_is_no_livelock_on_the_line_where_it_waits() -> None:
+    before, after = helped(1.9)
+    wait = stands(after, before=before)
+    assert (wait.motion, wait.kind) == (Motion.MOVING, WaitKind.LOCK)
+
+
+def test_a_library_thread_that_spins_releases_no_lock() -> None:
+    before, after = helped(1.9, "cuda-EvtHandlr")
+    wait = stands(after, before=before)
+    assert (wait.motion, wait.kind, wait.closed) == (Motion.WAITING, WaitKind.LOCK, True)
+
+
+def test_a_rank_that_compiles_is_told_from_one_that_loops() -> None:
+    compiler = frame(700, file=f"{SITE}/torch/_inductor/compile_fx.py", function="compile_fx_inner")
+    looks = [
+        rank_snapshot(0, frame(1, file=f"{SITE}/sympy/core.py"), compiler, process=process(cpu_s=s)) for s in (1.0, 3.0)
+    ]
+    assert stands(looks[1], before=looks[0]).kind is WaitKind.COMPILE

@@ -1,0 +1,51 @@
+"""What people call ranks."""
+
+from __future__ import annotations
+
+import pytest
+from builders import board, evidence, rank_evidence
+
+from harness.core.judged.naming import meshes, rank_name, rank_names, ranks_text, with_coordinates
+
+PLACES = {0: (("dp", 0), ("tp", 0)), 1: (("dp", 0), ("tp", 1)), 3: (("dp", 1), ("tp", 1))}
+STAGE = {rank: (("dp", rank), ("pp", 1)) for rank in range(512)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([1], "rank 1"),
+        ([1, 0], "ranks 0, 1"),
+        ([0, 1, 2, 7], "ranks 0-2, 7"),
+        ([*range(512), 600, 603, 605, 700, 702], "ranks 0-511, 600, 603, 605 and 2 more"),
+        (range(1000), "ranks 0-999"),
+    ],
+)
+def test_many_ranks_are_told_in_ranges_and_never_in_more_than_a_line(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+def test_the_text_of_a_thousand_scattered_ranks_is_short() -> None:
+    assert ranks_text(range(0, 2000, 2)) == "ranks 0, 2, 4, 6 and 996 more"
+
+
+def test_a_rank_carries_its_place_in_the_mesh_where_there_is_one() -> None:
+    assert rank_name(3, PLACES) == "rank 3 (dp=1 tp=1)"
+    assert rank_name(3, {}) == "rank 3"
+    assert rank_names([0, 3], PLACES) == "ranks 0 (dp=0 tp=0), 3 (dp=1 tp=1)"
+    assert rank_names(range(512), STAGE) == "ranks 0-511 (pp=1)", "what they share"
+    assert rank_names([0, 1], {}) == "ranks 0, 1"
+
+
+def test_the_first_mention_of_each_rank_in_a_claim_gets_its_place() -> None:
+    claim = "rank 3 never entered all_reduce #42; ranks 0, 1 wait, and rank 3 x1, rank 12 left, ranks 0-2 too"
+    assert with_coordinates(claim, PLACES) == (
+        "rank 3 (dp=1 tp=1) never entered all_reduce #42; ranks 0 (dp=0 tp=0), 1 (dp=0 tp=1) wait, and rank 3 x1,"
+        " rank 12 left, ranks 0-2 too"
+    )
+    assert with_coordinates(claim, {}) == claim
+
+
+def test_the_places_are_those_the_boards_tell() -> None:
+    told = rank_evidence(3, board=board(mesh=PLACES[3]))
+    assert meshes(evidence(rank_evidence(0), rank_evidence(1, board=board()), told)) == {3: PLACES[3]}

@@ -1,0 +1,32 @@
+"""Guests in jobs of strangers, seen from the command line: what they cannot observe is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "command",
+    ['[python, -I, -c, "print(1)"]', '[sh, -c, "echo 1"]'],
+    ids=["isolated interpreter", "not Python"],
+)
+def test_a_rank_that_takes_no_probe_passes_and_the_report_says_what_was_not_seen(workspace, command):
+    workspace.scenario("stranger", f"about: no probe\nrun: {{ranks: 1, command: {command}}}\n")
+    ran = workspace.harness("run", "stranger")
+
+    assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
+    assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"board"}
+    assert (ran.run_dir / "stranger" / "output.log").read_text().endswith("1\n")
+
+
+def test_a_program_with_handlers_of_its_own_ends_by_its_own_exception(workspace):
+    program = PROGRAMS / "guest_ends.py"
+    workspace.scenario("stranger", f"about: handlers\nrun: {{ranks: 2, program: {program}}}\n")
+    ran = workspace.harness("run", "stranger")
+
+    assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (1, "FAIL", "exception")
+    assert ran.outcome["culprit"]["ranks"] == [1]
+    assert (ran.run_dir / "stranger" / "output.log").read_text().count("the user's hook saw ValueError") == 1
+    assert ran.outcome["trouble"] == []

@@ -1,0 +1,217 @@
+"""Stacks of processes that make it hard: tools that hang, die or are refused, targets that are stopped or leave."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness import protocol
+from harness.core.observed.evidence import Process, Stack
+from harness.supervisor import procfs, stacks
+from harness.supervisor.commands import CommandFailed, answer_of
+from harness.supervisor.dump import Camera
+from harness.supervisor.stacks import StackSources
+
+PATIENCE_S = 20.0
+SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"
+HANGS = "#!/bin/sh\nsleep 600 &\nsleep 600\n"
+REFUSED = "#!/bin/sh\necho 'Error: Permission Denied' >&2\necho '   1: trace of the tool' >&2\nexit 1\n"
+
+
+@contextmanager
+def program(source: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that has printed a line, and ends with the block."""
+    command = [sys.executable, "-S", *options, "-c", source]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+        assert ready
+        process.stdout.readline()
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def standing(pid: int, state: str) -> Process:
+    """The process as soon as its main thread is in that state."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        process = procfs.read_process(pid, 0)
+        assert process is not None
+        if process.state in state or time.monotonic() > deadline:
+            assert process.state in state
+            return process
+
+
+def tool(directory: Path, name: str, text: str) -> str:
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Puts other programs in place of py-spy and pystack; what is not named is not installed."""
+
+    def these(**texts: str) -> None:
+        paths = {name.replace("_", "-"): tool(tmp_path, name.replace("_", "-"), text) for name, text in texts.items()}
+        monkeypatch.setattr(stacks, "tool_path", lambda name: paths.get(name))
+
+    return these
+
+
+def functions(found: tuple[Stack, ...]) -> list[str]:
+    return [frame.function for frame in found[0].frames]
+
+
+def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(use: Callable[..., None], tmp_path: Path) -> None:
+    use(py_spy=HANGS, pystack=HANGS)
+    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    with program(SLEEPER) as one, program(SLEEPER) as other:
+        began_s = time.monotonic()
+        snapshot = camera.take(1, {0: one.pid, 1: other.pid})
+        took_s = time.monotonic() - began_s
+    assert took_s < 3.0
+    assert [rank.stacks for rank in snapshot.ranks] == [(), ()]
+    assert {(trouble.what, trouble.rank) for trouble in camera.trouble} == {("stacks", 0), ("stacks", 1)}
+    assert all("no answer within" in trouble.why for trouble in camera.trouble)
+
+
+def test_a_command_that_leaves_a_child_with_its_output_is_not_waited_for(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(CommandFailed, match=r"hangs: no answer within 0\.2 s"):
+        answer_of([tool(tmp_path, "hangs", HANGS)], 0.2)
+    assert answer_of([tool(tmp_path, "forks", "#!/bin/sh\nsleep 600 &\necho 7\n")], 5.0) == "7\n"
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_a_command_that_fails_is_told_by_the_line_that_names_the_error(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match=r"^refused: Error: Permission Denied$"):
+        answer_of([tool(tmp_path, "refused", REFUSED)], 5.0)
+    with pytest.raises(CommandFailed, match=r"^absent: No such file or directory$"):
+        answer_of([str(tmp_path / "absent")], 5.0)
+    with pytest.raises(CommandFailed, match=r"^silent: status 3$"):
+        answer_of([tool(tmp_path, "silent", "#!/bin/sh\nexit 3\n")], 5.0)
+
+
+FAULTHANDLER = f"""
+import faulthandler, os, signal, sys, time
+file = open(os.path.join({{boards!r}}, str(os.getpid()) + {protocol.STACKS.removeprefix("{pid}")!r}), "w")
+faulthandler.register(signal.SIGRTMIN + {protocol.STACKS_SIGNAL_OFFSET}, file=file)
+"""
+
+
+def test_where_ptrace_is_refused_the_processs_own_faulthandler_answers(
+    use: Callable[..., None], tmp_path: Path
+) -> None:
+    use(py_spy=REFUSED)
+    with program(FAULTHANDLER.format(boards=str(tmp_path)) + SLEEPER) as process:
+        sources = StackSources(process=standing(process.pid, "S"), boards=tmp_path)
+        found, raw = sources.stacks()
+    assert (found[0].source, functions(found)[0]) == ("faulthandler", "step")
+    assert "most recent call first" in raw
+    assert sources.failures == ["py-spy --nonblocking: Error: Permission Denied", "py-spy: Error: Permission Denied"]
+
+
+def test_a_stopped_process_is_read_without_ptrace_and_stays_stopped(tmp_path: Path) -> None:
+    with program(SLEEPER) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        found, _ = StackSources(process=standing(process.pid, "T"), boards=tmp_path).stacks()
+        state = standing(process.pid, "T").state
+    assert (found[0].source, functions(found)[0], state) == ("py-spy --nonblocking", "step", "T")
+
+
+def test_a_stopped_process_that_py_spy_cannot_read_is_sent_no_signal(use: Callable[..., None], tmp_path: Path) -> None:
+    use(py_spy=REFUSED)
+    with program(SLEEPER) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        sources = StackSources(process=standing(process.pid, "T"), boards=tmp_path)
+        assert sources.stacks() == ((), "")
+    assert sources.failures == ["py-spy --nonblocking: Error: Permission Denied", "state T: it takes no signal"]
+
+
+SPAWNS = (
+    "import os, sys, threading\nprint(flush=True)\n"
+    "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])"
+)
+
+
+def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[..., None], tmp_path: Path) -> None:
+    """A parent of vfork is in state D until the child runs its program, which here waits for a FIFO."""
+    use(py_spy='#!/bin/sh\necho "Error: $*" >&2\nexit 1\n')
+    os.mkfifo(tmp_path / "fifo")
+    source = SPAWNS.replace("sys.argv[1]", repr(str(tmp_path / "fifo")))
+    with program(source) as process:
+        sources = StackSources(process=standing(process.pid, "D"), boards=tmp_path)
+        sources.stacks()
+    assert [failure.count("--nonblocking") for failure in sources.failures] == [2, 0]
+
+
+def test_a_process_that_leaves_while_it_is_asked_is_no_trouble(use: Callable[..., None], tmp_path: Path) -> None:
+    """The tool itself ends the process, as a rank may at any moment."""
+    use(py_spy="#!/bin/sh\nfor last; do :; done\nkill -9 $last\nexit 1\n")
+    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    with program(SLEEPER) as process:
+        (seen,) = camera.take(1, {0: process.pid}).ranks
+    assert (seen.stacks, camera.trouble) == ((), [])
+
+
+GIL = "import ctypes\ndef step():\n    print(flush=True)\n    ctypes.PyDLL(None).sleep(600)\nstep()\n"
+
+
+def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tmp_path: Path) -> None:
+    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    with program(GIL) as process:
+        standing(process.pid, "S")
+        (first,) = camera.take(1, {0: process.pid}).ranks
+        (second,) = camera.take(2, {0: process.pid}).ranks
+    assert first.stacks[0].gil
+    assert "sleep (libc.so.6)" in first.stacks[0].native
+    assert second.stacks[0].native == first.stacks[0].native
+    assert second.process is not None
+    main = next(task for task in second.process.tasks if task.tid == process.pid)
+    assert (main.syscall, main.timed) == ("clock_nanosleep", True), "a wait that we interrupted is still known"
+
+
+def test_a_wait_that_python_explains_is_never_asked_for_native_frames(tmp_path: Path) -> None:
+    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    with program(SLEEPER) as process:
+        standing(process.pid, "S")
+        looks = [camera.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
+    assert [look.stacks[0].native for look in looks] == [(), ()]
+
+
+PYSTACK = """#!/bin/sh
+cat <<'TEXT'
+
+Traceback for thread 71 (python) [Has the GIL] (most recent call last):
+    (Python) File "train.py", line 9, in <module>
+        step()
+    (Python) File "train.py", line 4, in step
+        hold()
+TEXT
+"""
+
+
+def test_pystack_is_asked_last_where_it_is_installed(use: Callable[..., None], tmp_path: Path) -> None:
+    use(py_spy=REFUSED, pystack=PYSTACK)
+    with program(SLEEPER) as process:
+        found, _ = StackSources(process=standing(process.pid, "S"), boards=tmp_path).stacks()
+    assert (found[0].source, found[0].tid, found[0].gil, functions(found)) == (
+        "pystack",
+        71,
+        True,
+        ["step", "<module>"],
+    )

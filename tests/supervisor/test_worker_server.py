@@ -1,0 +1,135 @@
+"""Asking a worker server: a good answer is given on, a bad one is refused in time and with the reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import protocol
+from harness.supervisor.worker_server import ask, ask_flight
+
+Answer = Callable[[socket.socket], object]
+
+
+@contextmanager
+def server(path: Path, answer: Answer) -> Iterator[list[bytes]]:
+    """One connection is accepted, its request read, and `answer` called with it."""
+    asked: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{descriptor}/{path.name}")
+        os.close(descriptor)
+        listener.listen()
+        thread = threading.Thread(target=lambda: _serve(listener, answer, asked))
+        thread.start()
+        try:
+            yield asked
+        finally:
+            thread.join()
+
+
+def _serve(listener: socket.socket, answer: Answer, asked: list[bytes]) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        asked.append(connection.recv(4096))
+        try:
+            answer(connection)
+        except OSError:
+            asked.append(b"the asker has gone")
+
+
+def says(*parts: bytes) -> Answer:
+    return lambda connection: [connection.sendall(part) for part in parts]
+
+
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 12\r\nContent-Type: application/json\r\n\r\n"
+
+
+def test_a_whole_answer_in_pieces_is_given_on(tmp_path: Path) -> None:
+    path = tmp_path / protocol.SOCKET.format(pid=7)
+    with server(path, says(OK[:10], OK[10:], b'{"entri', b'es":1', b"} and more")) as asked:
+        assert ask_flight(tmp_path, 7) == '{"entries":1'
+    assert asked[0].startswith(b"POST /handler/fr_trace_json HTTP/1.0\r\n")
+
+
+def test_a_server_behind_a_long_path_is_reached(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 120)
+    directory.mkdir()
+    with server(directory / "7.sock", says(OK, b'{"entries":1}')):
+        assert ask(directory / "7.sock", "ping") == b'{"entries":1'
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 8\r\n\r\n", b"Handler!"], "HTTP/1.1 404 Not Found: Handler!"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "no HTTP: SSH-2.0-OpenSSH"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n{}"], "an answer without a length: HTTP/1.1 200 OK"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"], "an answer without a length"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"], "an answer of 99999999 bytes, 16777216 are read"),
+        ([OK, b"short"], "the answer ends in the middle of its body"),
+        ([b"HTTP/1.1 200"], "the answer ends in the middle of its head"),
+        ([b""], "the answer ends in the middle of its head"),
+        ([b"x" * 40000], "no end of the head within 16384 bytes"),
+    ],
+)
+def test_a_bad_answer_is_refused_with_the_reason(tmp_path: Path, parts: list[bytes], reason: str) -> None:
+    path = tmp_path / "7.sock"
+    with server(path, says(*parts)), pytest.raises(ValueError, match=reason.replace("(", r"\(")):
+        ask(path, "fr_trace_json")
+
+
+def test_a_server_that_says_nothing_costs_no_more_than_the_limit(tmp_path: Path) -> None:
+    path, gone = tmp_path / "7.sock", threading.Event()
+    with server(path, lambda _: gone.wait()):
+        try:
+            with pytest.raises(TimeoutError):
+                ask(path, "fr_trace_json", limit_s=0.2)
+        finally:
+            gone.set()
+
+
+def test_a_server_that_drips_costs_no_more_than_the_limit(tmp_path: Path) -> None:
+    path, gone = tmp_path / "7.sock", threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(OK.replace(b"12", b"9999"))
+        while not gone.wait(0.02):
+            connection.sendall(b"x")
+
+    with server(path, drip):
+        try:
+            with pytest.raises(TimeoutError):
+                ask(path, "fr_trace_json", limit_s=0.3)
+        finally:
+            gone.set()
+
+
+def test_no_server_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ask_flight(tmp_path, 7)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "7.sock"))
+    with pytest.raises(ConnectionRefusedError):
+        ask_flight(tmp_path, 7)
+
+
+@given(data=st.binary(max_size=300))
+def test_any_bytes_raise_value_error_or_give_a_body(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("any") / "7.sock"
+    with server(path, says(b"HTTP/1.1 200 OK\r\nContent-Le", data)):
+        body, reason = b"", ""
+        try:
+            body = ask(path, "fr_trace_json")
+        except ValueError as error:
+            reason = str(error)
+    assert body in data
+    assert bool(body) is not bool(reason) or b"0" in data
