@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness import cli_health, cli_run
+from harness import cli_health, cli_run, cli_watch
 from harness.cli_ci import app as ci_app
 from harness.errors import HarnessError, UsageError
 
@@ -28,6 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(cli_run.run)
+app.command()(cli_watch.watch)
+app.command()(cli_watch.attach)
 app.command()(cli_health.doctor)
 app.command()(cli_health.selftest)
 app.add_typer(ci_app)
@@ -116,7 +118,7 @@ def _options(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    if context.obj and context.invoked_subcommand not in ("run", "doctor"):
+    if context.obj and context.invoked_subcommand not in ("run", "watch", "doctor"):
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
 
 

@@ -1,0 +1,72 @@
+"""What is said of a job that was only looked at: MOVING or SUSPECT, never PASS."""
+
+from __future__ import annotations
+
+import pytest
+from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
+
+from harness.core.judged.diagnosis import diagnose
+from harness.core.judged.looked_at import looked_at, moving_ranks, still_moving
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Ending, Retraction
+from harness.core.report import STILL_RUNNING, Status
+
+
+def seen(*samples, ranks=2, **changes):
+    looks = twice(*(rank_snapshot(rank, frame()) for rank in range(ranks)))
+    everyone = [rank_evidence(rank) for rank in range(ranks)]
+    return evidence(*everyone, ending=Ending.DETACHED, snapshots=looks, samples=samples, observed=True, **changes)
+
+
+def test_one_moved_look_may_be_a_heartbeat_and_two_are_motion():
+    assert moving_ranks([sample(0, "moving"), sample(0, "waiting")]) == ()
+    assert moving_ranks([sample(0, "moving"), sample(1, "waiting"), sample(0, "moving")]) == (0,)
+
+
+@pytest.mark.parametrize(("lines", "moves"), [(2, ()), (3, (0,))])
+def test_a_rank_that_computes_moves_if_it_does_so_on_more_lines_than_a_loop_has(lines, moves):
+    assert moving_ranks([sample(0, "burning", leaf=frame(10 + n % lines)) for n in range(9)]) == moves
+
+
+def test_a_mark_since_the_first_look_is_motion():
+    marked = rank_snapshot(1, frame(), board=board(mark(at_s=15.0)))
+    still = rank_snapshot(0, frame(), board=board(mark(at_s=9.0)))
+    found = evidence(ending=Ending.DETACHED, snapshots=twice(still, marked), samples=(sample(0, "unseen"),))
+
+    assert still_moving(found) == [1]
+
+
+def test_what_has_no_probe_is_said():
+    assert looked_at(seen(sample(0, "waiting"), sample(1, "burning"))) == (
+        "SUSPECT: nothing moves, and it is not proven that nothing can: rank 0 waiting, rank 1 burning;"
+        " ranks 0, 1 have no probe, so no step, module or collective of theirs is known"
+    )
+    assert looked_at(seen(sample(1, "moving"), sample(1, "moving"))).startswith("MOVING: ranks 1 move; ranks 0, 1 have")
+
+
+def test_where_no_rank_could_be_looked_at_nothing_moves():
+    assert looked_at(evidence(ending=Ending.DETACHED, snapshots=(), samples=())) == (
+        "SUSPECT: no rank could be looked at"
+    )
+
+
+@pytest.mark.parametrize(("motion", "cause"), [("moving", STILL_RUNNING), ("waiting", "suspected")])
+def test_a_job_that_was_only_looked_at_is_no_pass_and_no_failure(motion, cause):
+    found = seen(sample(0, motion), sample(0, motion))
+    judgement = judge(found)
+
+    assert judgement.status is Status.ERROR
+    assert diagnose(found, judgement).cause == cause
+
+
+def test_a_proof_that_was_taken_back_is_a_finding_of_the_run_that_passed():
+    back = Retraction(at_s=11.0, kind="starved", reason="an open wait of 7 s", quiet_s=18.2)
+    found = evidence(rank_evidence(0, pid=process().pid), retracted=(back, back))
+    judgement = judge(found)
+    (finding,) = diagnose(found, judgement).findings
+
+    assert (judgement.status, finding.code) == (Status.PASS, "retracted_hang")
+    assert finding.claim == (
+        "proven to hang 11 s after the start (starved: an open wait of 7 s), and it moved again after 18 s"
+        " (2 times, this was the last): that was no hang"
+    )

@@ -1,0 +1,162 @@
+"""`attach PID`: a running job is looked at, judged by the same rules, and left exactly as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import PROGRAMS, Workspace
+from .jobs import GATE, TORCHRUN, gate, nsa_harness, opened, running, said, until
+
+QUICK = ("limits.stall_s=3", "limits.open_wait_s=4")
+KEPT = ("State", "TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "Threads")
+
+
+def ranks_of(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """In the order of their ranks."""
+    family = [one for one in psutil.Process(job.pid).children(recursive=True) if "RANK" in one.environ()]
+    return sorted(family, key=lambda one: one.environ()["RANK"])
+
+
+def holds(process: psutil.Process, name: str) -> bool:
+    return any(name in link for link in descriptors(process))
+
+
+def descriptors(process: psutil.Process) -> list[str]:
+    home = Path(f"/proc/{process.pid}/fd")
+    return sorted(link for name in os.listdir(home) if (link := link_of(home / name)))
+
+
+def link_of(path: Path) -> str:
+    """Empty where a running process has closed it meanwhile."""
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""
+
+
+def state(process: psutil.Process) -> dict[str, object]:
+    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    lines = dict(line.split(":", 1) for line in status)
+    return {**{name: lines[name] for name in KEPT}, "files": descriptors(process), "words": process.cmdline()}
+
+
+@contextmanager
+def hung_job(workspace: Workspace) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """torchrun with rank 1 at the gate and rank 0 in the collective behind it."""
+    pipe = gate(workspace.directory)
+    with running([*TORCHRUN, GATE, str(pipe)], workspace) as job:
+        until(lambda: len(ranks_of(job)) == 2 and holds(ranks_of(job)[1], "/gate"), "rank 1 stands at the gate")
+        yield job, pipe
+
+
+def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
+    with hung_job(workspace) as (job, pipe):
+        everyone = [psutil.Process(job.pid), *ranks_of(job)]
+        before = [state(one) for one in everyone]
+        files = {path.name for path in workspace.directory.iterdir()}
+        ran = workspace.harness("attach", str(job.pid), *QUICK)
+        after = [state(one) for one in everyone]
+        opened(pipe)
+        assert job.wait(timeout=60) == 0  # it was only late
+
+    outcome = ran.outcome
+    assert (ran.code, outcome["verdict"], outcome["kind"]) == (124, "HANG", "starved")
+    assert (outcome["culprit"]["ranks"], outcome["victims"]) == ([1], [0])
+    assert outcome["culprit"]["place"]["function"] == "wait_at_the_gate"
+    assert before == after
+    assert {path.name for path in workspace.directory.iterdir()} - files == {"reports", "out.txt", "err.txt"}
+    assert "no marks: the job was started without the probe" in ran.out
+
+
+def test_a_rank_leads_to_the_others_of_its_job(workspace):
+    with hung_job(workspace) as (job, _):
+        ran = workspace.harness("attach", str(ranks_of(job)[0].pid), *QUICK)
+
+    assert (ran.code, ran.outcome["culprit"]["ranks"], ran.outcome["victims"]) == (124, [1], [0])
+
+
+def test_a_job_that_moves_is_said_to_move_and_that_is_no_pass(workspace):
+    command = [*TORCHRUN, str(PROGRAMS / "ddp_blocks.py"), "--steps=200000"]
+    with running(command, workspace) as job:
+        until(lambda: len(ranks_of(job)) == 2, "both ranks are started")
+        ran = workspace.harness("attach", str(job.pid), "--json")
+        assert job.poll() is None
+
+    assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (0, "ERROR", "still_running")
+    assert ran.outcome["summary"].startswith("MOVING: ranks 0, 1 move; ranks 0, 1 have no probe")
+    events = [json.loads(line) for line in ran.out.splitlines()]
+    assert [events[0]["event"], events[-1]["event"], events[-1]["exit_code"]] == ["plan", "done", 0]
+
+
+def test_what_is_not_decided_in_time_is_a_suspicion(workspace):
+    with hung_job(workspace) as (job, _):
+        ran = workspace.harness("attach", str(job.pid), "--for=4")
+
+    assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (125, "ERROR", "suspected")
+    assert ran.outcome["summary"] == (
+        "SUSPECT: nothing moves, and it is not proven that nothing can: rank 0 waiting, rank 1 waiting;"
+        " ranks 0, 1 have no probe, so no step, module or collective of theirs is known"
+    )
+
+
+def test_a_job_with_our_boards_is_read_from_them(workspace):
+    pipe = gate(workspace.directory)
+    process = workspace.start("watch", *QUICK, "--", *TORCHRUN, GATE, str(pipe))
+    until(said(workspace, "the job runs on"), "a HANG is told")
+    (launcher,) = [one for one in psutil.Process(process.pid).children() if GATE in one.cmdline()]
+    looked = subprocess.run(
+        nsa_harness("attach", str(launcher.pid), *QUICK, "--out", "looked"),
+        cwd=workspace.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    opened(pipe)
+    ran = workspace.finished(process)
+
+    (outcome,) = json.loads((workspace.directory / "looked" / "latest" / "report.json").read_text())["outcomes"]
+    assert (looked.returncode, outcome["verdict"], outcome["culprit"]["ranks"]) == (124, "HANG", [1])
+    assert outcome["detail"]["standings"][0]["stands_in"].startswith("all_reduce")
+    assert outcome["detail"]["notes"] == []
+    assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
+
+
+def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
+    with running(["sleep", "600"], workspace) as other:
+        nothing = workspace.harness("attach", str(other.pid))
+    gone = workspace.harness("attach", str(other.pid))
+
+    assert (nothing.code, gone.code) == (2, 2)
+    assert nothing.err == (
+        f"attach: process {other.pid} (sleep 600) is no rank, and none below it has RANK or has loaded torch;"
+        " name torchrun, a rank, or a process above them\n"
+    )
+    assert gone.err.startswith(f"attach: no process {other.pid} is running here; ")
+    assert not (workspace.directory / "reports").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start somebody else's process")
+def test_a_process_of_somebody_else_is_exit_2_and_names_sudo(workspace):
+    with running(["sleep", "600"], workspace) as other:
+        code = (
+            "import os; from harness.errors import NoSuchJob; from harness.supervisor.attach import find_job\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            f"try: find_job({other.pid})\n"
+            "except NoSuchJob as error: print(error.exit_code, error)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == (
+        f"2 attach: process {other.pid} belongs to user root and may not be looked at;"
+        f" `sudo nsa-harness attach {other.pid}`\n",
+        "",
+    )
