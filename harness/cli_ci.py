@@ -133,7 +133,7 @@ def _matrix_lines(made: Matrix) -> Iterator[str]:
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
     from harness.core.ci.ci_summary import Unread, night_summary
-    from harness.supervisor.stored_reports import matrix_jobs, stored_reports
+    from harness.supervisor.stored.stored_reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
     lost = (jobs,) if isinstance(jobs, Unread) else ()
@@ -160,7 +160,7 @@ def _parsed(job: str, file: str, text: str) -> StoredReport | Unread:
 
 
 def _write(file: Path, text: str) -> None:
-    from harness.supervisor.rundir import write_document
+    from harness.supervisor.stored.rundir import write_document
 
     try:
         write_document(file, text)

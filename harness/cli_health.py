@@ -36,7 +36,7 @@ def doctor(
     if command and not overhead:
         raise UsageError("doctor starts no program; to measure one: nsa-harness doctor --overhead -- COMMAND")
     from harness.core.health.checkup import healthy, judged, lines_text, values
-    from harness.supervisor.doctor import measure
+    from harness.supervisor.health.doctor import measure
 
     lines = judged(measure(Path.cwd(), os.environ))
     if not as_json:

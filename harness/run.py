@@ -26,8 +26,8 @@ from harness.render.terminal import Terminal
 from harness.request import RunRequest
 from harness.run_plan import Execution, Told
 from harness.supervisor.machine import machine_facts
-from harness.supervisor.record import Record, plan_to_resume, read_record, write_record
-from harness.supervisor.rundir import RunDir, create_run, find_run, locked
+from harness.supervisor.stored.record import Record, plan_to_resume, read_record, write_record
+from harness.supervisor.stored.rundir import RunDir, create_run, find_run, locked
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
     run = find_run(path, out or Path("reports"))
     record = read_record(run)
-    from harness.core.judged.outcome import skipped
+    from harness.core.told.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged(run), *skips])
@@ -99,7 +99,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
-    from harness.supervisor.stored_spec import load_spec
+    from harness.supervisor.stored.stored_spec import load_spec
 
     judged = with_flakiness(_judged(run))
     failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]

@@ -14,11 +14,11 @@ from harness.request import RunRequest
 from harness.run import interruptible, listeners, report_of, write_report
 from harness.run_judge import judge_attempt
 from harness.run_one import Audience, prepare
-from harness.supervisor.attach import Found, Look, find_job, onlooker
+from harness.supervisor.guests.attach import Found, Look, find_job, onlooker
+from harness.supervisor.guests.rank_finder import command_words
 from harness.supervisor.machine import machine_facts
-from harness.supervisor.rank_finder import command_words
-from harness.supervisor.record import Record, write_record
-from harness.supervisor.rundir import create_run, locked
+from harness.supervisor.stored.record import Record, write_record
+from harness.supervisor.stored.rundir import create_run, locked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,18 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.core.judged.outcome import outcome_of
-from harness.core.judged.profile import PROFILE_FILE, profile_text
+from harness.core.diagnosed.profile import PROFILE_FILE, profile_text
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome
+from harness.core.told.outcome import outcome_of
 from harness.render.documents import write_documents
 from harness.render.report_json import outcome_values
-from harness.supervisor.collect import collect
-from harness.supervisor.inventory import inventory
-from harness.supervisor.reported import foreign_metrics
-from harness.supervisor.rundir import AttemptDir, write_document
-from harness.supervisor.source import quoted
-from harness.supervisor.stored_spec import load_spec
+from harness.supervisor.stored.collect import collect
+from harness.supervisor.stored.inventory import inventory
+from harness.supervisor.stored.reported import foreign_metrics
+from harness.supervisor.stored.rundir import AttemptDir, write_document
+from harness.supervisor.stored.source import quoted
+from harness.supervisor.stored.stored_spec import load_spec
 from harness.supervisor.watch import Watch
 
 __all__ = ["Watch", "judge_attempt", "judge_stored", "write_documents"]

@@ -16,10 +16,10 @@ from harness.core.observed.live import Progress
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.render.listener import Listener
-from harness.supervisor.adapters import json_text
 from harness.supervisor.environment import describe
 from harness.supervisor.launch import command_line, launch
-from harness.supervisor.rundir import AttemptDir, append_line, write_document
+from harness.supervisor.stored.adapters import json_text
+from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
 
 _GRACE_S = 1.0  # between TERM and KILL
 _START_UP = {"none", "start", "imported", "init"}

@@ -19,7 +19,7 @@ from harness.render.listener import Listener, notify
 from harness.request import RunRequest
 from harness.run_one import Interrupts, run_one
 from harness.supervisor.machine import available_bytes
-from harness.supervisor.rundir import RunDir
+from harness.supervisor.stored.rundir import RunDir
 
 _LOOK_S = 0.2
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
@@ -106,13 +106,13 @@ class Execution:
         except Exception as error:  # a fault of the harness is one run's ERROR, not the loss of all the others
             with self.run.log.open("a") as log:
                 traceback.print_exc(file=log)
-            from harness.core.judged.outcome import unjudged
+            from harness.core.told.outcome import unjudged
 
             text = f"{type(error).__name__}: {error}; see {self.run.log.name}"
             return unjudged(spec, attempt=number, directory=attempt.path.name, error=text)
 
     def _skip(self, skip: Skip) -> None:
-        from harness.core.judged.outcome import skipped
+        from harness.core.told.outcome import skipped
 
         self._add(skipped(skip))
 

@@ -22,8 +22,8 @@ from harness.run import run_all
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.planning import Question
 from harness.supervisor.planning import planned as planned_specs
-from harness.supervisor.rundir import RunDir
 from harness.supervisor.scenario_files import shipped_root
+from harness.supervisor.stored.rundir import RunDir
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
 _PARENT = "base/fault.yaml"

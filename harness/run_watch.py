@@ -26,13 +26,13 @@ from harness.run import report_of, write_report
 from harness.run_judge import judge_attempt
 from harness.run_one import Audience, prepare
 from harness.run_plan import Told
-from harness.supervisor.guest import Guest, check_command, shell_status, start_guest
-from harness.supervisor.hook import Hook
+from harness.supervisor.guests.guest import Guest, check_command, shell_status, start_guest
+from harness.supervisor.guests.hook import Hook
+from harness.supervisor.guests.observe import Observation
+from harness.supervisor.guests.relay import Relay
 from harness.supervisor.machine import machine_facts
-from harness.supervisor.observe import Observation
-from harness.supervisor.record import Record, write_record
-from harness.supervisor.relay import Relay
-from harness.supervisor.rundir import AttemptDir, RunDir, append_line, create_run, locked
+from harness.supervisor.stored.record import Record, write_record
+from harness.supervisor.stored.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
 _GRACE_S = 1.0
 _TIMED_OUT = 124

@@ -22,11 +22,11 @@ from harness.core.compared.decisions import GATES
 from harness.core.declared import resolve
 from harness.core.declared.environment import TABLE
 from harness.core.declared.scenario import ScenarioFile
+from harness.core.diagnosed.rules import BESIDES
 from harness.core.judged import limits, motion, proof
-from harness.core.judged.causes import BESIDES
 from harness.core.report import CAUSE_CODES, HangKind, Status
 from harness.supervisor.planning import Question, asked_scenarios, checked
-from harness.supervisor.rundir import AttemptDir, RunDir
+from harness.supervisor.stored.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")

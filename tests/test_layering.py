@@ -186,8 +186,8 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
 
 
 def test_the_rule_would_notice_what_it_forbids() -> None:
-    nested = ast.parse("def f():\n    from harness.supervisor import rundir\n    import torch.nn\n")
-    assert list(imports(nested)) == ["harness.supervisor.rundir", "torch.nn"]
+    nested = ast.parse("def f():\n    from harness.supervisor.stored import rundir\n    import torch.nn\n")
+    assert list(imports(nested)) == ["harness.supervisor.stored.rundir", "torch.nn"]
     assert list(imports(ast.parse("from harness import protocol, __version__"))) == ["harness.protocol"]
     relative = ast.parse("from .. import protocol\nfrom .board import Board")
     assert list(imports(relative, ROOT / "harness/probe/beat.py")) == ["harness.protocol", "harness.probe.board"]

@@ -18,10 +18,10 @@ from harness.core.declared.scenario import Scenario
 from harness.core.declared.scenario_types import ExpectedVerdict
 from harness.core.declared.selection import Selection, selected
 from harness.core.declared.shapes import SHAPES
-from harness.core.judged.expectation import missed
 from harness.core.observed.evidence import Ending, Evidence
 from harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
+from harness.core.told.expectation import missed
 from harness.supervisor.planning import Asked, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")

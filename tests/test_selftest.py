@@ -33,7 +33,7 @@ from harness.render.documents import write_documents
 from harness.render.listener import Listener
 from harness.request import RunRequest
 from harness.run_selftest import SelftestRequest, drawn, selftest
-from harness.supervisor.rundir import create_run
+from harness.supervisor.stored.rundir import create_run
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)

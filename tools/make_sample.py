@@ -85,7 +85,7 @@ def _render_for_a_nameless_machine(run: Path) -> None:
     """The documents again, with another host name: a plain replacement could hit a word that is no name."""
     from harness.render.documents import write_documents
     from harness.render.report_json import from_json
-    from harness.supervisor.rundir import RunDir
+    from harness.supervisor.stored.rundir import RunDir
 
     stored = RunDir(run)
     report = from_json(stored.report.read_text())

@@ -12,7 +12,7 @@ from harness.render.html import report_html
 from harness.render.junit import junit_xml
 from harness.render.report_json import to_json
 from harness.render.summary_md import summary_md
-from harness.supervisor.rundir import RunDir, write_document
+from harness.supervisor.stored.rundir import RunDir, write_document
 
 
 def write_documents(run: RunDir, report: Report) -> tuple[Trouble, ...]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from harness.core.report import Outcome, Report
 from harness.errors import StoredRunError
 from harness.render.text import escape, escaped
-from harness.supervisor.adapters import adapter
+from harness.supervisor.stored.adapters import adapter
 
 SCHEMA = 1
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from harness import protocol
 from harness.core.plan import Fault, Launcher, RunSpec
 from harness.supervisor.machine import device_words
-from harness.supervisor.rundir import AttemptDir
+from harness.supervisor.stored.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"

@@ -32,7 +32,7 @@ from harness.core.suggest import did_you_mean
 from harness.errors import MissingNeed, ScenarioError, UsageError
 from harness.supervisor.launch import subject_path
 from harness.supervisor.scenario_files import Declared, load_catalog, load_file, shipped_root
-from harness.supervisor.stored_spec import load_spec
+from harness.supervisor.stored.stored_spec import load_spec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from harness.core.judged.limits import last_progress_s, started
 from harness.core.observed.evidence import Board
 from harness.core.observed.live import Progress, RankProgress
 from harness.core.plan import RunSpec
-from harness.supervisor import procfs
-from harness.supervisor.dump import Camera
 from harness.supervisor.launch import Job
+from harness.supervisor.sources import procfs
+from harness.supervisor.sources.dump import Camera
 
 NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 

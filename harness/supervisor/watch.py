@@ -20,12 +20,12 @@ from harness.core.observed.evidence import Ending, RankSnapshot, Sample, Snapsho
 from harness.core.observed.live import Progress
 from harness.core.observed.stacks import user_frame
 from harness.core.plan import Limits, RunSpec
-from harness.supervisor.adapters import json_text, plain
-from harness.supervisor.dump import Camera
-from harness.supervisor.host_memory import watch_memory
 from harness.supervisor.launch import Job
 from harness.supervisor.ranks import Ranks
-from harness.supervisor.rundir import AttemptDir, append_line, write_document
+from harness.supervisor.sources.dump import Camera
+from harness.supervisor.sources.host_memory import watch_memory
+from harness.supervisor.stored.adapters import json_text, plain
+from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
 
 _LOOK_S = 0.2  # between two looks at the boards
 _MEMORY_S = 1.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.judged.case import Case
-from harness.core.judged.ledger import first_skipped
+from harness.core.diagnosed.case import Case
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import (
     Board,
@@ -17,16 +16,16 @@ from harness.core.observed.evidence import (
     Exit,
     Frame,
     Mark,
-    Process,
     Raised,
     RankEvidence,
     RankSnapshot,
     Sample,
     Snapshot,
     Stack,
-    Task,
 )
+from harness.core.observed.process import Process, Task
 from harness.core.observed.traces import RankTraces
+from harness.core.parted.ledger import first_skipped
 from harness.core.place import Place
 from harness.core.plan import Expect, Launcher, Limits, RunSpec
 

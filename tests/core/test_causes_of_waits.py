@@ -29,10 +29,13 @@ from builders import (
 )
 from test_host_wait import FETCH, WORKER, child, loading, rank
 
-from harness.core.judged import causes, causes_of_group_wait, causes_of_hang
-from harness.core.judged.diagnosis import diagnose
+from harness.core.diagnosed import of_group_wait as causes_of_group_wait
+from harness.core.diagnosed import of_hang as causes_of_hang
+from harness.core.diagnosed import rules as causes
+from harness.core.diagnosed.diagnosis import diagnose
 from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Call, Evidence, RankSnapshot, Socket
+from harness.core.observed.evidence import Call, Evidence, RankSnapshot
+from harness.core.observed.process import Socket
 from harness.core.report import Finding
 
 

@@ -30,9 +30,10 @@ from builders import (
     task,
 )
 
-from harness.core.judged import causes, causes_of_failure
-from harness.core.judged.case import layer_of, shorten
-from harness.core.judged.diagnosis import Diagnosis, diagnose
+from harness.core.diagnosed import of_failure as causes_of_failure
+from harness.core.diagnosed import rules as causes
+from harness.core.diagnosed.case import layer_of, shorten
+from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Ending, Evidence, Frame, RankEvidence
 from harness.core.observed.traces import RankTraces

@@ -24,13 +24,14 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.judged import causes, causes_of_divergence
-from harness.core.judged.diagnosis import Diagnosis, diagnose
-from harness.core.judged.divergence import Analysis, Kind, Track, analyse, minority
-from harness.core.judged.entries import classes
-from harness.core.judged.unlike import Unlike, first_unlike
+from harness.core.diagnosed import of_divergence as causes_of_divergence
+from harness.core.diagnosed import rules as causes
+from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
+from harness.core.diagnosed.entries import classes
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Board, Call, Collective, Ending, Evidence, RankEvidence, StepRow, Tally
+from harness.core.parted.divergence import Analysis, Kind, Track, analyse, minority
+from harness.core.parted.unlike import Unlike, first_unlike
 from harness.core.place import Place
 from harness.core.report import CollectiveRef, Finding
 

@@ -11,7 +11,8 @@ from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapsho
 from harness.core.judged.motion import Motion
 from harness.core.judged.wait import Wait, WaitKind
 from harness.core.judged.waitfor import wait_for
-from harness.core.observed.evidence import Frame, Process, RankSnapshot, Socket, Stack
+from harness.core.observed.evidence import Frame, RankSnapshot, Stack
+from harness.core.observed.process import Process, Socket
 
 STEP = frame(10)
 LOADER = frame(

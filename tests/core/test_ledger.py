@@ -10,7 +10,8 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.judged.ledger import (
+from harness.core.observed.evidence import Board, Call, Mark, StepRow, Tally
+from harness.core.parted.ledger import (
     Finished,
     Skipped,
     StepDifference,
@@ -19,7 +20,6 @@ from harness.core.judged.ledger import (
     first_to_finish,
     last_agreed,
 )
-from harness.core.observed.evidence import Board, Call, Mark, StepRow, Tally
 from harness.core.place import Place
 
 REDUCE = call(1, position=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
-from harness.core.judged.diagnosis import diagnose
+from harness.core.diagnosed.diagnosis import diagnose
 from harness.core.judged.looked_at import looked_at, moving_ranks, still_moving
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Ending, Retraction

@@ -8,7 +8,7 @@ import pytest
 from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
 
 from harness.core.judged.motion import Motion, cpu_share, motion, only_another_line, rank_stack
-from harness.core.observed.evidence import Socket
+from harness.core.observed.process import Socket
 
 STILL = rank_snapshot(0, frame(10), board=board(mark()))
 

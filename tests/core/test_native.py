@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from builders import board, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
 
-from harness.core.judged.diagnosis import diagnose
+from harness.core.diagnosed.diagnosis import diagnose
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Evidence, Frame, RankSnapshot, Stack
 from harness.core.observed.native import native_wanted, parse_native, parse_pystack

@@ -30,8 +30,6 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.judged.outcome import outcome_of, skipped, unjudged
-from harness.core.judged.telling import vital
 from harness.core.observed.evidence import Ending, Evidence, RankEvidence
 from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Fault, Skip
@@ -50,6 +48,8 @@ from harness.core.report import (
     counts,
     exit_code,
 )
+from harness.core.told.outcome import outcome_of, skipped, unjudged
+from harness.core.told.telling import vital
 from harness.core.trouble import Trouble
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))

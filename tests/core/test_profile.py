@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.core.judged.profile import busiest, pace, profile_text, profiles
+from harness.core.diagnosed.profile import busiest, pace, profile_text, profiles
 from harness.core.observed.evidence import Ending
 from tests.core.builders import ALL_REDUCE, board, ended, evidence, frame, rank_evidence, sample
 

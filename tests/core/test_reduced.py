@@ -20,10 +20,11 @@ from builders import (
     task,
 )
 
-from harness.core.observed.evidence import Evidence, RankSnapshot, Socket
+from harness.core.observed.evidence import Evidence, RankSnapshot
+from harness.core.observed.process import Socket
 from harness.core.observed.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from harness.supervisor.adapters import json_text
-from harness.supervisor.collect import bounded
+from harness.supervisor.stored.adapters import json_text
+from harness.supervisor.stored.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
 

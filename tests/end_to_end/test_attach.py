@@ -77,6 +77,7 @@ def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
     assert "no marks: the job was started without the probe" in ran.out
 
 
+@pytest.mark.slow
 def test_a_rank_leads_to_the_others_of_its_job(workspace):
     with hung_job(workspace) as (job, _):
         ran = workspace.harness("attach", str(ranks_of(job)[0].pid), *QUICK)
@@ -97,6 +98,7 @@ def test_a_job_that_moves_is_said_to_move_and_that_is_no_pass(workspace):
     assert [events[0]["event"], events[-1]["event"], events[-1]["exit_code"]] == ["plan", "done", 0]
 
 
+@pytest.mark.slow
 def test_what_is_not_decided_in_time_is_a_suspicion(workspace):
     with hung_job(workspace) as (job, _):
         ran = workspace.harness("attach", str(job.pid), "--for=4")
@@ -108,6 +110,7 @@ def test_what_is_not_decided_in_time_is_a_suspicion(workspace):
     )
 
 
+@pytest.mark.slow
 def test_a_job_with_our_boards_is_read_from_them(workspace):
     pipe = gate(workspace.directory)
     process = workspace.start("watch", *QUICK, "--", *TORCHRUN, GATE, str(pipe))
@@ -148,7 +151,7 @@ def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
 def test_a_process_of_somebody_else_is_exit_2_and_names_sudo(workspace):
     with running(["sleep", "600"], workspace) as other:
         code = (
-            "import os; from harness.errors import NoSuchJob; from harness.supervisor.attach import find_job\n"
+            "import os; from harness.errors import NoSuchJob; from harness.supervisor.guests.attach import find_job\n"
             "os.setgid(65534); os.setuid(65534)\n"
             f"try: find_job({other.pid})\n"
             "except NoSuchJob as error: print(error.exit_code, error)"

@@ -29,6 +29,7 @@ def trouble_of(outcome, what: str, rank: int) -> str:
     return next(one["why"] for one in outcome["trouble"] if (one["what"], one["rank"]) == (what, rank))
 
 
+@pytest.mark.slow
 def test_without_a_probe_a_healthy_run_passes_and_says_what_was_not_seen(workspace):
     ran = workspace.harness("run", "ddp_onestep", "--probe", "off")
 
@@ -54,6 +55,7 @@ def test_a_rank_that_holds_the_interpreters_lock_in_c_is_named_with_the_c_functi
     assert "sleep (libc.so.6)" in outcome["summary"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_in_c_is_named_with_the_line_that_called_it(workspace):
     workspace.scenario("native", scenario("native"))
     outcome = workspace.harness("run", "native").outcome
@@ -64,6 +66,7 @@ def test_a_rank_that_computes_in_c_is_named_with_the_line_that_called_it(workspa
     assert 8 <= outcome["timing"]["quiet_s"] <= 16
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_read_without_ptrace_and_what_it_could_not_answer_is_said(workspace):
     workspace.scenario("stopped", scenario("stopped"))
     outcome = workspace.harness("run", "stopped").outcome

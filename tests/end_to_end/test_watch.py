@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.supervisor.relay import FORWARDED
+from harness.supervisor.guests.relay import FORWARDED
 
 from .conftest import PROGRAMS, Workspace
 from .jobs import GATE, TORCHRUN, Reader, gate, nsa_harness, opened, said, tagged, until
@@ -187,6 +187,7 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
     assert (again.code, again.outcome["verdict"], again.outcome["findings"]) == (0, "PASS", [retracted])
 
 
+@pytest.mark.slow
 def test_a_proof_stands_where_the_job_is_ended_without_moving_again(workspace):
     process = workspace.start("watch", *QUICK, "--", *TORCHRUN, GATE, str(gate(workspace.directory)))
     until(said(workspace, "the job runs on"), "a HANG is told")
@@ -198,6 +199,7 @@ def test_a_proof_stands_where_the_job_is_ended_without_moving_again(workspace):
     assert set(ran.outcome["exit_codes"].values()) == {None}
 
 
+@pytest.mark.slow
 def test_a_job_that_somebody_ends_is_interrupted_and_no_failure(workspace):
     process = workspace.start("watch", "--", *TORCHRUN, GATE, str(gate(workspace.directory)))
     until(lambda: bool(list((workspace.directory / "reports").glob("latest/gate/watch.jsonl"))), "it is watched")
@@ -209,6 +211,7 @@ def test_a_job_that_somebody_ends_is_interrupted_and_no_failure(workspace):
     assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (1, "ERROR", "interrupted")
 
 
+@pytest.mark.slow
 def test_past_its_deadline_a_job_runs_on_and_a_command_that_fails_is_noted(workspace):
     pipe = gate(workspace.directory)
     script = workspace.directory / "job.sh"
@@ -239,6 +242,7 @@ def test_told_to_kill_it_ends_the_whole_job(workspace):
     assert tagged(workspace) == []
 
 
+@pytest.mark.slow
 def test_ranks_of_a_spawning_program_are_found_and_its_parent_is_none(workspace, free_port):
     command = [sys.executable, GATE, str(gate(workspace.directory)), str(free_port)]
     ran = workspace.harness("watch", "--on-hang=kill", "--deadline=60", *QUICK, "--", *command)
@@ -256,6 +260,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_ranks_that_are_started_anew_are_another_attempt(workspace):
     ran = workspace.harness("watch", "--", *TORCHRUN, "--max-restarts=1", str(PROGRAMS / "restarted.py"))
     first, second = ran.report["outcomes"]

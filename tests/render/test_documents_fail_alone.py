@@ -9,7 +9,7 @@ from render_samples import MIXED
 
 from harness.core.trouble import Trouble
 from harness.render import documents
-from harness.supervisor.rundir import RunDir
+from harness.supervisor.stored.rundir import RunDir
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from harness.core.report import Outcome, Report, exit_code
 from harness.render.ci_summary_json import ci_summary_json
 from harness.render.ci_summary_md import ci_summary_md, cut
 from harness.render.report_json import to_json
-from harness.supervisor import stored_reports as reading
-from harness.supervisor.stored_reports import matrix_jobs, stored_reports
+from harness.supervisor.stored import stored_reports as reading
+from harness.supervisor.stored.stored_reports import matrix_jobs, stored_reports
 
 HANGS = replace(DEADLOCK, expected=False)
 FAILS = replace(FAILED, expected=False)

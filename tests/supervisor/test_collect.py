@@ -35,10 +35,10 @@ from harness.core.report import Outcome, Status
 from harness.core.trouble import Trouble
 from harness.errors import HarnessError
 from harness.run_judge import judge_attempt
-from harness.supervisor.collect import collect
-from harness.supervisor.reported import foreign_metrics
-from harness.supervisor.rundir import AttemptDir
-from harness.supervisor.stored_spec import load_spec
+from harness.supervisor.stored.collect import collect
+from harness.supervisor.stored.reported import foreign_metrics
+from harness.supervisor.stored.rundir import AttemptDir
+from harness.supervisor.stored.stored_spec import load_spec
 
 UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.observed.evidence import Process, Task
-from harness.supervisor import descriptors, procfs
-from harness.supervisor.descriptors import Holders, lock_holders
-from harness.supervisor.sockets import SocketTable
+from harness.core.observed.process import Process, Task
+from harness.supervisor.sources import descriptors, procfs
+from harness.supervisor.sources.descriptors import Holders, lock_holders
+from harness.supervisor.sources.sockets import SocketTable
 
 PATIENCE_S = 20.0
 

@@ -18,8 +18,8 @@ import pytest
 from harness import protocol
 from harness.core.observed.evidence import Frame, RankSnapshot, Stack
 from harness.core.trouble import Trouble
-from harness.supervisor.dump import Camera
-from harness.supervisor.dump_text import leaf_line
+from harness.supervisor.sources.dump import Camera
+from harness.supervisor.sources.dump_text import leaf_line
 
 SLEEPER = """
 import time

@@ -7,10 +7,10 @@ from pathlib import Path
 from attempts import clean, journal, said, spec, unpack
 
 from harness.core.report import Artifact
-from harness.supervisor.collect import collect
-from harness.supervisor.inventory import inventory
-from harness.supervisor.rundir import AttemptDir
-from harness.supervisor.stored_spec import load_spec
+from harness.supervisor.stored.collect import collect
+from harness.supervisor.stored.inventory import inventory
+from harness.supervisor.stored.rundir import AttemptDir
+from harness.supervisor.stored.stored_spec import load_spec
 
 SUBJECT = ("nsa", "--trace-grads")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from harness.core.observed.evidence import Ending, Exit, Frame, Sample
 from harness.core.plan import Limits
 from harness.core.trouble import Trouble
-from harness.supervisor.journals import Journals
-from harness.supervisor.rundir import AttemptDir
+from harness.supervisor.stored.journals import Journals
+from harness.supervisor.stored.rundir import AttemptDir
 
 
 @pytest.fixture

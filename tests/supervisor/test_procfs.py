@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.observed.evidence import Task
-from harness.supervisor import procfs
+from harness.core.observed.process import Task
+from harness.supervisor.sources import procfs
 
 PATIENCE_S = 20.0
 

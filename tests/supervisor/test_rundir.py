@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import StoredRunError
-from harness.supervisor.rundir import (
+from harness.supervisor.stored.rundir import (
     RunDir,
     append_line,
     create_run,

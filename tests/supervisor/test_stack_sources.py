@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from harness import protocol
-from harness.core.observed.evidence import Process, Stack
-from harness.supervisor import procfs, stacks
-from harness.supervisor.commands import CommandFailed, answer_of
-from harness.supervisor.dump import Camera
-from harness.supervisor.stacks import StackSources
+from harness.core.observed.evidence import Stack
+from harness.core.observed.process import Process
+from harness.supervisor.sources import procfs, stacks
+from harness.supervisor.sources.commands import CommandFailed, answer_of
+from harness.supervisor.sources.dump import Camera
+from harness.supervisor.sources.stacks import StackSources
 
 PATIENCE_S = 20.0
 SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"

@@ -1,1 +1,1 @@
-"""One run: from evidence to verdict, findings and outcome."""
+"""Who waits for whom, and what that makes of a run: PASS, FAIL, HANG or ERROR."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from harness.core.judged.motion import BUSY_SHARE, STARVED_SHARE, Motion, carried, cpu_share
 from harness.core.judged.threads import could_release
 from harness.core.judged.wait import ChildWait, WaitKind
-from harness.core.observed.evidence import Frame, Process, RankSnapshot, Stack, Task
+from harness.core.observed.evidence import Frame, RankSnapshot, Stack
+from harness.core.observed.process import Process, Task
 from harness.core.observed.stacks import training_stack, user_frame
 
 _CHILD_CALLS = {"wait4", "waitid"}

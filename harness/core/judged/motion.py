@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from harness.core.observed.evidence import Frame, Process, RankSnapshot, Socket, Stack
+from harness.core.observed.evidence import Frame, RankSnapshot, Stack
+from harness.core.observed.process import Process, Socket
 from harness.core.observed.stacks import training_stack
 
 BUSY_SHARE = 0.5  # of one core

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.core.observed.evidence import Process, Stack, Task
+from harness.core.observed.evidence import Stack
+from harness.core.observed.process import Process, Task
 from harness.core.observed.stacks import in_function
 
 _LIBRARY_POLLERS = ("/harness/probe/", "tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py")

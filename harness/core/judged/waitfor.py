@@ -10,7 +10,8 @@ from harness.core.judged.host_wait import HostWait, host_wait
 from harness.core.judged.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, rank_stack
 from harness.core.judged.threads import is_library
 from harness.core.judged.wait import Wait, WaitKind
-from harness.core.observed.evidence import RankSnapshot, Snapshot, Stack, Task
+from harness.core.observed.evidence import RankSnapshot, Snapshot, Stack
+from harness.core.observed.process import Task
 from harness.core.observed.stacks import in_function, user_frame
 
 # Frames that stand on a stack only while something is compiled, not while what was compiled runs.

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.core.observed.node import Gpu, HostMemory, SentSignal
-from harness.core.observed.process import Process as Process
-from harness.core.observed.process import Socket as Socket
-from harness.core.observed.process import Task as Task
+from harness.core.observed.process import Process
 from harness.core.observed.traces import RankTraces
 from harness.core.place import Place
 from harness.core.plan import Limits

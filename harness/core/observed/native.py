@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice, takewhile
 
-from harness.core.observed.evidence import Frame, Process, Stack
+from harness.core.observed.evidence import Frame, Stack
+from harness.core.observed.process import Process
 from harness.core.observed.stacks import training_stack
 
 _MAX_NATIVE = 16

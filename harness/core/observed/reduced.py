@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from harness.core.observed.evidence import (
-    Board,
-    Evidence,
-    Frame,
-    Process,
-    RankEvidence,
-    RankSnapshot,
-    Snapshot,
-    Stack,
-    Task,
-)
+from harness.core.observed.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
+from harness.core.observed.process import Process, Task
 from harness.core.observed.stacks import training_stack
 from harness.core.trouble import Trouble
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.core.observed.evidence import Socket
+from harness.core.observed.process import Socket
 
 # include/net/tcp_states.h; the same numbers in /proc/net/tcp and in inet_diag.
 _STATES = {

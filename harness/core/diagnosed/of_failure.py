@@ -1,0 +1,155 @@
+"""Why a run failed: rules over what ended wrongly, in order of time, and over what was too slow."""
+
+from __future__ import annotations
+
+import signal
+
+from harness.core.diagnosed.case import (
+    Case,
+    at,
+    counted,
+    finding,
+    last_line,
+    last_place,
+    last_seen,
+    place_of,
+    shorten,
+)
+from harness.core.diagnosed.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from harness.core.judged.verdict import FailureKind
+from harness.core.observed.evidence import Ending
+from harness.core.observed.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+
+
+def slow(case: Case) -> Finding | None:
+    if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
+        return None
+    sampled = busiest(profiles(case.evidence))
+    place = place_of(case, sampled.rank, sampled.lines[0].user) if sampled else None
+    deadline_s = case.evidence.limits.deadline_s
+    deadline = "its deadline" if deadline_s is None else f"its deadline of {deadline_s:g} s"
+    return finding(
+        "slow",
+        f"not proven to hang: still there at {deadline}, {_pace(pace(case.evidence))};"
+        f" the time goes{_where(sampled) if sampled else ' to no single line'}",
+        ranks=() if sampled is None else (sampled.rank,),
+        place=place,
+        confidence=0.9 if place else 0.5,
+        proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
+        advice="Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
+        " limits.deadline_s if the work is meant to take that long.",
+    )
+
+
+def _pace(speed: Pace | None) -> str:
+    if speed is None:
+        return "no board to count its steps"
+    words = counted(speed.done, "step") + " done"
+    if speed.step_s is not None:
+        words += f", {speed.step_s:.1f} s a step"
+    if speed.left_s is not None:
+        words += f", {speed.left_s:.0f} s short of all {speed.planned}"
+    return words
+
+
+def _where(sampled: RankProfile) -> str:
+    """The two functions seen most often, each by its line seen most often, with their share of the samples."""
+    functions: dict[tuple[str, str], list[HotLine]] = {}
+    for one in sampled.lines:
+        functions.setdefault((one.user.file, one.user.function), []).append(one)
+    seen = sorted(
+        ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values()), key=lambda it: -it[0]
+    )
+    return " and".join(
+        f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
+        for count, user in seen[:2]
+    )
+
+
+def exception(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
+        return None
+    frame = user_frame(first.raised.frames)
+    place = place_of(case, first.rank, frame)
+    return finding(
+        "exception",
+        f"rank {first.rank} raised {shorten(first.text)}{at(place)}",
+        ranks=(first.rank,) if first.rank is not None else (),
+        place=place,
+        confidence=0.95,
+        proof=(first.raised.proof,),
+        advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
+    )
+
+
+def early_exit(case: Case) -> Finding | None:
+    left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
+    first = case.first_failure
+    if not left or first is None or first.kind is not FailureKind.LEFT:
+        return None
+    return finding(
+        "early_exit",
+        f"{left[0].text}, {last_seen(case, left[0].rank)}",
+        ranks=(left[0].rank,) if left[0].rank is not None else (),
+        place=last_place(case, left[0].rank),
+        confidence=0.95,
+        proof=("processes.jsonl",),
+        advice="Find the return, sys.exit or exhausted iterator that only this rank reaches.",
+    )
+
+
+def killed(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
+        return None
+    who = "the launcher" if first.rank is None else f"rank {first.rank}"
+    name = signal.Signals(-first.status).name
+    return finding(
+        "killed",
+        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
+        f"{last_line(case, first.rank)}",
+        ranks=() if first.rank is None else (first.rank,),
+        place=last_place(case, first.rank),
+        confidence=0.95,
+        proof=("processes.jsonl",),
+        advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
+    )
+
+
+def crashed(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
+        return None
+    rank = case.rank(first.rank) if first.rank is not None else None
+    frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
+    place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
+    return finding(
+        "segfault" if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else "aborted",
+        f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
+        ranks=(first.rank,) if first.rank is not None else (),
+        place=place,
+        confidence=0.9,
+        proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
+        advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
+    )
+
+
+def bad_exit(case: Case) -> Finding | None:
+    """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.CODE or first.collateral or first.rank is None:
+        return None
+    rank = case.rank(first.rank)
+    said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
+    return finding(
+        "bad_exit",
+        f"{first.text}, {last_seen(case, first.rank)}{said}",
+        ranks=(first.rank,),
+        place=last_place(case, first.rank),
+        confidence=0.9,
+        proof=(f"rank{first.rank}/stderr.log",),
+        advice="The program chose to leave: read the end of the rank's stderr.log.",
+    )

@@ -1,0 +1,201 @@
+"""Why ranks wait for each other outside collectives: groups, transfers, keys of the store, and the network itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.core.diagnosed.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
+from harness.core.diagnosed.naming import ranks_text
+from harness.core.judged.group_wait import missing_rank, operation
+from harness.core.judged.wait import Wait, WaitKind
+from harness.core.observed.process import Socket
+from harness.core.observed.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+
+_ENTRANCE = "init_process_group"
+_RETRANSMITS = 3  # of one segment in a row: seconds without an answer
+
+
+def rendezvous_missing_rank(case: Case) -> Finding | None:
+    """Some rank never came to init_process_group: the others wait for it, or gave up and said whose key was missing."""
+    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
+    if not waiting:
+        return _gave_up(case)
+    absent = _absent(waiting)
+    return finding(
+        "rendezvous_missing_rank",
+        f"{ranks_text(absent)} never entered init_process_group{at(wait_place(case, waiting[0]))}, in which"
+        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
+        f"{_elsewhere(case, absent)}",
+        ranks=absent,
+        place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
+        confidence=0.95,
+        proof=dump_proof(case, waiting[0]),
+        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
+        " Look at what the named rank does before it.",
+    )
+
+
+def _gave_up(case: Case) -> Finding | None:
+    first = case.first_failure
+    raised = first.raised if first else None
+    absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
+    if first is None or first.rank is None or raised is None or absent is None:
+        return None
+    return finding(
+        "rendezvous_missing_rank",
+        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
+        f" {shorten(raised.message, 120)}",
+        ranks=(absent,),
+        place=place_of(case, first.rank, user_frame(raised.frames)),
+        confidence=0.9,
+        proof=(raised.proof,),
+        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
+        " Look at what the named rank does before it.",
+    )
+
+
+def group_creation_subset(case: Case) -> Finding | None:
+    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
+    if not waiting or waiting[0].call is None:
+        return None
+    absent, op = _absent(waiting), waiting[0].call.op
+    return finding(
+        "group_creation_subset",
+        f"{ranks_text(absent)} never called {op}{at(waiting[0].call.place)}, in which"
+        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
+        f" the job{_elsewhere(case, absent)}",
+        ranks=absent,
+        place=waiting[0].call.place or wait_place(case, waiting[0]),
+        confidence=0.95,
+        proof=dump_proof(case, waiting[0]),
+        advice="new_group must be called by every rank of the job in the same order, members or not. Move it out of"
+        " the condition, or pass use_local_synchronization=True where only members call it.",
+    )
+
+
+def p2p_unmatched(case: Case) -> Finding | None:
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
+    if not roots or any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
+        return None
+    if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
+        return None  # a rank passed over a collective: that it then waits for its partner follows from it
+    told = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
+    told += [
+        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}"
+        for root in hung_roots(case)
+        if root.kind is not WaitKind.POINT_TO_POINT
+    ][:2]
+    ranks = tuple(sorted(root.rank for root in roots))
+    more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
+    return finding(
+        "p2p_unmatched",
+        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}",
+        ranks=ranks,
+        place=wait_place(case, roots[0]),
+        confidence=0.9,
+        proof=dump_proof(case, roots[0]),
+        advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
+        " same half, let one of them begin with the other, or use batch_isend_irecv.",
+    )
+
+
+def store_key_missing(case: Case) -> Finding | None:
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
+    if not roots or roots[0].call is None:
+        return None
+    root, call = roots[0], roots[0].call
+    place = call.place or wait_place(case, root)
+    others = " and every other rank waits too" if root.closed else ""
+    return finding(
+        "store_key_missing",
+        f"rank {root.rank} waits for the store key {shorten(call.key, 80)}{at(place)}; nobody has set it{others}",
+        ranks=tuple(one.rank for one in roots),
+        place=place,
+        confidence=0.9 if root.closed else 0.7,
+        proof=dump_proof(case, root),
+        advice="Let a rank set the key before it waits for anything itself, under exactly this name and prefix, and"
+        " give the wait a timeout.",
+    )
+
+
+def transport(case: Case) -> Finding | None:
+    """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
+    stuck = sorted(_stuck(case), key=lambda pair: pair[0])
+    if not roots or not stuck:
+        return None
+    ends = {(socket.local, socket.peer) for _, socket in stuck}
+    both = any((peer, local) in ends for local, peer in ends)
+    rank, socket = stuck[0]
+    return finding(
+        "transport",
+        f"all ranks are in {roots[0].stands_in}, and the network does not deliver: rank {rank} has"
+        f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
+        f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
+        ranks=tuple(sorted({one for one, _ in stuck})),
+        place=wait_place(case, roots[0]),
+        confidence=0.9 if both else 0.75,
+        proof=dump_proof(case, roots[0]),
+        advice="Look at the path between these addresses: the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), a"
+        " firewall, the MTU, a switch. The program's collectives agree.",
+    )
+
+
+def _waits(case: Case, kind: WaitKind) -> list[Wait]:
+    """Waits of the kind anywhere in the graph, if one of them is at its root or holds others up."""
+    proof = case.judgement.proof
+    if not any(root.kind is kind for root in hung_roots(case)) or proof is None:
+        return []
+    return [wait for wait in proof.graph.waits if wait.kind is kind]
+
+
+def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
+    """Whom all of them wait for, apart from themselves."""
+    inside = {wait.rank for wait in waiting}
+    return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
+
+
+def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
+    graph = case.judgement.proof.graph if case.judgement.proof else None
+    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
+    return f"; rank {wait.rank} stands in {wait.stands_in}" if wait else "; nothing was seen of it" if graph else ""
+
+
+def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
+    graph = case.judgement.proof.graph if case.judgement.proof else None
+    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
+    return wait_place(case, wait) if wait else None
+
+
+def _transfer(root: Wait) -> str:
+    call = root.call
+    if call is None:
+        return root.stands_in
+    half = "to" if "send" in operation(call) else "from"
+    return f"{call.op} {half} {ranks_text(root.peers)}"
+
+
+def _stuck(case: Case) -> Iterator[tuple[int, Socket]]:
+    """Connections to ranks with the same data unacknowledged at both looks, and repeated in vain."""
+    looks = case.evidence.snapshots
+    if len(looks) < 2:
+        return
+    earlier = {
+        (rank.rank, one.inode): one
+        for rank in looks[-2].ranks
+        for one in (rank.process.sockets if rank.process else ())
+    }
+    for rank in looks[-1].ranks:
+        for one in rank.process.sockets if rank.process else ():
+            before = earlier.get((rank.rank, one.inode))
+            if before is not None and _undelivered(before, one):
+                yield rank.rank, one
+
+
+def _undelivered(before: Socket, after: Socket) -> bool:
+    to_rank = after.peer_rank is not None or not after.in_job
+    held = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
+    repeated = after.retransmits >= _RETRANSMITS or after.retransmits > before.retransmits
+    return to_rank and held and repeated and before.acked_bytes == after.acked_bytes

@@ -1,0 +1,1 @@
+"""Where the ranks part: what their collectives, steps and gradients show side by side."""

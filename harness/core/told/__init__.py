@@ -1,0 +1,1 @@
+"""One attempt in the words and numbers that every report shows."""

@@ -1,0 +1,1 @@
+"""Jobs that are not ours: watched or attached to, and left as they are."""

@@ -1,0 +1,1 @@
+"""What lies on disk: run directories, journals, specs, and evidence read back from them."""

@@ -1,0 +1,263 @@
+"""Reduces the files of one attempt to Evidence. Reads only what lies in the attempt's directory, so it can be repeated.
+
+Every file may be missing, torn or hostile: what cannot be read becomes `trouble`, and the rest still counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness import protocol
+from harness.core.observed.board import parse as parse_board
+from harness.core.observed.evidence import Board, Evidence, Exit, Frame, Raised, RankEvidence, Snapshot, Stack
+from harness.core.observed.flight import Flight, essential, parse_dump
+from harness.core.observed.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from harness.core.observed.stacks import parse_faulthandler
+from harness.core.observed.steps import ledger_table, step_rows
+from harness.core.observed.tracebacks import error_lines, last_traceback
+from harness.core.observed.traces import RankTraces, read_traces, trace_lines
+from harness.core.parted.ledger import ledger_lines
+from harness.core.plan import RunSpec
+from harness.core.trouble import Trouble
+from harness.supervisor.stored.adapters import adapter, json_text
+from harness.supervisor.stored.journals import Journals, first_line
+from harness.supervisor.stored.reported import last_number, training_metrics, whole
+from harness.supervisor.stored.rundir import AttemptDir, log_tail, read_lines, write_document
+
+_MAX_DOCUMENT_BYTES = 64 << 20
+_KEPT_CALLS = 96
+
+_Value = TypeVar("_Value")
+
+
+def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json."""
+    gather = _Gather(attempt=attempt, spec=spec)
+    evidence, text = bounded(gather.evidence(node))
+    attempt.evidence.mkdir(exist_ok=True)
+    write_document(attempt.evidence / f"{node}.json", text)
+    return evidence
+
+
+def bounded(evidence: Evidence) -> tuple[Evidence, str]:
+    """The evidence and its JSON, reduced as far as its bound asks for."""
+    text = json_text(evidence)
+    limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    kept = evidence
+    for keep in LEVELS:
+        if len(text.encode()) <= limit_bytes:
+            break
+        kept = reduced(evidence, keep)
+        text = json_text(kept)
+    return kept, text
+
+
+@dataclass(kw_only=True)
+class _Gather:
+    """The journals of one attempt, read once."""
+
+    attempt: AttemptDir
+    spec: RunSpec
+    trouble: list[Trouble] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
+
+    def evidence(self, node: str) -> Evidence:
+        journals = self.journals
+        exits = tuple(journals.exits())
+        said = journals.said("ending")
+        ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        self._write_step_ledger(ranks)
+        ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
+        return Evidence(
+            node=node,
+            world_size=self.spec.ranks,
+            backend=self.spec.backend,
+            ending=journals.ending(),
+            limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
+            ended_s=ended_s,
+            launch_s=journals.said("started").get("t_s"),
+            teardown_s=journals.teardown_s(),
+            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
+            launcher_error=said.get("error"),
+            ranks=ranks,
+            exits=exits,
+            snapshots=tuple(self._snapshots()),
+            samples=tuple(journals.samples()),
+            last_progress_s=said.get("last_progress_s"),
+            leftovers=tuple(journals.left("outlived")),
+            undead=tuple(journals.left("left")),
+            metrics=training_metrics(self.attempt, self._note),
+            trouble=tuple(self._all_trouble()),
+            signals=journals.signals(),
+            memory=journals.memory(),
+            retracted=tuple(journals.retracted()),
+            observed=journals.observed,
+        )
+
+    # Ranks.
+
+    def _snapshots(self) -> Iterator[Snapshot]:
+        found = []
+        for path in self.attempt.dumps.glob("snapshot*.json"):
+            snapshot = self._read(path, adapter(Snapshot).validate_json)
+            if snapshot is not None:
+                found.append(brief(snapshot))
+        return iter(sorted(found, key=lambda snapshot: snapshot.number))
+
+    def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
+        home = self.attempt.rank(rank)
+        home.mkdir(exist_ok=True)
+        pid = self.journals.pids.get(rank)
+        self._bring_logs(rank, home)
+        if pid is not None:
+            self._bring_boards(pid, home)
+        board = self._board(home, rank, pid)
+        if board is not None:
+            write_document(home / "calls.txt", "".join(f"{line}\n" for line in ledger_lines(board)))
+        errors = log_tail(home / "stderr.log")
+        flight = self._flight(home, rank)
+        collectives = flight.collectives if flight else ()
+        if board is not None and flight is not None:
+            board = replace(board, groups={**flight.groups, **board.groups})
+        peaks = self.journals.said("peaks").get("rss_bytes") or {}
+        beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        if not beats and board is not None:
+            self._heartbeat_from_board(rank, board)
+        return RankEvidence(
+            rank=rank,
+            pid=pid,
+            exit=next((exit for exit in exits if exit.rank == rank), None),
+            raised=self._raised(rank, home, errors),
+            board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
+            collectives=essential(collectives),
+            death_stacks=self._death_stacks(home),
+            peak_rss_bytes=peaks.get(str(rank)),
+            peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
+            traces=self._traces(rank, home),
+            last_loss=last_number(beats, "loss"),
+            error_lines=error_lines(errors),
+            ledger=step_rows(board, collectives) if board else (),
+            planned_steps=whole(last_number(beats, "of_steps")),
+        )
+
+    def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
+        rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
+        if rows:
+            text = "".join(f"{line}\n" for line in ledger_table(rows))
+            write_document(self.attempt.path / "step_ledger.txt", text)
+
+    def _bring_logs(self, rank: int, home: Path) -> None:
+        """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
+        for stream in ("stdout", "stderr"):
+            written = sorted(self.attempt.logs.glob(f"*/attempt_*/{rank}/{stream}.log"))
+            if written:
+                shutil.copyfile(written[-1], home / f"{stream}.log")
+            elif not self.attempt.logs.exists() and rank == 0 and self.attempt.output.exists():
+                shutil.copyfile(self.attempt.output, home / f"{stream}.log")
+
+    def _bring_boards(self, pid: int, home: Path) -> None:
+        names = {
+            protocol.BOARD: "board",
+            protocol.STACKS: "stacks.txt",
+            protocol.RAISED: "raised.json",
+            protocol.FLIGHT: "flight.json",
+            protocol.TROUBLE: "trouble.jsonl",
+        }
+        for pattern, name in names.items():
+            source = self.attempt.boards / pattern.format(pid=pid)
+            if source.exists() and (source.stat().st_size or pattern == protocol.BOARD):
+                shutil.copyfile(source, home / name)
+
+    def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
+        path = home / "board"
+        if not path.exists():
+            unseen = "no process was found for the rank while it lived, and no board names it"
+            absent = "none was written: probe off, or not a Python program of torch's"
+            self._note("board", unseen if pid is None else absent, rank)
+            return None
+        return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
+
+    def _flight(self, home: Path, rank: int) -> Flight | None:
+        """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
+        found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in found if path.exists()), None)
+        return None if path is None else self._read(path, parse_dump, rank)
+
+    def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
+        path = home / "stacks.txt"
+        return parse_faulthandler(log_tail(path)) if path.exists() else ()
+
+    def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
+        path = home / "raised.json"
+        record = self._read(path, json.loads, rank) if path.exists() else None
+        if isinstance(record, dict):
+            try:
+                return _raised_record(rank, record, self.journals.origin_ns)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                self._note("raised.json", repr(error), rank)
+        printed = last_traceback(errors)
+        if printed is None:
+            return None
+        kind, message, frames = printed
+        return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
+
+    def _traces(self, rank: int, home: Path) -> RankTraces:
+        path = home / "stdout.log"
+        if not path.exists():
+            return read_traces(())
+        with path.open(encoding="utf-8", errors="replace") as log:
+            lines = list(trace_lines(line.rstrip("\n") for line in log))
+        with self.attempt.traces.open("w" if rank == 0 else "a", encoding="utf-8") as traces:
+            traces.writelines(f"[rank{rank}] {line}\n" for line in lines)
+        return read_traces(lines)
+
+    def _heartbeat_from_board(self, rank: int, board: Board) -> None:
+        lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
+        if lines:
+            path = self.attempt.path / f"heartbeat_rank{rank}.jsonl"
+            path.write_text("\n".join(lines) + "\n")
+
+    # Numbers and trouble.
+
+    def _all_trouble(self) -> Iterator[Trouble]:
+        yield from self.trouble
+        for record in self.journals.watched + self.journals.processes:
+            if record.get("event") == "trouble":
+                yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
+        for rank in self.journals.pids:
+            for record in read_lines(self.attempt.rank(rank) / "trouble.jsonl"):
+                yield Trouble(what=f"probe: {record.get('what')}", why=str(record.get("why"))[:500], rank=rank)
+
+    def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
+        try:
+            if path.stat().st_size > _MAX_DOCUMENT_BYTES:
+                self._note(path.name, f"larger than {_MAX_DOCUMENT_BYTES >> 20} MiB", rank)
+                return None
+            return parse(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            self._note(path.name, first_line(error), rank)
+            return None
+
+    def _note(self, what: str, why: str, rank: int | None = None) -> None:
+        self.trouble.append(Trouble(what=what, why=why, rank=rank))
+
+
+def _raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
+    frames = (
+        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
+    )
+    return Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=str(record["type"]),
+        message=str(record["message"]),
+        frames=tuple(frames),
+        proof=f"rank{rank}/raised.json",
+    )

@@ -1,0 +1,63 @@
+"""run.json: what `report` needs to know of a run besides its attempts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from harness import __version__
+from harness.core.attempts import ONCE, Policy
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.errors import StoredRunError
+from harness.protocol import PROBE_FULL
+from harness.supervisor.stored.adapters import adapter, json_text
+from harness.supervisor.stored.rundir import RunDir, write_document
+from harness.supervisor.stored.stored_spec import value_mistakes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One command: what was asked, by which harness, on which machine, and with which options."""
+
+    schema: int = 1
+    command: str
+    harness: str
+    machine: MachineFacts
+    controller: int  # process id
+    plan: tuple[RunSpec | Skip, ...]  # in the order asked for
+    policy: Policy = ONCE
+    jobs: int | None = 1
+    probe: str = PROBE_FULL
+    interrupted: bool = False  # by Ctrl-C or TERM
+
+
+def write_record(run: RunDir, record: Record) -> None:
+    write_document(run.request, json_text(record, indent=1) + "\n")
+
+
+def plan_to_resume(run: RunDir) -> Record:
+    """run.json of a run to go on with. Raises StoredRunError when it cannot be read or asks for what no plan can."""
+    record = read_record(run)
+    if not record.plan:
+        raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
+    for place, spec in enumerate(record.plan):
+        for location, what in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
+            where = ".".join(map(str, ("plan", place, *location)))
+            raise StoredRunError(f"{run.request}: {where}: {what}; the run cannot be resumed")
+    return record
+
+
+def read_record(run: RunDir) -> Record:
+    """run.json; a run without a readable one is still judged."""
+    try:
+        return adapter(Record).validate_json(run.request.read_bytes())
+    except (OSError, ValidationError):
+        return Record(
+            command="unknown (run.json is missing or unreadable)",
+            harness=__version__,
+            machine=MachineFacts(host="unknown", cpus=0, gpus=(), torch=None),
+            controller=0,
+            plan=(),
+        )

@@ -1,0 +1,68 @@
+"""Numbers that the program itself reported: its training.csv, its heartbeat, what it printed."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from harness.core.plan import Expect
+from harness.supervisor.stored.rundir import AttemptDir, log_tail
+
+_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
+_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
+
+
+def training_metrics(attempt: AttemptDir, note: Callable[[str, str], None]) -> dict[str, float]:
+    """What the program reported about its training in training.csv, by the names that `expect.metrics` takes."""
+    path = attempt.path / "training.csv"
+    if not path.exists():
+        return {}
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as table:
+            rows = list(csv.DictReader(line.replace("\0", "") for line in table))
+    except csv.Error as error:
+        note(path.name, str(error))
+        return {}
+    columns = {
+        name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in ("loss", *_LAST, *_MEAN)
+    }
+    found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
+    found |= {name: columns[name][-1:] for name in _LAST}
+    found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
+    return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+
+
+def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
+    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log."""
+    log = log_tail(attempt.output)
+    found = {name: _matches(bound.regex, log) for name, bound in expect.metrics if bound.regex}
+    values = {name: _number(matches[-1] if matches else None) for name, matches in found.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _matches(regex: str, log: str) -> list[str]:
+    """Group 1 of every match; none for an expression that cannot be used, so that its number counts as not reported."""
+    try:
+        return [match[1] for match in re.finditer(regex, log)]
+    except (re.error, IndexError):
+        return []
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def last_number(records: list[dict[str, Any]], key: str) -> float | None:
+    values = (record.get(key) for record in records)
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return numbers[-1] if numbers else None
+
+
+def whole(number: float | None) -> int | None:
+    return int(number) if number is not None and math.isfinite(number) else None
