@@ -34,12 +34,13 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
-    It costs thrice as much as a forward mark, so details have none (`Known.silent_backward`).
+    It costs thrice as much as a forward mark, so deep modules have none (`Known.silent_backward`), and the leaves of
+    torch inside a part of a block have neither (`Known.silent`): there are many, and none takes long.
     """
     names = ModuleNames(board)
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
-    mark = board.mark
+    ready, mark = names.ready.get, board.mark
     handles: list[Any] = []
     inner_output: list[Callable[[], object | None]] = [lambda: None]
 
@@ -52,9 +53,12 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
         if is_compiling():
             return
         try:
+            known = ready(id(module)) or names.of(module)
+            if known.silent:
+                return
             if board.step_done:
                 board.begin_step()
-            mark(names.of(module).forward)
+            mark(known.forward)
         except Exception as error:
             give_up(error)
 
@@ -62,7 +66,7 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
         if is_compiling():
             return
         try:
-            known = names.of(module)
+            known = ready(id(module)) or names.of(module)
             if known.silent_backward:
                 return
             if isinstance(output, tensor_type):

@@ -20,19 +20,19 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
 
-    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent_backward")
+    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent", "silent_backward")
 
     def __init__(self, board: Board, module: Callable[[], Any], name: str) -> None:
         self._board = board
         self.module = module
         self.name = name
         self.forward = 0
-        self.silent_backward = False
+        self.silent = self.silent_backward = False
 
     def prepare(self) -> None:
         module = self.module()
-        detail = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
-        self.silent_backward = detail or is_deep(self.name)
+        self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
+        self.silent_backward = self.silent or is_deep(self.name)
         self.forward = self._board.what("forward", self.name)
         self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
 
@@ -43,6 +43,7 @@ class ModuleNames:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._known: dict[int, Known] = {}
+        self.ready: dict[int, Known] = {}  # by identity, of modules called before; a dead one leaves at once
         self._roots: list[Callable[[], Any]] = []
 
     def of(self, module: Any) -> Known:
@@ -52,6 +53,7 @@ class ModuleNames:
             known = self._known[id(module)]
         if not known.forward:
             known.prepare()
+        self.ready[id(module)] = known
         return known
 
     def _learn(self, root: Any) -> None:
@@ -64,6 +66,7 @@ class ModuleNames:
         for path, member in members.items():
             bare = strip(path)
             name = prefix + bare if bare else type(member).__name__
+            self.ready.pop(id(member), None)
             self._known[id(member)] = Known(self._board, self._reference(member), name)
 
     def _reference(self, module: Any) -> Callable[[], Any]:
@@ -73,6 +76,7 @@ class ModuleNames:
             known = self._known.get(key)
             if known is not None and known.module is reference:
                 del self._known[key]
+                self.ready.pop(key, None)
 
         return weakref.ref(module, forget)
 

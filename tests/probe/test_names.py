@@ -55,14 +55,14 @@ def test_the_outermost_module_called_names_all_inside_it(names: ModuleNames) -> 
     assert names.of(model["blocks"][0]).name == "blocks.0"
 
 
-def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_backward_mark(names: ModuleNames) -> None:
+def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_mark(names: ModuleNames) -> None:
     class Own(nn.Linear):
         pass
 
     part = nn.ModuleDict({"query": nn.Linear(1, 1), "inner": nn.Sequential(nn.ReLU()), "own": Own(1, 1)})
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": part})]), "head": nn.Linear(1, 1)})
     names.of(model)
-    silent = {names.of(member).name for member in model.modules() if names.of(member).silent_backward}
+    silent = {names.of(member).name for member in model.modules() if names.of(member).silent}
     assert silent == {"blocks.0.attn.query", "blocks.0.attn.inner.0"}
 
 
@@ -76,6 +76,7 @@ def test_what_never_waits_and_what_is_deep_inside_a_block_has_no_backward_mark(n
     names.of(model)
     silent = {names.of(member).name for member in model.modules() if names.of(member).silent_backward}
     assert silent == {"blocks.0.norm", "blocks.0.drop", "norm", "blocks.0.attn.branch.inner"}
+    assert not names.of(model["blocks"][0]["attn"]["branch"]["inner"]).silent, "its forward is marked"
 
 
 def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(names: ModuleNames) -> None:
@@ -91,9 +92,11 @@ def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(name
 def test_a_module_at_the_address_of_a_dead_one_gets_its_own_name(names: ModuleNames) -> None:
     dead = nn.Linear(1, 1)
     known = names.of(dead)
+    assert names.ready[id(dead)] is known
     del dead
     gc.collect()
     assert known.module() is None
+    assert names.ready == {}
     for _ in range(50):
         module = nn.ReLU()
         assert names.of(module).name == "ReLU"
