@@ -16,6 +16,9 @@ from harness.supervisor.sources.dump import Camera
 
 NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 
+# Enough to see whether a rank trains; read several times a second beside ranks that need every core.
+_NEWEST_CALLS = 8
+
 
 @dataclass(kw_only=True)
 class Ranks:
@@ -87,7 +90,7 @@ class Ranks:
         for rank, pid in self.pids.items():
             if rank in self.gone:
                 continue
-            self.boards[rank] = self.camera.board(pid)
+            self.boards[rank] = self.camera.board(pid, _NEWEST_CALLS)
             if self.boards[rank] is None:
                 moved = procfs.io_bytes(pid) or 0
                 if moved != self._bytes_moved.get(rank, (None, 0.0))[0]:

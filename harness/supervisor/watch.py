@@ -27,7 +27,8 @@ from harness.supervisor.sources.host_memory import watch_memory
 from harness.supervisor.stored.adapters import json_text, plain
 from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
 
-_LOOK_S = 0.2  # between two looks at the boards
+_LOOK_S = 0.4  # between two looks at the boards, once every rank trains
+_FIRST_LOOKS_S = 0.2  # until then: a rank may come and go
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer than this does not end by itself
 # A run that is still there shortly before its deadline is looked at often, so that the line where the time goes shows.
@@ -78,7 +79,7 @@ class Watch:
     def run(self) -> Ending:
         """Watch until the end, and say why it ended. The processes are still there, except after EXITED."""
         while True:
-            for event in self.guarded.events(_LOOK_S):
+            for event in self.guarded.events(_LOOK_S if self.trains else _FIRST_LOOKS_S):
                 self.hear(event)
             ending = self._look()
             if ending is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 from harness import protocol
 from harness.core.observed.evidence import Board, Call, Frame, Mark
@@ -16,8 +17,8 @@ _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 
-def parse(data: bytes, launched_ns: int) -> Board:
-    """The board as a value, times in seconds since `launched_ns`.
+def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> Board:
+    """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
 
     A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
     """
@@ -42,7 +43,7 @@ def parse(data: bytes, launched_ns: int) -> Board:
         marks=_marks(data, strings, clock),
         gaps_s=_gaps(data),
         steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _ in steps),
-        calls=_calls(data, strings, clock),
+        calls=_calls(data, strings, clock, newest_calls),
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock.seconds_if_set(changed_ns),
@@ -150,7 +151,7 @@ def _gaps(data: bytes) -> dict[str, float]:
 
 def _steps(data: bytes) -> list[tuple[int, int, int]]:
     """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
-    ring = [protocol.STEP.unpack_from(data, protocol.STEPS_AT + i * protocol.STEP.size) for i in range(protocol.STEPS)]
+    ring = _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS)
     done = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.STEPS == i)
     series: list[tuple[int, int, int]] = []
     for step, at_ns, gradients in done:
@@ -158,7 +159,9 @@ def _steps(data: bytes) -> list[tuple[int, int, int]]:
         torn = bool(series) and step == series[-1][0] + 1 and at_ns < series[-1][1]
         if torn:
             continue
-        series = [*series, (step, at_ns, gradients)] if follows else [(step, at_ns, gradients)]
+        if not follows:
+            series = []
+        series.append((step, at_ns, gradients))
     return series
 
 
@@ -193,10 +196,14 @@ def _mesh(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((axis, int(coordinate)) for axis, coordinate in _COORDINATE.findall(text))
 
 
-def _calls(data: bytes, strings: list[str], clock: _Clock) -> tuple[Call, ...]:
-    ring = [protocol.CALL.unpack_from(data, protocol.CALLS_AT + i * protocol.CALL.size) for i in range(protocol.CALLS)]
-    whole = (record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.CALLS == i)
-    return tuple(_call(record, strings, clock) for record in sorted(whole))
+def _calls(data: bytes, strings: list[str], clock: _Clock, newest: int) -> tuple[Call, ...]:
+    ring = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
+    whole = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.CALLS == i)
+    return tuple(_call(record, strings, clock) for record in whole[-newest:])
+
+
+def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
+    return list(record.iter_unpack(memoryview(data)[at : at + count * record.size]))
 
 
 def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:

@@ -65,10 +65,11 @@ class Camera:
             seen = tuple(self._answered(number, one, written=written) for one in asked)
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
-    def board(self, pid: int) -> Board | None:
+    def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
         """The progress board of a process, or None where there is none (probe off, not Python, a foreign host)."""
         try:
-            return parse_board((self.boards / protocol.BOARD.format(pid=pid)).read_bytes(), self.origin_ns)
+            data = (self.boards / protocol.BOARD.format(pid=pid)).read_bytes()
+            return parse_board(data, self.origin_ns, newest_calls)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
