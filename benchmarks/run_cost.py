@@ -3,7 +3,7 @@
     python benchmarks/run_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/run_cost.py --pairs 5 --out F    a quick look
 
-Two ranks train the `ci` shape of nsa under DDP and under the harness. A pair is a block of steps with the probe's hooks
+One rank, then two, train the `ci` shape of nsa under DDP and under the harness. A pair is a step with the probe's hooks
 in and the controller running, and one with the hooks out and the controller stopped (SIGSTOP), its order turned round
 from pair to pair: what else the machine does hits both alike. Memory and loss are compared with the same program under
 torchrun alone.
@@ -20,74 +20,89 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-RANKS = 2
-BLOCK = 4  # steps
+RANKS = (1, 2)  # one with a core to spare for everything else, and as many as there are cores on a small machine
+BLOCK = 1  # steps: the machine changes its mind within a second
 WARM_UP = 3  # steps, and one pair
 ABOVE_THE_RANK = 3  # torchrun, the guardian, the controller
 LIMITS = {"step_mean_percent": 2.0, "step_p99_percent": 2.0, "memory_mb": 30.0}
 LIMIT_S = 3600
+_SIDES = ("bare_s", "watched_s")  # each step: wall and processor seconds
 
 
 def measure(pairs: int, repeats: int) -> dict[str, Any]:
     """Every raw sample and what follows from it."""
     with tempfile.TemporaryDirectory() as directory:
-        alike = [
-            {name: _ranks(command, Path(directory)) for name, command in (("bare", _bare(0)), ("watched", _watched(0)))}
-            for _ in range(repeats)
-        ]
-        steps = _ranks(_watched(pairs), Path(directory))
-    return {"samples": {"alike": alike, "steps": steps}, "summary": _summary(alike, steps)}
+        runs = (("bare", _bare(max(RANKS))), ("watched", _watched(max(RANKS), 0)))
+        alike = [{name: _ranks(command, Path(directory), max(RANKS)) for name, command in runs} for _ in range(repeats)]
+        steps = {ranks: _ranks(_watched(ranks, pairs), Path(directory), ranks) for ranks in RANKS}
+    summary = {
+        **_alike(alike),
+        **{f"{key}_of_{ranks}": value for ranks, said in steps.items() for key, value in _slower(said).items()},
+    }
+    return {"samples": {"alike": alike, "steps": steps}, "summary": summary}
 
 
-def _bare(pairs: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    return [*torchrun, __file__, "--inside", f"--pairs={pairs}"]
+def _bare(ranks: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*torchrun, __file__, "--inside", "--pairs=0"]
 
 
-def _watched(pairs: int) -> list[str]:
-    harness = [str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", __file__, f"--ranks={RANKS}"]
+def _watched(ranks: int, pairs: int) -> list[str]:
+    harness = [str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", __file__, f"--ranks={ranks}"]
     return [*harness, "limits.deadline_s=3600", "--", "--inside", f"--pairs={pairs}"]
 
 
-def _ranks(command: Sequence[str], directory: Path) -> list[dict[str, Any]]:
+def _ranks(command: Sequence[str], directory: Path, count: int) -> list[dict[str, Any]]:
     """What the ranks of one run said of themselves."""
     said = directory / "said"
     said.mkdir(exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUN_COST_SAID": str(said)}
     subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, timeout=LIMIT_S)
-    ranks = [json.loads((said / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    ranks = [json.loads((said / f"{rank}.json").read_text()) for rank in range(count)]
     for path in said.iterdir():
         path.unlink()
     return ranks
 
 
-def _summary(alike: list[dict[str, Any]], steps: list[dict[str, Any]]) -> dict[str, Any]:
-    bare = [step_s for rank in steps for pair in rank["pairs"] for step_s in pair["bare_s"]]
-    watched = [step_s for rank in steps for pair in rank["pairs"] for step_s in pair["watched_s"]]
-    ratios = [sum(pair["watched_s"]) / sum(pair["bare_s"]) - 1 for rank in steps for pair in rank["pairs"]]
+def _alike(alike: list[dict[str, Any]]) -> dict[str, Any]:
     memory = [
-        (run["watched"][rank]["peak_rss_bytes"] - run["bare"][rank]["peak_rss_bytes"]) / 1e6
+        (watched["peak_rss_bytes"] - bare["peak_rss_bytes"]) / 1e6
         for run in alike
-        for rank in range(RANKS)
+        for bare, watched in zip(run["bare"], run["watched"], strict=True)
     ]
     losses = {rank["losses"][-1] for run in alike for side in run.values() for rank in side[:1]}
     return {
-        "steps": len(bare),
-        "step_ms_bare_mean": 1000 * statistics.mean(bare),
-        "step_mean_percent": 100 * (statistics.mean(watched) / statistics.mean(bare) - 1),
-        "step_percent_median_of_pairs": 100 * statistics.median(ratios),
-        "step_p99_percent": 100 * (_p99(watched) / _p99(bare) - 1),
         "memory_mb_median": statistics.median(memory),
         "memory_mb_max": max(memory),
         "loss_is_the_same_bit_for_bit": len(losses) == 1,
     }
+
+
+def _slower(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Wall seconds of steps, and processor seconds of the thread that trains, which other processes disturb less."""
+    bare, watched = ([one for rank in steps for pair in rank["pairs"] for one in pair[side]] for side in _SIDES)
+    pairs = [pair for rank in steps for pair in rank["pairs"]]
+    ratios = [sum(wall for wall, _ in pair[_SIDES[1]]) / sum(wall for wall, _ in pair[_SIDES[0]]) - 1 for pair in pairs]
+    return {
+        "steps": len(bare),
+        "step_ms_bare_mean": 1000 * statistics.mean(wall for wall, _ in bare),
+        "step_mean_percent": _percent(statistics.mean, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "step_median_percent": _percent(statistics.median, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "step_percent_median_of_pairs": 100 * statistics.median(ratios),
+        "step_p99_percent": _percent(_p99, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "thread_cpu_mean_percent": _percent(statistics.mean, [cpu for _, cpu in watched], [cpu for _, cpu in bare]),
+    }
+
+
+def _percent(of: Callable[[Sequence[float]], float], changed: Sequence[float], before: Sequence[float]) -> float:
+    return 100 * (of(changed) / of(before) - 1)
 
 
 def _p99(values: Sequence[float]) -> float:
@@ -120,12 +135,12 @@ def inside(pairs: int) -> None:
         optimizer.zero_grad()
         return float(loss.detach()).hex()
 
-    def block() -> list[float]:
+    def block() -> list[tuple[float, float]]:
         times = []
         for _ in range(BLOCK):
-            begun = time.perf_counter()
+            begun, begun_cpu = time.perf_counter(), time.thread_time()
             step()
-            times.append(time.perf_counter() - begun)
+            times.append((time.perf_counter() - begun, time.thread_time() - begun_cpu))
         return times
 
     losses = [step() for _ in range(WARM_UP)]
@@ -141,7 +156,7 @@ def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
     pair: dict[str, Any] = {"first": "watched" if order[0] else "bare"}
     for on in order:
         switch.turn(on=on)
-        pair["watched_s" if on else "bare_s"] = block()
+        pair[_SIDES[on]] = block()
     switch.turn(on=True)
     return pair
 
@@ -187,7 +202,7 @@ def _ancestor(above: int) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure what a run pays for being watched.")
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3, help="runs that compare memory and loss with torchrun alone")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "run_cost.json")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
