@@ -117,7 +117,7 @@ class Guarded:
 
     def _call_a_new_guardian(self) -> None:
         """Somebody killed the guardian: another one, which starts nothing, sweeps by the tag."""
-        fresh = _start_guardian({**self.order, "argv": None})
+        fresh = start_guardian([str(_GUARDIAN)], {**self.order, "argv": None})
         self.guardian, self.pending, self.lost = fresh, b"", False
 
 
@@ -138,7 +138,7 @@ def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int
     }
     origin_ns = time.monotonic_ns()
     return Guarded(
-        guardian=_start_guardian(order),
+        guardian=start_guardian([str(_GUARDIAN)], order),
         origin_ns=origin_ns,
         boards=boards,
         tag=tag,
@@ -147,9 +147,10 @@ def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int
     )
 
 
-def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start_guardian(program: Sequence[str], order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """A guardian's program in an interpreter of its own, in a session of its own, with its order given."""
     guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_GUARDIAN)],
+        [sys.executable, "-I", "-S", *program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -175,18 +176,24 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
         if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
     }
     declared = dict(spec.env)
-    path = [str(BOOTSTRAP), *filter(None, [declared.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
     ours = {
-        "PYTHONPATH": os.pathsep.join(path),
+        **probe_environment(declared.get("PYTHONPATH", inherited.get("PYTHONPATH", "")), tag, boards, probe),
         "NSA_OUT_DIR": str(attempt.path.resolve()),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
-        protocol.ENV_RUN: tag,
-        protocol.ENV_BOARDS: str(boards),
-        protocol.ENV_PROBE: probe,
         **({protocol.ENV_SOLO: "1"} if spec.launcher is Launcher.PLAIN and spec.ranks == 1 else {}),
         **_fault(spec.fault),
     }
     return {**_unbuffered(spec), **_nccl_dump(boards), **inherited, **declared, **ours}
+
+
+def probe_environment(python_path: str, tag: str, boards: Path, probe: str) -> dict[str, str]:
+    """What lets the probe into every Python process that inherits it; `python_path` is what it would have otherwise."""
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), python_path])),
+        protocol.ENV_RUN: tag,
+        protocol.ENV_BOARDS: str(boards),
+        protocol.ENV_PROBE: probe,
+    }
 
 
 def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:

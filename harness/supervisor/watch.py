@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.core.judged.limits import in_force
-from harness.core.judged.motion import only_another_line, rank_stack
 from harness.core.judged.proof import SETTLE_S, Proof, prove
-from harness.core.judged.wait import Wait, WaitKind
-from harness.core.judged.waitfor import wait_for
-from harness.core.observed.evidence import Ending, RankSnapshot, Sample, Snapshot
+from harness.core.judged.sampled import sampled
+from harness.core.observed.evidence import Ending, Sample, Snapshot
 from harness.core.observed.live import Progress
-from harness.core.observed.stacks import user_frame
 from harness.core.plan import Limits, RunSpec
 from harness.supervisor.launch import Job
 from harness.supervisor.ranks import Ranks
@@ -242,29 +239,9 @@ class Watch:
         self.glanced = glance
 
     def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
-        waits = wait_for(before, snapshot, self.ranks.gone, self.spec.backend).waits if before else ()
-        for rank in snapshot.ranks:
-            wait = next((one for one in waits if one.rank == rank.rank), None)
-            earlier = next((one for one in before.ranks if one.rank == rank.rank), None) if before else None
-            self._sample(wait, earlier, rank, snapshot.at_s)
-
-    def _sample(self, wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot, at_s: float) -> None:
-        stack = rank_stack(rank)
-        frames = stack.frames if stack else ()
-        sample = Sample(
-            rank=rank.rank,
-            at_s=at_s,
-            motion=str(wait.motion) if wait else "unseen",
-            leaf=frames[0] if frames else None,
-            user=user_frame(frames),
-            cpu_s=rank.process.cpu_s if rank.process else None,
-            another_line=wait is not None
-            and wait.kind is WaitKind.NOTHING
-            and earlier is not None
-            and only_another_line(earlier, rank),
-        )
-        self.samples.append(sample)
-        self.write("sample", **plain(sample))
+        for sample in sampled(before, snapshot, self.ranks.gone, self.spec.backend):
+            self.samples.append(sample)
+            self.write("sample", **plain(sample))
 
     # The end.
 

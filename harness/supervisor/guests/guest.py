@@ -7,13 +7,11 @@ through us, and our death costs it nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from harness.errors import CommandNotStarted
 from harness.supervisor.guardian import NO_SOCKETS
 from harness.supervisor.guests.rank_finder import is_python_command, starts_ranks
 from harness.supervisor.guests.relay import Relay
-from harness.supervisor.launch import BOOTSTRAP, Guarded, boards_dir
+from harness.supervisor.launch import Guarded, boards_dir, probe_environment, start_guardian
 from harness.supervisor.stored.rundir import AttemptDir
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -79,7 +77,7 @@ class Guest(Guarded):
         self.guardian.wait(timeout=_READY_S)
 
     def _replace_guardian(self) -> None:
-        self.guardian, self.pending, self.lost = _start_guardian(self.order), b"", False
+        self.guardian, self.pending, self.lost = start_guardian(["-c", _GUARDIAN, str(_ROOT)], self.order), b"", False
         for command in self.asked:
             super().tell(**command)
 
@@ -96,7 +94,7 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
         "journal": str(attempt.processes.resolve()),
     }
     origin_ns = time.monotonic_ns()
-    guardian = _start_guardian(order)
+    guardian = start_guardian(["-c", _GUARDIAN, str(_ROOT)], order)
     # The guardian makes the boards' directory, and says so: the first process of the job must find it.
     assert guardian.stdout is not None
     guardian.stdout.readline()
@@ -140,12 +138,8 @@ def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) ->
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(protocol.ENV_PREFIX)}
     inherited = {name: value for name, value in inherited.items() if not name.startswith("NSA_HARNESS_")}
-    path = [str(BOOTSTRAP), *filter(None, [inherited.get("PYTHONPATH", "")])]
     ours = {
-        "PYTHONPATH": os.pathsep.join(path),
-        protocol.ENV_RUN: tag,
-        protocol.ENV_BOARDS: str(boards),
-        protocol.ENV_PROBE: probe,
+        **probe_environment(inherited.get("PYTHONPATH", ""), tag, boards, probe),
         **({protocol.ENV_SOLO: "1"} if _may_train_itself(command) else {}),
     }
     return {**inherited, **ours}
@@ -154,20 +148,6 @@ def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> 
 def _may_train_itself(command: Sequence[str]) -> bool:
     """`python train.py`: one process that is rank 0, unless it starts ranks of its own; their boards will say so."""
     return is_python_command(command) and not starts_ranks(command)
-
-
-def _start_guardian(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(_ROOT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert guardian.stdin is not None
-    guardian.stdin.write(json.dumps(order).encode() + b"\n")
-    guardian.stdin.flush()
-    return guardian
 
 
 def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
