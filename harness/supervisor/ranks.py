@@ -110,7 +110,8 @@ class Ranks:
         return max(times, default=0.0)
 
     def progress(self, now_s: float) -> Progress:
-        rows = tuple(self._row(rank, board, now_s) for rank, board in sorted(self.boards.items()))
+        ranks = sorted({*self.boards, *range(self.spec.ranks)})  # one that is still to come is in start-up
+        rows = tuple(self._row(rank, self.boards.get(rank), now_s) for rank in ranks)
         return Progress(elapsed_s=now_s, deadline_s=self.spec.limits.deadline_s, ranks=rows)
 
     def _row(self, rank: int, board: Board | None, now_s: float) -> RankProgress:

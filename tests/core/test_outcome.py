@@ -245,6 +245,17 @@ def test_proof_paths_are_told_from_the_runs_directory() -> None:
     assert outcome(evidence(left(0, -9))).findings[0].proof == ("ddp_onestep/processes.jsonl",)
 
 
+def test_a_stopped_rank_that_our_own_end_resumed_was_silent_since_the_last_look() -> None:
+    stopped = replace(
+        rank_snapshot(1, frame(7)), process=process(101, state="T"), board=board(mark(at_s=9.0), rank=1, pid=101)
+    )
+    seen = stalled(in_all_reduce(0, collective(6)), stopped, at_s=20.0)
+    resumed = replace(seen.ranks[1], board=board(mark(at_s=20.4), rank=1, pid=101))
+    told = outcome(replace(seen, ranks=(seen.ranks[0], resumed)))
+    assert told.verdict.cause == "stopped_process"
+    assert told.timing.detected_s == 11.0
+
+
 def test_a_failure_is_detected_from_its_own_time_on() -> None:
     told = outcome(evidence(left(0, 1, raised=raised(0, at_s=9.0), board=DONE)))
     assert (told.timing.detected_s, told.timing.quiet_s) == (22.0, None)

@@ -16,6 +16,7 @@ def test_stopped_ranks_ignored_signals_and_children_in_other_sessions_are_gone_w
     assert (ran.code, outcome["verdict"], outcome["kind"]) == (124, "HANG", "stopped")
     assert outcome["culprit"]["ranks"] == [1]
     assert outcome["timing"]["teardown_s"] <= LIMIT_S
+    assert outcome["timing"]["detected_s"] >= 5.0, "what our own SIGCONT made it do is not its last mark"
     lines = (ran.run_dir / outcome["dir"] / "processes.jsonl").read_text().splitlines()
     journal = [json.loads(line) for line in lines]
     sent = [event["signal"] for event in journal if event["event"] == "signal"]

@@ -221,9 +221,15 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
 
 
 def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
+    """As the last look saw it: a stopped rank that our own end of the run resumed has marked again since."""
     ranks = culprit.ranks if culprit else ()
-    boards = [rank.board for rank in evidence.ranks if rank.rank in ranks and rank.board]
-    return max((board.newest.at_s for board in boards if board.newest), default=None)
+    looked = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    boards = {
+        **{rank.rank: rank.board for rank in evidence.ranks},
+        **{rank.rank: rank.board for rank in looked if rank.board},
+    }
+    marks = [board.newest.at_s for rank, board in boards.items() if rank in ranks and board and board.newest]
+    return max(marks, default=None)
 
 
 def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
