@@ -69,7 +69,10 @@ def run_one(
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
-    attempt.path.mkdir(parents=True)
+    # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    if attempt.spec.exists():
+        raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_document(attempt.spec, json_text(spec, indent=1) + "\n")
     declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
     command = shlex.join(command_line(spec, sys.executable, None))

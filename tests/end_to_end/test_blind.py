@@ -37,6 +37,7 @@ def test_without_a_probe_a_healthy_run_passes_and_says_what_was_not_seen(workspa
     assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"board"}
 
 
+@pytest.mark.slow
 def test_without_a_probe_a_closed_wait_is_still_proven_and_blamed_on_the_right_rank(workspace):
     outcome = workspace.harness("run", "fault_deadlock", "--probe", "off").outcome
 

@@ -75,8 +75,8 @@ def test_a_planted_fault_is_named_with_its_rank_line_layer_and_step(workspace, k
 
 
 # No twin of sigstop: nobody can tell who will resume a stopped rank.
-QUICK_TWINS = ["deadlock", "endless_loop", "slow_step"]
-SLOW_TWINS = ["skip_collective", "raise", "sigkill"]
+QUICK_TWINS = ["endless_loop"]
+SLOW_TWINS = ["deadlock", "slow_step", "skip_collective", "raise", "sigkill"]
 TWINS = [*QUICK_TWINS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_TWINS)]
 
 

@@ -49,6 +49,7 @@ def passes(workspace, what: str, value: str, limits: str) -> None:
     assert "released" in events
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_slow_is_waited_for(workspace, source):
     fifo = workspace.directory / "fifo"
     os.mkfifo(fifo)

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ranks import PATIENCE_S, REPOSITORY, environment
 
 SCRIPT = REPOSITORY / "benchmarks" / "probe_cost.py"
 
 
+@pytest.mark.slow
 def test_the_quick_form_keeps_raw_samples_and_circumstances(tmp_path: Path) -> None:
     out = tmp_path / "cost.json"
     command = [sys.executable, str(SCRIPT), "--pairs=2", "--steps=1", "--repeats=2", f"--out={out}"]
