@@ -25,7 +25,7 @@ from harness.supervisor.stored.adapters import json_text, plain
 from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
 
 _LOOK_S = 0.4  # between two looks at the boards, once every rank trains
-_FIRST_LOOKS_S = 0.2  # until then: a rank may come and go
+_CLOSE_LOOKS_S = 0.2  # until then, as a rank may come and go, and while there is a suspicion
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer than this does not end by itself
 # A run that is still there shortly before its deadline is looked at often, so that the line where the time goes shows.
@@ -76,12 +76,16 @@ class Watch:
     def run(self) -> Ending:
         """Watch until the end, and say why it ended. The processes are still there, except after EXITED."""
         while True:
-            for event in self.guarded.events(_LOOK_S if self.trains else _FIRST_LOOKS_S):
+            for event in self.guarded.events(self._wait_s):
                 self.hear(event)
             ending = self._look()
             if ending is not None:
                 self.close(ending)
                 return ending
+
+    @property
+    def _wait_s(self) -> float:
+        return _LOOK_S if self.trains and self.suspected_at_s is None else _CLOSE_LOOKS_S
 
     def _look(self) -> Ending | None:
         now_s = self.now_s()
