@@ -365,7 +365,8 @@ def test_a_ring_in_which_one_rank_is_further_on_is_a_skipped_collective() -> Non
     ahead = groups_crossed(position=7)
     boards = [one.board for one in ahead.ranks]
     assert boards[1] is not None
-    moved = replace(boards[1], marks=(mark("forward", step=3, position=7),))
+    members = {"1": (0, 1), "2": (0, 1)}
+    moved = replace(boards[1], marks=(mark("forward", step=3, position=7),), groups=members)
     ranks = (ahead.ranks[0], replace(ahead.ranks[1], board=moved))
     assert main(replace(ahead, ranks=ranks)).code == "rank_conditional_collective"
 

@@ -40,8 +40,8 @@ def rank(syscall: str, *children: Process, line: Frame = STEP, lines: Any = None
 
 def stands(*ranks: RankSnapshot, before: RankSnapshot | None = None) -> Wait:
     if before is None:
-        return wait_for(*twice(*ranks)).waits[0]
-    return wait_for(snapshot(1, 18.0, before, *ranks[1:]), snapshot(2, 20.0, *ranks)).waits[0]
+        return wait_for(*twice(*ranks), (), "gloo").waits[0]
+    return wait_for(snapshot(1, 18.0, before, *ranks[1:]), snapshot(2, 20.0, *ranks), (), "gloo").waits[0]
 
 
 # Pipes.
@@ -91,7 +91,7 @@ def test_a_pipe_held_by_another_rank_waits_for_that_rank() -> None:
     waiting, other = rank("read", target="pipe:[7]", held_by=(101,)), in_all_reduce(1)
     wait = stands(waiting, other)
     assert (wait.peers, wait.closed) == ((1,), True)
-    seen = wait_for(*twice(waiting, other))
+    seen = wait_for(*twice(waiting, other), (), "gloo")
     assert sorted(root.rank for root in seen.roots) == [0, 1], "each waits for the other"
 
 

@@ -324,3 +324,25 @@ def test_where_nobody_goes_on_nobody_was_early() -> None:
     assert first_to_finish({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
     assert first_to_finish({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
     assert first_to_finish({}) is None
+
+
+def test_only_the_members_of_a_group_have_to_make_its_calls() -> None:
+    made = call(op="all_gather_single", group="7", place=Place(file=USER, line=74), position=3)
+    inside = board(mark(step=1, position=9), calls=(made,), groups={"7": (2, 3)})
+    outside = board(mark(step=2, position=9), calls=(call(op="all_reduce", group="8"),), groups={"8": (0, 1)})
+    assert first_skipped({0: outside, 2: inside, 3: inside}) is None
+    beyond = board(mark(step=2, position=9), groups={"7": (2, 3)})
+    found = first_skipped({0: outside, 2: inside, 3: beyond})
+    assert found is not None
+    assert (found.rank, found.counts) == (3, ((2, 1), (3, 0)))
+
+
+def test_of_a_group_that_nobody_has_described_those_are_members_that_entered_it() -> None:
+    made = call(op="all_reduce", group="7", position=3)
+    assert first_skipped({0: board(mark(step=2)), 1: board(mark(step=1), calls=(made,))}) is None
+
+
+def test_the_two_sides_of_a_transfer_are_no_call_that_one_of_them_left_out() -> None:
+    receives = board(mark(step=1), calls=(call(op="recv", peer=0),))
+    sends = board(mark(step=2), calls=(call(op="send", peer=1),))
+    assert first_skipped({0: sends, 1: receives}) is None

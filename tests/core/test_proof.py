@@ -35,7 +35,7 @@ CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broa
 def proof_of(
     looks: Sequence[Snapshot], samples: Sequence[Sample] = (), quiet_s: float = 10.0, limits: Limits = LIMITS
 ) -> Proof | None:
-    return prove(looks, samples, last_progress_s=looks[-1].at_s - quiet_s, limits=limits)
+    return prove(looks, samples, last_progress_s=looks[-1].at_s - quiet_s, limits=limits, backend="gloo")
 
 
 def told(proof: Proof | None) -> tuple[HangKind, str] | None:
@@ -47,7 +47,7 @@ def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
     assert proof_of(looks, quiet_s=5.0) == Proof(
         kind=HangKind.DEADLOCK,
         reason="a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
-        graph=wait_for(*looks),
+        graph=wait_for(*looks, (), "gloo"),
     )
 
 
@@ -97,7 +97,7 @@ def test_a_stopped_rank_makes_it_stopped_and_not_a_deadlock() -> None:
 
 def test_a_rank_that_has_left_closes_the_wait_of_the_others() -> None:
     looks = twice(in_all_reduce(0, collective(6)))
-    proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, gone=[1])
+    proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, backend="gloo", gone=[1])
     assert told(proof) == (
         HangKind.DEADLOCK,
         "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
@@ -121,7 +121,7 @@ def looping(*lines: int, count: int = 20) -> list[Sample]:
 def test_the_same_line_in_twenty_samples_after_the_busy_limit_is_a_livelock() -> None:
     looks = burning()
     assert proof_of(looks, looping(39), quiet_s=60.0) == Proof(
-        kind=HangKind.LIVELOCK, reason="the same line in 20 samples over 60 s", graph=wait_for(*looks)
+        kind=HangKind.LIVELOCK, reason="the same line in 20 samples over 60 s", graph=wait_for(*looks, (), "gloo")
     )
 
 

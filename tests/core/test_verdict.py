@@ -97,7 +97,7 @@ def test_a_stall_that_the_evidence_does_not_prove_is_an_error() -> None:
 
 def test_a_proven_stall_is_a_hang() -> None:
     seen = stalled(*CROSSED)
-    proof = prove(seen.snapshots, (), last_progress_s=10.0, limits=seen.limits)
+    proof = prove(seen.snapshots, (), last_progress_s=10.0, limits=seen.limits, backend="gloo")
     assert proof is not None
     assert judge(seen) == Judgement(status=Status.HANG, failures=(), proof=proof)
 

@@ -38,7 +38,7 @@ STEP = frame(10)
 
 
 def graph(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> WaitFor:
-    return wait_for(*twice(*ranks), gone)
+    return wait_for(*twice(*ranks), gone, "gloo")
 
 
 def only(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> Wait:
@@ -62,7 +62,7 @@ def host(syscall: str, *others: Any, line: Frame = STEP, timed: bool | None = Fa
 def test_a_rank_that_moves_waits_for_nothing() -> None:
     before = rank_snapshot(0, frame(10), board=board(mark()))
     after = replace(before, board=board(replace(mark(), count=2)))
-    seen = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after))
+    seen = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo")
     assert seen.waits == (
         Wait(
             rank=0,
@@ -83,7 +83,7 @@ def test_a_rank_that_moves_waits_for_nothing() -> None:
 
 
 def test_a_rank_that_has_left_is_a_closed_end() -> None:
-    seen = wait_for(*twice(rank_snapshot(1, frame(10))), gone=[1])
+    seen = wait_for(*twice(rank_snapshot(1, frame(10))), [1], "gloo")
     assert seen.waits == seen.roots
     assert seen.waits == (
         Wait(
@@ -115,7 +115,7 @@ def test_a_stopped_rank_is_a_closed_wait() -> None:
 
 def test_a_rank_that_computes_is_an_open_end() -> None:
     before, after = (rank_snapshot(0, frame(10), process=process(cpu_s=cpu_s)) for cpu_s in (1.0, 3.0))
-    wait = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after)).waits[0]
+    wait = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
     assert wait.stands_in == "a computation in step"
 
@@ -370,14 +370,14 @@ def test_a_thread_beside_the_one_in_a_collective_may_spin_on_gloo() -> None:
     before = in_all_reduce(0, collective(6))
     after = replace(before, process=process(cpu_s=9.0, tasks=(task(100),)))
     late = locked_in_backward(1)
-    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late)).waits[0]
+    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.peers) == (Motion.WAITING, WaitKind.COLLECTIVE, (1,))
 
 
 def test_a_rank_that_computes_beside_a_pending_collective_is_computing() -> None:
     before, after = spinning(collective(6), leaf=frame(40))
     late = locked_in_backward(1)
-    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late)).waits[0]
+    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.peers) == (Motion.BURNING, WaitKind.COMPUTE, ())
 
 
@@ -539,7 +539,7 @@ def test_a_cycle_beside_an_end_is_a_root_of_its_own() -> None:
 
 
 def test_nothing_seen_has_no_roots_and_proves_nothing() -> None:
-    seen = wait_for(snapshot(1, 1.0), snapshot(2, 3.0))
+    seen = wait_for(snapshot(1, 1.0), snapshot(2, 3.0), (), "gloo")
     assert (seen.waits, seen.roots, seen.closed, seen.moved) == ((), (), False, False)
 
 
@@ -580,3 +580,13 @@ def _reached(rank: int, peers: dict[int, set[int]]) -> set[int]:
     while more := {peer for one in found for peer in peers[one]} - found:
         found |= more
     return found
+
+
+def test_a_peer_whose_recorder_could_not_be_read_is_not_said_to_be_absent() -> None:
+    """It may stand in the same collective, over a slow network: that wait is open."""
+    unread = in_all_reduce(1)
+    silent = replace(unread, board=board(enqueued=7, rank=1))
+    graph = wait_for(*twice(in_all_reduce(0, collective(7)), silent), (), "gloo")
+    assert not graph.closed
+    never = replace(unread, board=board(enqueued=0, rank=1))
+    assert wait_for(*twice(in_all_reduce(0, collective(7)), never), (), "gloo").closed

@@ -12,8 +12,12 @@ import subprocess
 import termios
 
 from .conftest import COMMAND, LIMIT_S
+from .jobs import until
 
-WAITS = "import os, sys\nos.read(os.open(sys.argv[1], os.O_RDWR), 1)\n"
+WAITS = """import os, sys
+open("waits." + os.environ["RANK"], "w").close()
+os.read(os.open(sys.argv[1], os.O_RDWR), 1)
+"""
 ENVIRONMENT = {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
 
 
@@ -57,6 +61,8 @@ def test_ctrl_c_is_answered_in_the_live_view_and_the_screen_is_left_in_order(wor
     os.mkfifo(workspace.directory / "pipe")
     person = Person(workspace, "run", "--script", "waits.py", "--", "pipe")
     person.reads("rank 1   start")
+    for rank in (0, 1):
+        until((workspace.directory / f"waits.{rank}").exists, f"rank {rank} waits")
     person.process.send_signal(signal.SIGINT)
     person.reads("taking stacks, ending the processes, writing the report")
     assert person.leaves() == 130

@@ -36,6 +36,16 @@ def test_a_stuck_rank_is_named_with_its_place_in_the_mesh(workspace, kind):
     assert outcome["timing"]["quiet_s"] <= 10
 
 
+@pytest.mark.parametrize("kind", [pytest.param("hsdp", marks=pytest.mark.slow), "pipeline"])
+def test_a_killed_rank_is_blamed_and_not_one_that_is_in_other_groups_or_on_the_other_side(workspace, kind):
+    ranks, killed, _ = MESHES[kind]
+    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind, str(killed), "killed")
+    outcome = ran.outcome
+
+    assert (outcome["verdict"], outcome["cause"]) == ("FAIL", "killed")
+    assert outcome["culprit"]["ranks"] == [killed]
+
+
 @pytest.mark.parametrize("kind", QUICK)
 def test_healthy_ranks_on_a_mesh_pass(workspace, kind):
     ranks, _, _ = MESHES[kind]

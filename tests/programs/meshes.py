@@ -4,6 +4,8 @@ torchrun --nproc-per-node 4 meshes.py hsdp          healthy
 torchrun --nproc-per-node 4 meshes.py hsdp 3        rank 3 takes a lock in step 2 that it holds already
 """
 
+import os
+import signal
 import sys
 import threading
 
@@ -32,8 +34,13 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         inner = torch.relu(self.up(hidden))
         if self.stuck:
-            self.take_the_lock_twice()
+            self.fail()
         return hidden + self.down(inner)
+
+    def fail(self) -> None:
+        if sys.argv[3:] == ["killed"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.take_the_lock_twice()
 
     def take_the_lock_twice(self) -> None:
         self.lock.acquire()

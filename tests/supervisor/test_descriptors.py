@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,29 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from living import PATIENCE_S, program
 
 from harness.core.observed.process import Process, Task
 from harness.supervisor.sources import descriptors, procfs
 from harness.supervisor.sources.descriptors import Holders, lock_holders
 from harness.supervisor.sources.sockets import SocketTable
-
-PATIENCE_S = 20.0
-
-
-@contextmanager
-def program(source: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that has printed a line, and ends with the block; so does what it forked."""
-    command = [sys.executable, "-I", "-S", "-u", "-c", source, *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert ready
-        process.stdout.readline()
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:
@@ -198,3 +180,17 @@ def test_a_file_of_a_server_that_may_not_answer_is_never_asked_what_it_is(
     monkeypatch.setattr(descriptors, "_remote_mounts", lambda _: frozenset({mount}))
     assert f"{fifo} rw" not in descriptors.holds(os.getpid())
     os.close(fd)
+
+
+def test_whoever_was_not_read_in_time_may_hold_the_other_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(descriptors, "_LIMIT_S", -1.0)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with program("import os, sys; print(); os.open(sys.argv[1], os.O_RDONLY)", str(fifo)) as process:
+        _, task = seen(process.pid, lambda task: task.syscall == "openat" and "fifo" in task.target)
+        holders = Holders(sockets=SocketTable(owners={}))
+        found = procfs.read_process(process.pid, 0)
+        assert found is not None
+        holders.told(found)
+    assert (task.target, task.held_by) == (str(fifo), None)
+    assert holders.failures == ["descriptors of the host: not all read within -1 s"]

@@ -104,8 +104,18 @@ def test_all_ranks_are_looked_at_and_come_in_order(camera: Camera, rank: subproc
     assert [(one.rank, one.pid) for one in seen.ranks] == [(0, os.getpid()), (1, rank.pid)]
 
 
+def without_python() -> subprocess.Popen[bytes]:
+    """Its start is behind it: it has answered once, and reads."""
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    assert process.stdout.read(1) == b"\n"
+    return process
+
+
 def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera: Camera) -> None:
-    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+    with without_python() as process:
         (seen,) = camera.take(1, {0: process.pid}).ranks
         process.kill()
     assert seen.stacks == ()
@@ -116,7 +126,7 @@ def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera:
 
 
 def test_the_same_trouble_is_told_once(camera: Camera) -> None:
-    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+    with without_python() as process:
         for number in (1, 2):
             camera.take(number, {0: process.pid})
         process.kill()

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from living import PATIENCE_S, program
 
 from harness.core.observed.process import Task
 from harness.supervisor.sources import procfs
-
-PATIENCE_S = 20.0
-
-
-@contextmanager
-def program(source: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that has printed a line, and ends with the block."""
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-u", "-c", source], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert ready
-        process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def main_task(pid: int, origin_ns: int, settled: Callable[[Task], bool]) -> Task:

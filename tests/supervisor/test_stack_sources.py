@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from living import PATIENCE_S, program
 
 from harness import protocol
 from harness.core.observed.evidence import Stack
@@ -22,26 +19,9 @@ from harness.supervisor.sources.commands import CommandFailed, answer_of
 from harness.supervisor.sources.dump import Camera
 from harness.supervisor.sources.stacks import StackSources
 
-PATIENCE_S = 20.0
 SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"
 HANGS = "#!/bin/sh\nsleep 600 &\nsleep 600\n"
 REFUSED = "#!/bin/sh\necho 'Error: Permission Denied' >&2\necho '   1: trace of the tool' >&2\nexit 1\n"
-
-
-@contextmanager
-def program(source: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that has printed a line, and ends with the block."""
-    command = [sys.executable, "-S", *options, "-c", source]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert ready
-        process.stdout.readline()
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def standing(pid: int, state: str) -> Process:

@@ -245,6 +245,9 @@ def _absent(pending: Collective, rank: int, job: Job) -> tuple[tuple[int, ...], 
 
 
 def _lacks(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
+    """The peer has not entered it, as far as its recorder tells."""
+    if not peer.collectives and peer.board is not None and peer.board.enqueued:
+        return False  # it has entered collectives, and its recorder could not be read: nobody can say which
     in_group = {one.seq: one for one in peer.collectives if one.group == pending.group}
     if not in_group and pending.group != "0" and peer.collectives and not certain:
         return False  # not a member of this group, as far as anyone has seen

@@ -33,8 +33,8 @@ def prove(
     *,
     last_progress_s: float,
     limits: Limits,
+    backend: str,
     gone: Iterable[int] = (),
-    backend: str = "gloo",
 ) -> Proof | None:
     """The proof that this run hangs, or None while it may still move.
 

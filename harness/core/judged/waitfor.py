@@ -41,7 +41,7 @@ class WaitFor:
         return bool(self.roots) and all(root.closed for root in self.roots)
 
 
-def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int] = (), backend: str = "gloo") -> WaitFor:
+def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
     """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
     earlier = {rank.rank: rank for rank in before.ranks}
     elapsed_s = max(after.at_s - before.at_s, 1e-3)

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import protocol
+from harness.core.judged.group_wait import TRANSFERS
 from harness.core.observed.evidence import Board, Call, StepRow
 from harness.core.observed.steps import by_step
 from harness.core.place import Place
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
+_DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
 _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
 
 
@@ -184,10 +186,13 @@ def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
 
 def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
     ledgers = {rank: _ledger(board) for rank, board in boards.items()}
+    members = _members(boards)
     keys = {key for ledger in ledgers.values() for key in ledger}
     for step, key in keys:
         counts = {
-            rank: len(ledger.get((step, key), ())) for rank, ledger in ledgers.items() if _remembers(boards[rank], step)
+            rank: len(ledger.get((step, key), ()))
+            for rank, ledger in ledgers.items()
+            if rank in members[key[1]] and _remembers(boards[rank], step)
         }
         most = max(counts.values(), default=0)
         caller = next((rank for rank, count in counts.items() if count == most), None)
@@ -199,10 +204,25 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
                 yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())))
 
 
+def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
+    """Who has to make the calls of each group: its members; where nobody has said, all that entered it."""
+    told = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
+    entered: dict[str, set[int]] = {}
+    for rank, board in boards.items():
+        for call in board.calls:
+            entered.setdefault(call.group, set()).add(rank)
+    everyone = frozenset(boards)
+    return {
+        group: told.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
+        for group, ranks in entered.items()
+    }
+
+
 def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
-        if call.op.startswith(protocol.WAIT):
+        # A transfer has two sides, which do not make the same call.
+        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS:
             continue
         place = call.place
         key = (call.op, call.group, place.file if place else None, place.line if place else None)

@@ -204,7 +204,14 @@ class Look(Watch):
         limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
         assert limit_s is not None
         if now_s - progress_s >= limit_s:
-            proof = prove(self.episode, self.samples, last_progress_s=progress_s, limits=limits, gone=self.ranks.gone)
+            proof = prove(
+                self.episode,
+                self.samples,
+                last_progress_s=progress_s,
+                limits=limits,
+                backend=self.spec.backend,
+                gone=self.ranks.gone,
+            )
             if proof is not None:
                 self.write("proof", kind=str(proof.kind), reason=proof.reason)
                 return Ending.STALL

@@ -97,8 +97,13 @@ class Observation(Watch):
         self.on_ending(ending)
 
     def _was_asked_to_end(self) -> bool:
-        asked_ns, ended_ns = self.relay.asked_to_end_ns, time.monotonic_ns()
-        if asked_ns is None or self.guest.status() == 0 or ended_ns - asked_ns > _ASKED_S * 1e9:
+        asked_ns = self.relay.asked_to_end_ns
+        if asked_ns is None or not ended_as_asked(self.guest.status(), asked_ns, time.monotonic_ns()):
             return False
         self.write("asked_to_end", t_s=(asked_ns - self.guarded.origin_ns) / 1e9)
         return True
+
+
+def ended_as_asked(status: int, asked_ns: int, ended_ns: int) -> bool:
+    """A bad end soon after somebody asked for one; a good end is the job's own, and a late one has another reason."""
+    return status != 0 and ended_ns - asked_ns <= _ASKED_S * 1e9

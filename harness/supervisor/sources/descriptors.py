@@ -55,6 +55,7 @@ class Holders:
     sockets: SocketTable
     failures: list[str] = field(default_factory=list)
     _ends: dict[str, set[tuple[int, str]]] | None = None
+    _complete: bool = True  # whoever was not read may hold anything
 
     def told(self, process: Process) -> Process:
         """The process with `held_by` filled in for its threads that wait on something that others hold."""
@@ -86,13 +87,14 @@ class Holders:
         reads = task.syscall in _READS or (task.syscall in _POLLS and _access(pid, task.fd) == "r")
         wanted = "w" if reads else "r"
         found = {holder for holder, access in self._all().get(task.target, ()) if wanted in access}
-        return tuple(sorted(found)) or None
+        return tuple(sorted(found)) or None if self._complete else None
 
     def _opened(self, task: Task) -> tuple[int, ...] | None:
         """An open that waits for the other side of a FIFO: who has the FIFO open, which is nobody as a rule."""
         if task.wchan not in _FIFO_OPENS:
             return None
-        return tuple(sorted({holder for holder, _ in self._all().get(task.target, ())}))
+        found = {holder for holder, _ in self._all().get(task.target, ())}
+        return tuple(sorted(found)) if self._complete else None
 
     def _lock_holders(self, pid: int, task: Task) -> tuple[int, ...] | None:
         try:
@@ -114,6 +116,7 @@ class Holders:
             for pid in _every_pid():
                 if time.monotonic() > deadline:
                     self._note(f"descriptors of the host: not all read within {_LIMIT_S:g} s")
+                    self._complete = False
                     break
                 for _, target, access in _ends(pid, sockets=False):
                     self._ends.setdefault(target, set()).add((pid, access))
