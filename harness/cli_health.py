@@ -52,8 +52,12 @@ def doctor(
 
 
 def selftest(
+    programs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROGRAM...]", help="Only these programs of the corpus; names or globs."),
+    ] = None,
     full: Annotated[
-        bool, typer.Option("--full", envvar="NSA_HARNESS_FULL", help="Every fault and every healthy twin.")
+        bool, typer.Option("--full", envvar="NSA_HARNESS_FULL", help="Every fault, every healthy twin, and the corpus.")
     ] = False,
     score: Annotated[
         bool, typer.Option("--score", envvar="NSA_HARNESS_SCORE", help="Precision and recall, as JSON on stdout too.")
@@ -65,7 +69,10 @@ def selftest(
         Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
     ] = None,
 ) -> None:
-    """Plant faults under torchrun, at places drawn anew, and check that each is named with rank, layer and step."""
+    """Plant faults under torchrun, at places drawn anew, and check that each is named with rank, layer and step.
+
+    With --full every planted fault, and the corpus: small programs with one known fault each, and their healthy twins.
+    """
     import secrets
 
     from harness.run_selftest import SelftestRequest
@@ -73,7 +80,9 @@ def selftest(
 
     chosen = secrets.randbelow(1_000_000) if seed is None else seed
     typed = shlex.join(["nsa-harness", *sys.argv[1:]])
-    request = SelftestRequest(full=full, score=score, seed=chosen, out=out, command=typed)
+    request = SelftestRequest(
+        full=full, score=score, seed=chosen, programs=tuple(programs or ()), out=out, command=typed
+    )
     raise typer.Exit(run_selftest(request))
 
 

@@ -7,18 +7,24 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TextIO
 
+from harness.core.health.accuracy import accuracy_lines, accuracy_values
+from harness.core.health.corpus import Answer, Trial
 from harness.core.health.plantings import KINDS, LAYERS, Kind, planted, twin, words_of
 from harness.core.health.selftest import Mark, Planting, mark_line, marked, score_lines, score_values
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome, Report
+from harness.core.suggest import did_you_mean
+from harness.errors import UsageError
 from harness.render.report_json import from_json
 from harness.render.silent import Silent
 from harness.render.text import escape
 from harness.request import RunRequest
 from harness.run import run_all
+from harness.run_corpus import corpus, corpus_root, possible, run_corpus
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.planning import Question
 from harness.supervisor.planning import planned as planned_specs
@@ -31,9 +37,10 @@ _PARENT = "base/fault.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestRequest:
-    full: bool  # every fault and every twin; else the quick ones
+    full: bool  # every fault and every twin, and the corpus; else the quick ones
     score: bool  # the score as JSON on stdout, and all lines on stderr
     seed: int  # decides every place
+    programs: tuple[str, ...] = ()  # of the corpus, by name or glob, and nothing else
     out: Path | None
     command: str  # as typed
 
@@ -44,22 +51,49 @@ def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
 
 
 def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
-    """0 if every part of every report is as planted, 1 if not, 130 if it was interrupted."""
-    plantings = [one for one in drawn(kinds, request.seed) if request.full or one.quick]
-    specs = tuple(_spec(planting) for planting in plantings)
+    """0 if every part of every report is right, 1 if not, 130 if it was interrupted. Raises UsageError."""
+    root = corpus_root()
+    programs = chosen(corpus(root), request.programs) if request.programs or request.full else ()
+    planted = [] if request.programs else [one for one in drawn(kinds, request.seed) if request.full or one.quick]
     people = sys.stderr if request.score else sys.stdout
+    code, marks = _planted_runs(planted, request, people)
+    answers = [] if code == _INTERRUPTED else _corpus_runs(programs, root, request, people)
+    if request.score:
+        print(json.dumps(_score(marks, answers, request.seed), indent=1))
+    if code == _INTERRUPTED or len(answers) < len(programs):
+        return _INTERRUPTED
+    wrong = [*(mark.wrong for mark in marks), *(answer.wrong for answer in answers)]
+    return _RIGHT if len(marks) == len(planted) and not any(wrong) else _WRONG
+
+
+def _planted_runs(plantings: Sequence[Planting], request: SelftestRequest, people: TextIO) -> tuple[int, list[Mark]]:
+    if not plantings:
+        return _RIGHT, []
     print(_head(plantings, request), file=people, flush=True)
     lines = _Lines(plantings, people)
+    specs = tuple(_spec(planting) for planting in plantings)
     run = RunRequest(specs=specs, out=request.out, json=False, strict=True, probe="full", command=request.command)
     code = run_all(run, lines)
     marks = _marks(plantings, lines.run_dir)
     print("\n".join(_end(marks, plantings, lines.run_dir)), file=people)
     if request.score:
         print("\n".join(score_lines(marks)), file=people)
-        print(json.dumps({**score_values(marks, seed=request.seed), "run_dir": str(lines.run_dir)}, indent=1))
-    if code == _INTERRUPTED:
-        return _INTERRUPTED
-    return _RIGHT if len(marks) == len(plantings) and not any(mark.wrong for mark in marks) else _WRONG
+    return code, marks
+
+
+def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[Answer]:
+    if not programs:
+        return []
+    lacking = {trial.name: lack for trial in programs if (lack := possible(trial))}
+    for name, lack in lacking.items():
+        print(f"SKIP   {name}  needs {lack}", file=people)
+    run = [trial for trial in programs if trial.name not in lacking]
+    print(f"corpus     {len(run)} programs of {root}", file=people, flush=True)
+    answers = run_corpus(run, root=root, out=request.out, command=request.command, people=people)
+    print(f"{sum(not one.wrong for one in answers)} of {len(run)} right", file=people)
+    if request.score:
+        print("\n".join(accuracy_lines(answers)), file=people)
+    return answers
 
 
 class _Lines(Silent):
@@ -78,6 +112,21 @@ class _Lines(Silent):
 
     def done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
         self.run_dir = run_dir
+
+
+def chosen(programs: Iterable[Trial], patterns: Sequence[str]) -> tuple[Trial, ...]:
+    """Those that any pattern names, each with its twin; a name that ends in `_healthy` is the twin alone."""
+    programs = tuple(programs)
+    wanted = [one for one in programs if not patterns or any(_named(one, pattern) for pattern in patterns)]
+    known = sorted({one.label.name for one in programs})
+    for pattern in patterns:
+        if not any(_named(one, pattern) for one in programs):
+            raise UsageError(f"the corpus has no program {pattern!r}{did_you_mean(pattern, known)}")
+    return tuple(wanted)
+
+
+def _named(trial: Trial, pattern: str) -> bool:
+    return fnmatchcase(trial.name, pattern) or fnmatchcase(trial.label.name, pattern)
 
 
 def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
@@ -102,6 +151,11 @@ def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
     stored = RunDir(run_dir).report
     outcomes = {outcome.scenario: outcome for outcome in from_json(stored.read_text(), str(stored)).outcomes}
     return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
+
+
+def _score(marks: Sequence[Mark], answers: Sequence[Answer], seed: int) -> dict[str, object]:
+    values = score_values(marks, seed=seed)
+    return values if not answers else {**values, "corpus": accuracy_values(answers)}
 
 
 def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:

@@ -103,12 +103,12 @@ def scores(marks: Sequence[Mark]) -> dict[str, Score]:
     """Of each cause that was planted or said; a twin has none, so a cause said of a twin costs precision."""
     pairs = [(mark.planting.must_say.cause, mark.said.cause) for mark in marks]
     causes = sorted({cause for pair in pairs for cause in pair if cause is not None})
-    return {cause: _score(cause, pairs) for cause in causes}
+    return {cause: score(cause, pairs) for cause in causes}
 
 
 def verdict_scores(marks: Sequence[Mark]) -> dict[str, Score]:
     pairs = [(mark.planting.must_say.verdict, mark.said.verdict) for mark in marks]
-    return {verdict: _score(verdict, pairs) for verdict in sorted({word for pair in pairs for word in pair})}
+    return {verdict: score(verdict, pairs) for verdict in sorted({word for pair in pairs for word in pair})}
 
 
 def score_values(marks: Sequence[Mark], *, seed: int) -> dict[str, object]:
@@ -133,7 +133,7 @@ def score_lines(marks: Sequence[Mark]) -> Iterator[str]:
             yield f"{name:<{width}}  {score.planted:>7}  {score.said:>4}  {score.right:>5}  {shares}"
 
 
-def _score(word: str, pairs: Sequence[tuple[str | None, str | None]]) -> Score:
+def score(word: str, pairs: Sequence[tuple[str | None, str | None]]) -> Score:
     return Score(
         planted=sum(due == word for due, _ in pairs),
         said=sum(said == word for _, said in pairs),
