@@ -97,6 +97,12 @@ def run(
             envvar="NSA_HARNESS_RETRIES", metavar="N", min=0, help="More attempts of what is not as expected."
         ),
     ] = 0,
+    deepen: Annotated[
+        bool,
+        typer.Option(
+            "--deepen", envvar="NSA_HARNESS_DEEPEN", help="Where a run leaves a question: up to 3 with one change each."
+        ),
+    ] = False,
     maxfail: Annotated[
         int | None,
         typer.Option(envvar="NSA_HARNESS_MAXFAIL", metavar="N", min=1, help="Start nothing more after so many."),
@@ -131,6 +137,7 @@ def run(
         command=shlex.join(["nsa-harness", *sys.argv[1:]]),
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
         jobs=_jobs(jobs),
+        deepen=deepen,
     )
     selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, shard))]
     if resume is not None:

@@ -23,6 +23,8 @@ ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local directory that takes boards and
 ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ words; absent = full
 ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK for itself; its children see it and do not
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, which is rank 0
+ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch autograd's anomaly detection on; absent = leave it
+ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # the same of activation checkpointing's debug mode
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
 ENV_PREFIX = "_NSA_HARNESS_"
 
@@ -35,6 +37,7 @@ BOARD = "{pid}.board"
 STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIGNAL_OFFSET
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in its own words (entries, pg_status), on request and at exit
+LOOKS = "{pid}.looks.jsonl"  # parameters, losses and memory at some steps, one look a line
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
 SOCKET = "{pid}.sock"  # torch's worker server: threads without Python, which answer while the GIL is held
@@ -111,7 +114,8 @@ WHAT_STRING_MASK = 0xFFFF
 WHAT_STEP_MASK = 0xFFFFFFFF
 
 STEPS = 256
-STEP = struct.Struct("<QQQ")  # step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began
+# step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began, training marks in the step
+STEP = struct.Struct("<QQII")
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 256
@@ -130,6 +134,10 @@ FACTS = 128
 FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
 FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6", "0-12/4" every fourth
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
+FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward: "3 ValueError run.py:30:forward"
+FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
+STEPPED_JOIN = " < "
+FACT_UNFED = "checkpoint without gradient"  # the user's line that gave a reentrant checkpoint no input with a gradient
 FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
 NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size

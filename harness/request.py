@@ -18,5 +18,6 @@ class RunRequest:
     probe: str  # off | board | full
     command: str  # as typed
     policy: Policy = ONCE
+    deepen: bool = False  # look into what a run left open, by launches with one change
     jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
     resumed: Path | None = None  # the run directory to go on in

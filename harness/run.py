@@ -17,6 +17,7 @@ from types import FrameType
 
 from harness import __version__
 from harness.core.attempts import as_expected
+from harness.core.compared.deeper_runs import with_deeper_runs
 from harness.core.compared.flakiness import with_flakiness
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import Outcome, Report, exit_code
@@ -64,6 +65,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         policy=request.policy,
         jobs=request.jobs,
         probe=request.probe,
+        deepen=request.deepen,
     )
     write_record(run, record)
     with listeners(request, run, screen) as told, interruptible(told, request) as interruption:
@@ -111,6 +113,7 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
     run = find_run(path, request.out or Path("reports"))
     record = plan_to_resume(run)
     stored = replace(request, specs=record.plan, policy=record.policy, jobs=record.jobs, probe=record.probe)
+    stored = replace(stored, deepen=record.deepen)
     return replace(stored, resumed=run.path, command=record.command)
 
 
@@ -137,7 +140,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=record.command,
         interrupted=record.interrupted,
-        outcomes=with_flakiness(in_order),
+        outcomes=with_deeper_runs(with_flakiness(in_order)),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TextIO
@@ -26,6 +26,15 @@ from harness.supervisor.stored.rundir import RunDir
 
 _PACKAGE = Path(__file__).resolve().parent
 _DEADLINE_S = 120.0
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRequest:
+    root: Path
+    out: Path | None
+    command: str  # as typed
+    jobs: int = 1  # runs at the same time
 
 
 def corpus_root() -> Path:
@@ -39,20 +48,21 @@ def corpus(root: Path) -> tuple[Trial, ...]:
     return trials(tuple(_label(path) for path in sorted(root.glob("[a-z]*.py"))))
 
 
-def run_corpus(chosen: Sequence[Trial], *, root: Path, out: Path | None, command: str, people: TextIO) -> list[Answer]:
-    """Run each trial once, or as often as its label wants; what was said of each. Fewer answers: interrupted."""
-    answers: list[Answer] = []
+def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[Answer]]:
+    """Run each trial once, or as often as its label wants; by run directory, what was said of each.
+
+    Fewer answers than trials: it was interrupted.
+    """
+    answers: dict[Path, list[Answer]] = {}
     for repeat, together in groupby(sorted(chosen, key=_repeat), key=_repeat):
         some = tuple(together)
         lines = _Lines(some, people)
-        code = run_all(_request(some, root, out, command, repeat), lines)
-        answers += _answers(some, lines.run_dir)
+        code = run_all(_run_request(some, request, repeat), lines)
+        if lines.run_dir is not None:
+            answers[lines.run_dir] = list(_answers(some, lines.run_dir))
         if code == _INTERRUPTED:
             break
     return answers
-
-
-_INTERRUPTED = 130
 
 
 class _Lines(Silent):
@@ -89,15 +99,16 @@ def _repeat(trial: Trial) -> int:
     return trial.label.repeat
 
 
-def _request(some: Iterable[Trial], root: Path, out: Path | None, command: str, repeat: int) -> RunRequest:
+def _run_request(some: Iterable[Trial], request: CorpusRequest, repeat: int) -> RunRequest:
     return RunRequest(
-        specs=tuple(_spec(trial, root) for trial in some),
-        out=out,
+        specs=tuple(_spec(trial, request.root) for trial in some),
+        out=request.out,
         json=False,
         strict=True,
         probe="full",
-        command=command,
+        command=request.command,
         policy=Policy(repeat=repeat),
+        jobs=request.jobs,
     )
 
 
@@ -130,7 +141,7 @@ def _answers(some: Iterable[Trial], run_dir: Path | None) -> Iterator[Answer]:
             yield answered(trial, outcomes[trial.name])
 
 
-def possible(trial: Trial) -> str | None:
+def lacking(trial: Trial) -> str | None:
     """What this machine lacks for the trial, or None."""
     if "root" in trial.label.needs and os.geteuid() != 0:
         return "root"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core.diagnosed.profile import PROFILE_FILE, profile_text
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome
+from harness.core.reproduced.reproduction import reproduction
 from harness.core.told.outcome import outcome_of
 from harness.render.documents import write_documents
 from harness.render.report_json import outcome_values
+from harness.supervisor.launch import command_line
 from harness.supervisor.stored.collect import collect
 from harness.supervisor.stored.inventory import inventory
 from harness.supervisor.stored.reported import foreign_metrics
+from harness.supervisor.stored.reproduced import write_reproduction
 from harness.supervisor.stored.rundir import AttemptDir, write_document
 from harness.supervisor.stored.source import quoted
 from harness.supervisor.stored.stored_spec import load_spec
@@ -37,8 +42,12 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             artifacts=inventory(attempt, spec, evidence),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
-        )
+        ),
+        attempt.spec,
     )
+    bare = shlex.join(command_line(spec, sys.executable, None))
+    repro = write_reproduction(attempt, reproduction(spec, evidence, outcome, bare))
+    outcome = replace(outcome, artifacts=(*outcome.artifacts, *repro))
     write_document(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     write_document(attempt.result, f"{outcome.verdict.status}\n")
     return outcome

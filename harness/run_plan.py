@@ -9,9 +9,12 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from harness.core.attempts import another_wanted, failed_enough
+from harness.core.compared.deeper_runs import with_deeper_runs
+from harness.core.compared.flakiness import with_flakiness
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome
 from harness.core.schedule import Load, Room, first_that_fits, free_devices
@@ -20,6 +23,9 @@ from harness.request import RunRequest
 from harness.run_one import Interrupts, run_one
 from harness.supervisor.machine import available_bytes
 from harness.supervisor.stored.rundir import RunDir
+
+if TYPE_CHECKING:
+    from harness.core.compared.deepening import Change
 
 _LOOK_S = 0.2
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
@@ -56,7 +62,8 @@ class Execution:
         self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
             self.attempts[outcome.scenario].append(outcome)
-        waiting = [spec for spec in self.request.specs if isinstance(spec, RunSpec) and self._wanted(spec)]
+        launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
+        waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
         self.told(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
         for skip in skips:
@@ -85,10 +92,35 @@ class Execution:
                     future.result()
 
     def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
-        """All attempts of one scenario."""
+        """All attempts of one scenario, and the looks into what they left open."""
         while not self._stopped() and self._wanted(spec):
-            number = max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
-            self._add(self._attempt(spec, number, devices))
+            self._add(self._attempt(spec, self._next_number(spec), devices))
+        while self.interruption.count == 0 and (change := self._open_question(spec)) is not None:
+            self._add(self._look_deeper(spec, *change, devices))
+
+    def _look_deeper(self, spec: RunSpec, asked: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
+        """The same launch with one change: it answers for another attempt, and does not count itself."""
+        from harness.core.compared.deepening import deepened
+
+        deeper = self._attempt(deepened(spec, change, asked.attempt), self._next_number(spec), devices)
+        return with_deeper_runs([asked, replace(deeper, final=False)])[1]
+
+    def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
+        """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
+        if not self.request.deepen:
+            return None
+        from harness.core.compared.deepening import next_change
+
+        attempts = with_flakiness(self.attempts[spec.scenario])
+        counting = next((one for one in attempts if one.final and one.deepening is None), None)
+        if counting is None:
+            return None
+        made = [one.deepening.change for one in attempts if one.deepening and one.deepening.of == counting.attempt]
+        change = next_change(spec, counting, made, probe=self.request.probe)
+        return None if change is None else (counting, change)
+
+    def _next_number(self, spec: RunSpec) -> int:
+        return max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
 
     def _attempt(self, spec: RunSpec, number: int, devices: tuple[int, ...] | None) -> Outcome:
         attempt = self.run.attempt(spec.scenario, number)

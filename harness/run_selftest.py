@@ -24,7 +24,7 @@ from harness.render.silent import Silent
 from harness.render.text import escape
 from harness.request import RunRequest
 from harness.run import run_all
-from harness.run_corpus import corpus, corpus_root, possible, run_corpus
+from harness.run_corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.planning import Question
 from harness.supervisor.planning import planned as planned_specs
@@ -53,22 +53,26 @@ def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
 def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
     """0 if every part of every report is right, 1 if not, 130 if it was interrupted. Raises UsageError."""
     root = corpus_root()
-    programs = chosen(corpus(root), request.programs) if request.programs or request.full else ()
+    wanted = chosen(corpus(root), request.programs) if request.programs or request.full else ()
     planted = [] if request.programs else [one for one in drawn(kinds, request.seed) if request.full or one.quick]
     people = sys.stderr if request.score else sys.stdout
-    code, marks = _planted_runs(planted, request, people)
+    programs = _possible(wanted, people)
+    code, marks, run_dir = _planted_runs(planted, request, people)
     answers = [] if code == _INTERRUPTED else _corpus_runs(programs, root, request, people)
     if request.score:
-        print(json.dumps(_score(marks, answers, request.seed), indent=1))
+        values = score_values(marks, seed=request.seed)
+        print(json.dumps({**values, "corpus": accuracy_values(answers), "run_dir": str(run_dir)}, indent=1))
     if code == _INTERRUPTED or len(answers) < len(programs):
         return _INTERRUPTED
     wrong = [*(mark.wrong for mark in marks), *(answer.wrong for answer in answers)]
     return _RIGHT if len(marks) == len(planted) and not any(wrong) else _WRONG
 
 
-def _planted_runs(plantings: Sequence[Planting], request: SelftestRequest, people: TextIO) -> tuple[int, list[Mark]]:
+def _planted_runs(
+    plantings: Sequence[Planting], request: SelftestRequest, people: TextIO
+) -> tuple[int, list[Mark], Path | None]:
     if not plantings:
-        return _RIGHT, []
+        return _RIGHT, [], None
     print(_head(plantings, request), file=people, flush=True)
     lines = _Lines(plantings, people)
     specs = tuple(_spec(planting) for planting in plantings)
@@ -78,19 +82,25 @@ def _planted_runs(plantings: Sequence[Planting], request: SelftestRequest, peopl
     print("\n".join(_end(marks, plantings, lines.run_dir)), file=people)
     if request.score:
         print("\n".join(score_lines(marks)), file=people)
-    return code, marks
+    return code, marks, lines.run_dir
+
+
+def _possible(programs: Iterable[Trial], people: TextIO) -> tuple[Trial, ...]:
+    """Those that this machine can run; of the others it is said what is missing."""
+    lacks = {trial: lacking(trial) for trial in programs}
+    for trial, lack in lacks.items():
+        if lack is not None:
+            print(f"SKIP   {trial.name}  needs {lack}", file=people)
+    return tuple(trial for trial, lack in lacks.items() if lack is None)
 
 
 def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[Answer]:
     if not programs:
         return []
-    lacking = {trial.name: lack for trial in programs if (lack := possible(trial))}
-    for name, lack in lacking.items():
-        print(f"SKIP   {name}  needs {lack}", file=people)
-    run = [trial for trial in programs if trial.name not in lacking]
-    print(f"corpus     {len(run)} programs of {root}", file=people, flush=True)
-    answers = run_corpus(run, root=root, out=request.out, command=request.command, people=people)
-    print(f"{sum(not one.wrong for one in answers)} of {len(run)} right", file=people)
+    print(f"corpus     {len(programs)} programs of {root}", file=people, flush=True)
+    wanted = CorpusRequest(root=root, out=request.out, command=request.command)
+    answers = [answer for some in run_corpus(programs, wanted, people).values() for answer in some]
+    print(f"{sum(not one.wrong for one in answers)} of {len(programs)} right", file=people)
     if request.score:
         print("\n".join(accuracy_lines(answers)), file=people)
     return answers
@@ -151,11 +161,6 @@ def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
     stored = RunDir(run_dir).report
     outcomes = {outcome.scenario: outcome for outcome in from_json(stored.read_text(), str(stored)).outcomes}
     return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
-
-
-def _score(marks: Sequence[Mark], answers: Sequence[Answer], seed: int) -> dict[str, object]:
-    values = score_values(marks, seed=seed)
-    return values if not answers else {**values, "corpus": accuracy_values(answers)}
 
 
 def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:

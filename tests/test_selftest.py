@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from render.render_samples import MACHINE, PASSED
 
-from harness import __version__, cli, run_selftest
+from harness import __version__, cli, run_corpus, run_selftest
 from harness.core.declared.scenario_types import FaultKind
 from harness.core.health.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
 from harness.core.health.selftest import (
@@ -29,6 +29,7 @@ from harness.core.health.selftest import (
 from harness.core.place import Place
 from harness.core.plan import Launcher, RunSpec, Skip
 from harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from harness.errors import UsageError
 from harness.render.documents import write_documents
 from harness.render.listener import Listener
 from harness.request import RunRequest
@@ -281,3 +282,98 @@ def test_the_seed_and_the_sets_come_from_the_command_line(monkeypatch: pytest.Mo
     first, second = taken
     assert (first.full, first.score, first.seed, first.out) == (True, True, 3, tmp_path)
     assert (second.full, second.score, second.out, second.command) == (False, False, None, "nsa-harness selftest")
+
+
+# --- the corpus
+
+
+def one_program(home: Path) -> None:
+    text = '"""A lock."""\nLABEL = {"verdict": "HANG", "cause": "lock_cycle", "culprit": [1]}\n'
+    (home / "thread_lock.py").write_text(text)
+
+
+def saying(*outcomes: Outcome, code: int = 0) -> Any:
+    """In place of run_all, for the corpus."""
+
+    def run_all(request: RunRequest, screen: Listener) -> int:
+        run = create_run(request.out or Path("reports"))
+        told = {one.scenario: one for one in outcomes}
+        asked = [spec.scenario for spec in request.specs]
+        report = Report(
+            run_id=run.run_id,
+            harness=__version__,
+            machine=MACHINE,
+            command=request.command,
+            interrupted=code == 130,
+            outcomes=tuple(told[name] for name in asked if name in told),
+        )
+        write_documents(run, report)
+        for one in report.outcomes:
+            screen.outcome(one, run.path)
+        screen.done(report, run.path)
+        return code
+
+    return run_all
+
+
+HUNG = outcome(Said(verdict="HANG", cause="lock_cycle", rank=(1,), layer=None, step=None), "thread_lock")
+HEALTHY = outcome(Said(verdict="PASS", cause=None, rank=(), layer=None, step=None), "thread_lock_healthy")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "outcomes", "code", "exit_code", "lines"),
+    [
+        ("thread_lock", (HUNG, HEALTHY), 124, 0, ["2 of 2 right"]),
+        ("*_healthy", (HEALTHY,), 0, 0, ["1 of 1 right"]),
+        ("thread_*", (replace(HUNG, culprit=None), HEALTHY), 124, 1, ["1 of 2 right"]),
+        ("thread_*", (HUNG,), 130, 130, ["1 of 2 right"]),
+    ],
+)
+def test_programs_of_the_corpus_are_chosen_by_name_and_compared_with_their_labels(
+    pattern: str,
+    outcomes: tuple[Outcome, ...],
+    code: int,
+    exit_code: int,
+    lines: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one_program(tmp_path)
+    monkeypatch.setattr(run_selftest, "corpus_root", lambda: tmp_path)
+    monkeypatch.setattr(run_corpus, "run_all", saying(*outcomes, code=code))
+    request = replace(REQUEST, programs=(pattern,), out=tmp_path / "out")
+    assert selftest(request) == exit_code
+    shown = capsys.readouterr().out.splitlines()
+    assert set(lines) <= set(shown)
+    assert len([line for line in shown if line.startswith(("right", "WRONG"))]) == len(outcomes)
+
+
+def test_an_unknown_program_of_the_corpus_is_a_usage_error_with_the_nearest_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_program(tmp_path)
+    monkeypatch.setattr(run_selftest, "corpus_root", lambda: tmp_path)
+    with pytest.raises(UsageError, match='did you mean "thread_lock"'):
+        selftest(replace(REQUEST, programs=("thread_lok",)))
+
+
+def test_a_program_that_this_machine_cannot_run_is_skipped_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_program(tmp_path)
+    monkeypatch.setattr(run_selftest, "corpus_root", lambda: tmp_path)
+    monkeypatch.setattr(run_selftest, "lacking", lambda trial: None if trial.healthy else "root")
+    monkeypatch.setattr(run_corpus, "run_all", saying(HEALTHY))
+    assert selftest(replace(REQUEST, programs=("thread_lock",), out=tmp_path / "out")) == 0
+    assert "SKIP   thread_lock  needs root" in capsys.readouterr().out
+
+
+def test_what_the_label_says_reaches_the_launch_and_what_is_due_does_not(tmp_path: Path) -> None:
+    text = 'LABEL = {"verdict": "HANG", "cause": "lock_cycle", "ranks": 4, "limits": {"busy_s": 8}, "words": ["fd"]}\n'
+    (tmp_path / "io_odd.py").write_text(text)
+    fault, twin_ = run_corpus.corpus(tmp_path)
+    spec = run_corpus._spec(fault, tmp_path)
+    assert (spec.ranks, spec.limits.busy_s, spec.program[-2:]) == (4, 8.0, ("fault", "fd"))
+    assert run_corpus._spec(twin_, tmp_path).program[-2:] == ("healthy", "fd")
+    assert (spec.expect.verdict, spec.expect.cause, spec.fault) == ("PASS", None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.core.compared.flakiness import with_flakiness
+from harness.core.compared.flakiness import repetitions, with_flakiness
 from harness.core.report import Outcome, Status
 
 
@@ -22,8 +22,8 @@ ONCE = Policy()
 
 
 def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """One more attempt of a scenario after these. An interrupted attempt said nothing and does not count."""
-    judged = [attempt for attempt in attempts if not interrupted(attempt)]
+    """One more attempt of a scenario after these. An interrupted one said nothing, a deeper look is none."""
+    judged = [attempt for attempt in repetitions(attempts) if not interrupted(attempt)]
     if len(judged) < policy.repeat:
         return True
     return len(judged) < policy.repeat + policy.retries and not as_expected(judged[-1])
@@ -34,7 +34,8 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
     if policy.maxfail is None:
         return False
     done = [attempts for attempts in scenarios if attempts and not another_wanted(policy, attempts)]
-    return sum(not as_expected(with_flakiness(attempts)[-1]) for attempts in done) >= policy.maxfail
+    counting = [one for attempts in done for one in with_flakiness(attempts) if one.final]
+    return sum(not as_expected(one) for one in counting) >= policy.maxfail
 
 
 def as_expected(outcome: Outcome) -> bool:

@@ -54,6 +54,15 @@ class Expect:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Deepening:
+    """This launch is another one with one thing changed, made because that one left a question open."""
+
+    of: int  # the attempt it asks about
+    change: str  # a name of core.compared.deepening
+    says: str  # what was changed, for people: "TORCH_DISTRIBUTED_DEBUG=INFO"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One launch. `spec_hash` covers everything that decides what runs, and nothing of where."""
 
@@ -76,6 +85,7 @@ class RunSpec:
     spec_hash: str
     tags: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with its values, sorted
+    deepening: Deepening | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness.core.place import Place
+from harness.core.plan import Deepening
 from harness.core.trouble import Trouble
 
 
@@ -20,13 +21,16 @@ class Status(StrEnum):
 
 CAUSE_CODES = (
     "cross_group_deadlock", "no_sync_mismatch", "uneven_inputs", "shape_mismatch", "dtype_mismatch",
-    "collective_order_mismatch",
+    "collective_order_mismatch", "rank0_only_collective", "root_mismatch", "swallowed_exception",
     "rank_conditional_collective", "backward_function_blocked", "lock_cycle", "infinite_loop", "starved", "blocked_io",
     "rendezvous_missing_rank", "group_creation_subset", "p2p_unmatched", "store_key_missing", "transport", "pipe_full",
     "fork_lock", "dataloader_worker_blocked",
-    "stopped_process", "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
+    "stopped_process", "unused_params", "rank_conditional_unused_params", "reentrant_no_grad_input", "ready_twice",
+    "static_graph_changed", "checkpoint_recompute_mismatch", "inplace_modification", "model_mismatch",
+    "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
     "expectation_missed", "flaky", "missing_need", "interrupted", "harness_error", "unknown",
     "still_running", "suspected", "gil_held_native", "native_busy_loop",
+    "host_oom", "cuda_oom", "cuda_assert", "infra", "livelock", "shutdown_hang", "pool_worker_lost",
 )  # fmt: skip
 
 
@@ -172,6 +176,8 @@ class Outcome:
     criteria: tuple[tuple[str, str], ...] = ()  # the limits and expectations that decide a verdict, sorted
     missing_gradients: tuple[str, ...] | None = None  # parameters; None = not traced on every rank
     last_agreed: str | None = None  # of a HANG: the latest collective called from Python that every rank has left
+    deepening: Deepening | None = None  # made to answer a question of another attempt: it never counts
+    showed: str | None = None  # of a deepening: what it says about that attempt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,15 @@ from typing import Any
 
 # What a rank gives away, under the names the operations have for it.
 PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
+# The partner of a transfer, and the root of a collective that has one.
 PARTNERS = {
+    "broadcast": ("src", "group_src"),
+    "broadcast_object_list": ("src", "group_src"),
+    "scatter": ("src", "group_src"),
+    "scatter_object_list": ("src", "group_src"),
+    "reduce": ("dst", "group_dst"),
+    "gather": ("dst", "group_dst"),
+    "gather_object": ("dst", "group_dst"),
     "send": ("dst", "group_dst"),
     "isend": ("dst", "group_dst"),
     "send_object_list": ("dst", "group_dst"),
@@ -58,7 +66,7 @@ class Said:
         return min(elements, ELEMENTS_MAX), str(tensors[0].dtype).replace("torch.", "")
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """The global rank of the partner; of a batch the one that all its operations have, else nobody."""
+        """The global rank of the partner or root; of a batch the one that all its operations have, else nobody."""
         partner = self._partner(arguments, options)
         if partner is not None:
             return int(partner)

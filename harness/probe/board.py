@@ -48,12 +48,13 @@ class Board:
         self._gaps = [0] * protocol.GAP_COUNT
         self._last_at = _monotonic_ns()
         self._last_kind = 0
-        self._step = 1
+        self.step = 1
         self._position = 0
         self.step_done = False
         self._call_numbers = itertools.count(1)
         self._lock = _thread.allocate_lock()
         self.live = True
+        self.over = False  # the interpreter is on its way out
         self.failed = failed
         self.rank = rank
         self.string("")
@@ -104,7 +105,7 @@ class Board:
                 self._note_gap(now - self._last_at)
             self._last_at = now
             self._last_kind = what >> _KIND_SHIFT
-            what |= self._step
+            what |= self.step
             _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
         except Exception as error:
             self._give_up(error)
@@ -123,15 +124,15 @@ class Board:
     def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
         self.begin_step()
-        at = protocol.STEPS_AT + (self._step - 1) % protocol.STEPS * protocol.STEP.size
-        protocol.STEP.pack_into(self._memory, at, self._step, _monotonic_ns(), gradients)
+        at = protocol.STEPS_AT + (self.step - 1) % protocol.STEPS * protocol.STEP.size
+        protocol.STEP.pack_into(self._memory, at, self.step, _monotonic_ns(), gradients, self._position)
         self.step_done = True
 
     def begin_step(self) -> None:
         """Marks belong to the next step from here on, if the last one is done."""
         if self.step_done:
             self.step_done = False
-            self._step += 1
+            self.step += 1
             self._position = 0
 
     def enter_call(
@@ -158,7 +159,7 @@ class Board:
             _monotonic_ns() if entered_ns is None else entered_ns,
             0,
             elements,
-            self._step,
+            self.step,
             self._position,
             op,
             group,
@@ -220,7 +221,7 @@ class Board:
             self._note_gap(now - self._last_at)
         self._last_at = now
         self._last_kind = what >> _KIND_SHIFT
-        what |= self._step
+        what |= self.step
         _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
 
     def _give_up(self, error: Exception) -> None:

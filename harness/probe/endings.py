@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO, Any
 
+    from .names import ModuleNames
+
 FRAMES_LIMIT = 200
 MESSAGE_LIMIT = 4000
 
@@ -32,6 +34,7 @@ class Endings:
         self._pid = os.getpid()
         self._raised: BaseException | None = None
         self._stacks: IO[bytes] | None = None  # held open: the signal handler knows only its descriptor
+        self.names: ModuleNames | None = None  # of the modules that were called, once somebody knows them
 
     def install(self) -> None:
         self._trouble.attempt("excepthook", self._chain_excepthook)
@@ -105,12 +108,22 @@ class Endings:
             "message": str(error)[:MESSAGE_LIMIT],
             "frames": _frames(traceback),
             "at_ns": time.monotonic_ns(),
+            "hints": [],
         }
+        self._trouble.attempt("hints", lambda: record.update(hints=self._hints(error, traceback)))
         path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             json.dump(record, file)
         os.replace(f"{path}.new", path)
+
+    def _hints(self, error: BaseException, traceback: TracebackType | None) -> list[Any]:
+        if self.names is None:
+            return []
+        from .blamed import hints
+        from .places import foreign_code
+
+        return hints(error, traceback, self.names.models(), self.names.fresh(), foreign_code(sys.modules["torch"]))
 
 
 def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .board import Board
+    from .endings import Endings
+    from .leaving import Leaving
+    from .names import ModuleNames
 
 # Programs that start ranks and are none, even where a cluster put RANK into their environment.
 AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -63,6 +66,8 @@ class Guest:
         self._mode = mode
         self._is_rank = False
         self._board: Board | None = None
+        self._endings: Endings | None = None
+        self._leaving: Leaving | None = None
         self._pieces: dict[str, Callable[[], object]] = {}  # what the beat does besides
 
     def become_rank(self) -> None:
@@ -98,7 +103,15 @@ class Guest:
     def _set_endings(self, board: Board) -> None:
         from .endings import Endings
 
-        Endings(board, self._directory, self.trouble).install()
+        self._endings = Endings(board, self._directory, self.trouble)
+        self._endings.install()
+        self.trouble.attempt("leaving", lambda: self._watch_leaving(board))
+
+    def _watch_leaving(self, board: Board) -> None:
+        from .leaving import Leaving
+
+        self._leaving = Leaving(board, self.trouble)
+        self._leaving.install()
 
     def _set_up(self) -> None:
         """Everything that needs torch. Each piece stands or falls alone."""
@@ -106,18 +119,43 @@ class Guest:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
+            self.trouble.attempt("checkpoints", lambda: self._watch_checkpoints(board))
             self.trouble.attempt("autograd nodes", lambda: self._count_nodes(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
             self.trouble.attempt("beat", lambda: self._start_beat(board))
+            if self._leaving is not None:
+                self.trouble.attempt("end", self._leaving.watch_the_end)
             if self._mode == protocol.PROBE_FULL:
                 self.trouble.attempt("worker server", self._start_server)
+        self.trouble.attempt("debugging modes", self._switch_debugging)
         if protocol.ENV_FAULT in os.environ:
             self.trouble.attempt("fault", _plant_fault)
+
+    def _switch_debugging(self) -> None:
+        """What `--deepen` asks torch to tell; without it nothing is loaded."""
+        if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
+            from .deeper import switch_on
+
+            switch_on(sys.modules["torch"], self.trouble)
 
     def _set_hooks(self, board: Board) -> None:
         from .hooks import install
 
-        install(sys.modules["torch"], board, self.trouble)
+        names = install(sys.modules["torch"], board, self.trouble)
+        if self._endings is not None:
+            self._endings.names = names
+        if self._mode == protocol.PROBE_FULL:
+            self.trouble.attempt("looks", lambda: self._set_looks(board, names))
+
+    def _set_looks(self, board: Board, names: ModuleNames) -> None:
+        from .looks import install
+
+        install(sys.modules["torch"], board, self.trouble, self._directory, names)
+
+    def _watch_checkpoints(self, board: Board) -> None:
+        from .checkpoints import watch
+
+        watch(sys.modules["torch"], board, self.trouble)
 
     def _count_nodes(self, board: Board) -> None:
         from .graph import install

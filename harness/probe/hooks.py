@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .board import Board
+from .caller import Caller
+from .caught import Caught
 from .names import ModuleNames
+from .places import foreign_code
 from .trouble import Trouble
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
@@ -17,11 +20,13 @@ DEPTH_LIMIT = 4  # containers inside containers
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: Board, trouble: Trouble) -> None:
-    """Each kind of hook stands alone; what this torch does not have is noted and left out."""
-    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble))
-    trouble.attempt("optimizer hooks", lambda: _hook_optimizers(board, trouble))
+def install(torch: Any, board: Board, trouble: Trouble) -> ModuleNames:
+    """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
+    names = ModuleNames(board)
+    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
+    trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
     trouble.attempt("data hook", lambda: _hook_data(board))
+    return names
 
 
 def compiling_test(torch: Any) -> Callable[[], bool]:
@@ -30,18 +35,18 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
     return getattr(compiler, "is_compiling", None) or (lambda: False)
 
 
-def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
+def _hook_modules(torch: Any, board: Board, trouble: Trouble, names: ModuleNames) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
     It costs thrice as much as a forward mark, so deep modules have none (`Known.silent_backward`), and the leaves of
     torch inside a part of a block have neither (`Known.silent`): there are many, and none takes long.
     """
-    names = ModuleNames(board)
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
     ready, mark = names.ready.get, board.mark
     handles: list[Any] = []
+    caught = Caught(board, foreign_code(torch))
     inner_output: list[Callable[[], object | None]] = [lambda: None]
 
     def give_up(error: Exception) -> None:
@@ -58,6 +63,8 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
                 return
             if board.step_done:
                 board.begin_step()
+            if names.at_next_forward is not None:
+                names.at_next_forward()
             mark(known.forward)
         except Exception as error:
             give_up(error)
@@ -80,13 +87,15 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble) -> None:
                 on_backward = known.on_backward
                 for tensor in _tensors(output, tensor_type):
                     tensor.grad_fn.register_prehook(on_backward)
+            else:
+                caught.look()
         except Exception as error:
             give_up(error)
 
     # torch.compile warns of global hooks that fire once more for its wrapper; ours may, and the user has none to mend.
     warnings.filterwarnings("ignore", message=COMPILE_WARNING, category=UserWarning)
     handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_forward))
-    handles.append(torch.nn.modules.module.register_module_forward_hook(after_forward))
+    handles.append(torch.nn.modules.module.register_module_forward_hook(after_forward, always_call=True))
 
 
 def _tensors(output: Any, tensor_type: type) -> list[Any]:
@@ -111,30 +120,35 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
             yield from _walk(item, tensor_type, depth - 1)
 
 
-def _hook_optimizers(board: Board, trouble: Trouble) -> None:
+def _hook_optimizers(torch: Any, board: Board, trouble: Trouble) -> None:
     """The first optimizer that steps counts the steps; when it is gone, the next one that steps takes over."""
     from torch.optim import optimizer as optimizers
 
     counting: list[Callable[[], object | None]] = [lambda: None]
-    handles: list[Any] = []
     gradients = [0]
+    working = [True]  # a hook that removed itself would change what torch is just going through
+    caller = Caller(board, foreign_code(torch))
 
     def give_up(error: Exception) -> None:
+        working[0] = False
         trouble.note("optimizer hooks", error)
-        for handle in handles:
-            handle.remove()
 
     def before_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+        if not working[0]:
+            return
         try:
             if counting[0]() is None:
                 counting[0] = weakref.ref(optimizer)
             board.mark(board.what("optimizer", type(optimizer).__name__))
             if counting[0]() is optimizer:
                 gradients[0] = _gradients(optimizer)
+                caller.look()
         except Exception as error:
             give_up(error)
 
     def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+        if not working[0]:
+            return
         try:
             board.mark(board.what("step", type(optimizer).__name__))
             if counting[0]() is optimizer:
@@ -142,8 +156,8 @@ def _hook_optimizers(board: Board, trouble: Trouble) -> None:
         except Exception as error:
             give_up(error)
 
-    handles.append(optimizers.register_optimizer_step_pre_hook(before_step))
-    handles.append(optimizers.register_optimizer_step_post_hook(after_step))
+    optimizers.register_optimizer_step_pre_hook(before_step)
+    optimizers.register_optimizer_step_post_hook(after_step)
 
 
 def _gradients(optimizer: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .board import Board
@@ -20,7 +20,7 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
 
-    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent", "silent_backward")
+    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent", "silent_backward", "since")
 
     def __init__(self, board: Board, module: Callable[[], Any], name: str) -> None:
         self._board = board
@@ -28,9 +28,11 @@ class Known:
         self.name = name
         self.forward = 0
         self.silent = self.silent_backward = False
+        self.since = 0  # the step in which it was called first
 
     def prepare(self) -> None:
         module = self.module()
+        self.since = self._board.step
         self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
         self.silent_backward = self.silent or is_deep(self.name)
         self.forward = self._board.what("forward", self.name)
@@ -45,6 +47,7 @@ class ModuleNames:
         self._known: dict[int, Known] = {}
         self.ready: dict[int, Known] = {}  # by identity, of modules called before; a dead one leaves at once
         self._roots: list[Callable[[], Any]] = []
+        self.at_next_forward: Callable[[], None] | None = None  # called once, as any module's forward begins
 
     def of(self, module: Any) -> Known:
         known = self._known.get(id(module))
@@ -55,6 +58,23 @@ class ModuleNames:
             known.prepare()
         self.ready[id(module)] = known
         return known
+
+    def known(self) -> Iterator[tuple[str, Any, bool]]:
+        """Every living module of the trees: its name, the module, whether it was called."""
+        for known in list(self._known.values()):
+            module = known.module()
+            if module is not None:
+                yield known.name, module, bool(known.forward)
+
+    def fresh(self) -> list[Any]:
+        """The modules that were called for the first time in the step that is in progress."""
+        step = self._board.step
+        called = (known.module() for known in list(self.ready.values()) if known.since == step)
+        return [module for module in called if module is not None]
+
+    def models(self) -> list[Any]:
+        """The roots that still live."""
+        return [model for model in (root() for root in self._roots) if model is not None]
 
     def _learn(self, root: Any) -> None:
         """A module called for the first time is the root of a tree. The first tree has bare names, others a prefix."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+
+# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FILE_LIMIT = 300  # the end of a path says more than its beginning
 

@@ -20,7 +20,9 @@ _LABEL_WIDTH = 11
 
 
 def needs_a_screen(outcome: Outcome) -> bool:
-    """Among several outcomes, one that passed or did not run is told in a line."""
+    """Among several outcomes, one that passed or did not run is told in a line, and so is a look into another one."""
+    if outcome.deepening and outcome.showed:
+        return False
     went_well = outcome.verdict.status in (Status.PASS, Status.SKIP)
     return not went_well or not outcome.expected or outcome.flaky
 
@@ -29,6 +31,8 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     outcome = escaped(outcome)
     if outcome.verdict.status is Status.SKIP:
         text = f"SKIP  {outcome.scenario}   {outcome.verdict.summary}"
+    elif outcome.showed:
+        text = f"{headline(outcome)}   {outcome.showed}"
     else:
         text = " · ".join((headline(outcome), *words.numbers(outcome)))
     yield from paragraph(text, width, "", "      ")
@@ -96,6 +100,8 @@ def _sentence(outcome: Outcome) -> str:
     bad = outcome.verdict.status not in (Status.PASS, Status.SKIP)
     expected = "as expected" if bad and outcome.expected else "" if outcome.expected else "not as expected"
     remarks = ("does not count" if not outcome.final else "", "flaky" if outcome.flaky else "")
+    if outcome.showed:
+        return f"does not count · {outcome.showed}"
     return " · ".join(part for part in (expected, *remarks, words.in_a_row(outcome)) if part)
 
 

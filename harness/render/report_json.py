@@ -44,6 +44,8 @@ _OUTCOME_DETAIL = (
     "criteria",
     "missing_gradients",
     "last_agreed",
+    "deepening",
+    "showed",
 )
 _REPORT_DETAIL = ("command", "interrupted", "not_run")
 

@@ -11,6 +11,7 @@ from harness.core.compared.decisions import Decision, decided, fired
 from harness.core.compared.gates import State, failed
 from harness.core.compared.gathered import gathered
 from harness.core.compared.severity import Severity, severities
+from harness.core.compared.tree import Said, Step, Walk, walked
 from harness.core.report import Outcome, Report, Status
 from harness.render import words
 
@@ -46,7 +47,7 @@ class Table:
 
 def tables(report: Report) -> tuple[Table, ...]:
     numbers = {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
-    made = (_decisions(report), _claims(report, numbers), _matrix(report, numbers), _files(report))
+    made = (_decisions(report), _tree(report), _claims(report, numbers), _matrix(report, numbers), _files(report))
     return tuple(table for table in made if table is not None)
 
 
@@ -116,6 +117,42 @@ def _decision_row(decision: Decision) -> tuple[Cell, ...]:
         then += (Part(text=answer.command, code=True),) if answer.command else ()
     state = (Part(text=answer.state.value, strong=answer.state is State.APPLIES),)
     return text(gate.name), text(gate.when), state, text(answer.seen), then
+
+
+def _tree(report: Report) -> Table | None:
+    walk = walked(report.outcomes)
+    if walk is None:
+        return None
+    commands = [step.command for step in walk.open if step.command]
+    return Table(
+        title="Decision tree",
+        said=tuple(_led(walk)),
+        command=commands[0] if commands else None,
+        head=("question", "answer", "answered by", "leads to"),
+        rows=tuple(map(_tree_row, walk.steps)),
+    )
+
+
+def _led(walk: Walk) -> Iterator[str]:
+    before = words.plural(len(walk.open), "question")
+    if walk.leaf is None:
+        yield "The path ends at no leaf: " + (f"{before} open." if walk.open else "every question was answered no.")
+    elif walk.open:
+        yield f"As far as it is answered, the path leads to: {walk.leaf}. Open before it: {before}."
+    else:
+        yield f"The path leads to: {walk.leaf}."
+    if walk.certain_already:
+        causes = ", ".join(walk.certain_already)
+        yield f"What failed is explained with certainty already ({causes}): that goes before the tree."
+
+
+def _tree_row(step: Step) -> tuple[Cell, ...]:
+    by = "" if step.said is Said.NOT_ASKED else step.answer.seen
+    leads: Cell = text(step.question.leaf) if step.said is Said.YES else ()
+    if step.said is Said.OPEN:
+        leads = (Part(text=step.command, code=True),) if step.command else text("no run here can be asked again")
+    answer = (Part(text=step.said.value, strong=step.said is Said.YES),)
+    return text(step.question.text), answer, text(by), leads
 
 
 def _claims(report: Report, numbers: dict[int, int]) -> Table | None:

@@ -116,6 +116,8 @@ def remarks(outcome: Outcome) -> Iterator[str]:
         yield "as expected"
     if outcome.attempt > 1 or not outcome.final:
         yield f"attempt {outcome.attempt}"
+    if outcome.deepening:
+        yield f"looks into attempt {outcome.deepening.of}: {outcome.deepening.says}"
     if not outcome.final:
         yield "does not count"
     if outcome.flaky:
@@ -171,7 +173,8 @@ def wall_time(outcome: Outcome) -> str:
 
 def facts(outcome: Outcome) -> tuple[str, ...]:
     """What was run, and what one must know of it."""
-    known = (outcome.about, subject_line(outcome), *remarks(outcome), *outcome.notes)
+    showed = f"it showed: {outcome.showed}" if outcome.showed else ""
+    known = (outcome.about, subject_line(outcome), *remarks(outcome), showed, *outcome.notes)
     return tuple(fact for fact in known if fact)
 
 

@@ -244,11 +244,27 @@ def test_a_full_pipe_is_named_and_of_a_child_too() -> None:
     assert claim.startswith("the child process 300 of rank 0 writes to a pipe that is full at ada/train.py:50")
 
 
+def test_a_child_that_reads_what_nobody_can_write_is_named_with_its_own_line_if_that_is_in_a_file() -> None:
+    reader = child(300, "read", target="pipe:[7]", held_by=(300,))
+    waits = rank("wait4", reader, held_by=(300,))
+    found = main_finding(stalled(waits))
+    assert found.place is not None
+    assert (found.code, found.place.line) == ("blocked_io", 50)
+    typed = tuple(replace(one, frames=(frame(1, file="<string>"),)) for one in waits.child_stacks[300])
+    found = main_finding(stalled(replace(waits, child_stacks={300: typed})))
+    assert found.place is not None
+    assert (found.code, found.place.line) == ("blocked_io", 10)
+
+
 def test_a_child_that_sleeps_past_the_deadline_is_what_starves() -> None:
     sleeper = child(300, "clock_nanosleep", wakes_at_s=9000.0, timed=True)
     code, _, claim = told(stalled(rank("wait4", sleeper, held_by=(300,))))
     assert code == "starved"
     assert "for its child process 300 (python child.py), which sleeps until 9000 s" in claim
+    unread = child(300, "clock_nanosleep", wakes_at_s=None, timed=True)
+    code, _, claim = told(stalled(rank("wait4", unread, held_by=(300,)), at_s=400.0))
+    assert code == "starved"
+    assert "which sleeps, and the others wait for it" in claim
 
 
 def test_a_child_that_never_ends_is_an_open_wait_that_says_what_it_stands_in() -> None:

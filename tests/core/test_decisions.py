@@ -72,7 +72,14 @@ APPLIES: list[tuple[str, list[Outcome], str, str | None]] = [
     ),
     (
         "ready_twice",
-        [run("gc", FAIL, summary="rank 0 raised RuntimeError: Expected to mark a variable ready only once.")],
+        [
+            run(
+                "gc",
+                FAIL,
+                {"gc.layers": "all"},
+                summary="rank 0 raised RuntimeError: Expected to mark a variable ready only once.",
+            )
+        ],
         "gc FAIL",
         "nsa-harness run gc gc.mode=non_reentrant",
     ),
@@ -150,6 +157,17 @@ def test_no_gate_applies_where_all_passed_or_was_announced(gate: str, outcomes: 
 def test_the_run_that_was_skipped_is_named() -> None:
     skipped = run("nccl", SKIP, {"needs.backend": "nccl"}, backend="", device="")
     assert answer("nccl_only", run("gloo", HANG), skipped).seen == "nccl was SKIP"
+
+
+def test_ready_twice_without_checkpointing_is_no_matter_of_its_form() -> None:
+    told = answer("ready_twice", run("shared", FAIL, cause="ready_twice"))
+    assert told.state is State.DOES_NOT_APPLY
+    assert told.seen == "shared FAIL: nothing is checkpointed there, so a module is used twice"
+
+
+def test_ready_twice_is_known_by_its_cause_whatever_its_words() -> None:
+    told = answer("ready_twice", run("gc", FAIL, {"gc.layers": "all"}, cause="ready_twice"))
+    assert told == Answer(state=State.APPLIES, seen="gc FAIL", command="nsa-harness run gc gc.mode=non_reentrant")
 
 
 def test_static_graph_that_hangs_too_is_no_mitigation() -> None:

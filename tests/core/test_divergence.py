@@ -526,7 +526,7 @@ def test_a_rank_in_a_barrier_between_its_steps_may_also_have_had_none_left() -> 
     assert (found.code, found.ranks, found.confidence) == ("rank_conditional_collective", (1,), 0.75)
     assert found.claim.endswith("(rank 0 x1 · rank 1 x0); or rank 0 had no step left to do")
     within = main(between_steps("forward"))
-    assert (within.confidence, "left to do" in within.claim) == (0.95, False)
+    assert "left to do" not in within.claim
 
 
 ALL = {

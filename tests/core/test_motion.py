@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
 
 from harness.core.judged.motion import Motion, cpu_share, motion, only_another_line, rank_stack
+from harness.core.observed.evidence import RankSnapshot
 from harness.core.observed.process import Socket
 
 STILL = rank_snapshot(0, frame(10), board=board(mark()))
@@ -113,9 +115,28 @@ def test_a_rank_that_computes_while_its_bytes_stream_saves_and_moves(read: int, 
 
 def test_what_only_changed_its_line_neither_marked_nor_moved_a_byte() -> None:
     elsewhere = replace(STILL, stacks=(stack(frame(11)),))
-    assert only_another_line(STILL, elsewhere) is True
-    assert only_another_line(STILL, replace(elsewhere, process=process(io_bytes=8))) is False
-    assert only_another_line(STILL, replace(elsewhere, board=board(mark(count=2)))) is False
+    assert only_another_line(STILL, elsewhere, 2.0) is True
+    assert only_another_line(STILL, replace(elsewhere, process=process(io_bytes=8)), 2.0) is False
+    assert only_another_line(STILL, replace(elsewhere, board=board(mark(count=2))), 2.0) is False
+
+
+def napping(until_s: float, **changes: Any) -> RankSnapshot:
+    nap = task(syscall="clock_nanosleep", wakes_at_s=until_s)
+    return replace(STILL, process=process(tasks=(nap,), **changes))
+
+
+def test_a_loop_that_sleeps_and_says_each_time_that_it_tries_again_waits() -> None:
+    assert motion(napping(18.5), napping(20.5, io_bytes=90), 2.0) is Motion.WAITING
+    assert motion(napping(18.5), napping(18.5, io_bytes=90), 2.0) is Motion.MOVING, "the same sleep: another thread"
+    assert motion(napping(18.5), napping(20.5, io_bytes=7 + 131072), 2.0) is Motion.MOVING, "it loads in portions"
+    elsewhere = replace(napping(20.5, io_bytes=90), stacks=(stack(frame(11)),))
+    assert motion(napping(18.5), elsewhere, 2.0) is Motion.MOVING
+
+
+def test_the_line_that_a_sleeping_loop_prints_is_only_another_line() -> None:
+    printing = replace(STILL, process=process(io_bytes=90), stacks=(stack(frame(11)),))
+    assert only_another_line(napping(18.5), printing, 2.0) is True
+    assert only_another_line(napping(18.5), replace(printing, process=process(io_bytes=7 + 131072)), 2.0) is False
 
 
 def test_burning_on_changing_lines_is_still_burning() -> None:

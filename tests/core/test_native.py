@@ -115,6 +115,14 @@ def test_without_the_lock_or_the_frames_that_is_not_claimed(seen: RankSnapshot) 
     assert cause_of(stalled(seen))[0] != "gil_held_native"
 
 
+def test_a_lock_that_is_kept_while_the_beat_is_silent_is_told_without_a_name_where_no_tool_could_look() -> None:
+    silent = replace(with_native(gil=True), board=board(beat_s=9.0))
+    code, claim = cause_of(stalled(silent))
+    assert (code, diagnose(stalled(silent), judge(stalled(silent))).findings[0].confidence) == ("gil_held_native", 0.85)
+    assert claim.startswith("rank 0 stands in native code called in step at ada/train.py:17 and keeps")
+    assert cause_of(stalled(replace(silent, board=board(beat_s=19.9))))[0] != "gil_held_native"
+
+
 def spinning(*native: str, gil: bool = False, beat_s: float | None = None, lines: int = 1) -> Evidence:
     before = replace(with_native(*native, gil=gil), board=board(beat_s=beat_s))
     looks = stalled(before, at_s=90.0).snapshots

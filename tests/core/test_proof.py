@@ -199,7 +199,8 @@ def test_a_sleep_without_a_readable_end_or_without_a_deadline_is_an_open_wait() 
 def test_a_sleep_after_a_sleep_on_the_same_line_is_a_loop_that_polls_and_no_readable_end() -> None:
     first, *looks = snapshot(1, 10.0, asleep(11.0)), *twice(asleep(21.0))
     assert proof_of([first, *looks], quiet_s=299.0) is None
-    assert told(proof_of([first, *looks], quiet_s=300.0)) == (HangKind.STARVED, "an open wait of 300 s")
+    said = "a loop that sleeps and looks again on one line, for 300 s"
+    assert told(proof_of([first, *looks], quiet_s=300.0)) == (HangKind.LIVELOCK, said)
     elsewhere = snapshot(1, 10.0, replace(asleep(11.0), stacks=(stack(frame(77)),)))
     assert proof_of([elsewhere, *looks], quiet_s=5000.0) is None, "another sleep, on another line"
 

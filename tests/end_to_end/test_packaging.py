@@ -34,3 +34,6 @@ def test_a_wheel_carries_everything_and_finds_its_scenarios_elsewhere(tmp_path):
     assert {path.name for path in (tmp_path / "site" / "harness" / "_scenarios").iterdir()} == {
         path.name for path in (REPOSITORY / "scenarios").iterdir()
     }
+    assert {path.name for path in (tmp_path / "site" / "harness" / "_corpus").iterdir()} == {
+        path.name for path in (REPOSITORY / "tests" / "faults").glob("*.py")
+    }

@@ -121,7 +121,7 @@ raise SystemExit(not pathlib.Path('{other}').exists())
 """
 
 
-@pytest.mark.parametrize("jobs", ["2", "auto"])
+@pytest.mark.parametrize("jobs", ["2", pytest.param("auto", marks=pytest.mark.slow)])
 def test_two_jobs_run_at_the_same_time(workspace, jobs):
     program(workspace, "a", MEETS.format(own="a", other="b"))
     program(workspace, "b", MEETS.format(own="b", other="a"))
@@ -199,7 +199,7 @@ def test_a_stored_plan_cannot_write_outside_of_its_run(workspace):
     assert not (workspace.directory / "outside").exists()
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all_jobs_and_leaves_a_report(workspace, times):
     for name in ("a", "b", "c"):
         program(workspace, name, "import time; print('here', flush=True); time.sleep(600)")

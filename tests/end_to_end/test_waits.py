@@ -27,11 +27,11 @@ def line_of(text: str) -> int:
 
 HUNG = [
     ("transfer", "deadlock", "p2p_unmatched", [0, 1], "dist.recv(told"),
+]
+HUNG_TOO = [
     ("key", "deadlock", "store_key_missing", [0], '.get("the key")'),
     ("full", "deadlock", "pipe_full", [1], "os.write(writer"),
     ("worker", "deadlock", "dataloader_worker_blocked", [1], "if LOCK.acquire("),
-]
-HUNG_TOO = [
     ("group", "deadlock", "group_creation_subset", [1], "dist.new_group("),
     ("turns", "deadlock", "lock_cycle", [0], "            fcntl.flock(file, fcntl.LOCK_EX)\n"),
     ("child_full", "deadlock", "pipe_full", [1], "print('x'"),

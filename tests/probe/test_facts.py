@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ranks import PROGRAMS, Boards, ended, run_ranks, start_ranks, wait_for
 
 from harness import protocol
+from harness.core.judged.group_wait import TRANSFERS
 from harness.core.observed.board import parse
 from harness.core.observed.evidence import Call
 from harness.probe import waits as waits_module
@@ -139,7 +140,8 @@ def test_groups_mesh_partners_and_functional_collectives_of_four_ranks(tmp_path:
 
 
 def _partners(calls: tuple[Call, ...]) -> list[tuple[str, int | None]]:
-    return [(call.op, call.peer) for call in calls if call.peer is not None]
+    """Of transfers; a broadcast has a peer as well, its root."""
+    return [(call.op, call.peer) for call in calls if call.op in TRANSFERS]
 
 
 def test_a_wait_for_a_key_and_for_a_handle_is_on_the_board_while_it_lasts(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_trouble_is_gathered_from_the_journals_and_the_probes(tmp_path: Path) ->
     attempt = clean(tmp_path)
     journal(attempt.watch, ORIGIN, *RANKS, said("trouble", what="stacks", why="no ptrace", rank=1), CLEAN_END)
     attempt.boards.mkdir()
-    (attempt.boards / "101.trouble.jsonl").write_text('{"what": "hooks", "why": "old torch"}\n')
+    (attempt.boards / "101.trouble.jsonl").write_text('{"piece": "hooks", "error": "old torch"}\n')
     trouble = collect(attempt, spec(), "n").trouble
     assert Trouble(what="stacks", why="no ptrace", rank=1) in trouble
     assert Trouble(what="probe: hooks", why="old torch", rank=1) in trouble

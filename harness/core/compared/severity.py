@@ -15,7 +15,23 @@ class Severity(StrEnum):
 
 
 # The program ended, or would have; what is wrong is a number, or how often it ends so.
-_WARNINGS = frozenset({"slow", "harness_error", "expectation_missed", "flaky", "no_gradient", "orphan_process"})
+_WARNINGS = frozenset(
+    {
+        "slow",
+        "harness_error",
+        "expectation_missed",
+        "flaky",
+        "no_gradient",
+        "orphan_process",
+        "nan",
+        "replica_divergence",
+        "memory_growth",
+        "gate_collapse",
+        "dirty_exit",
+    }
+)
+_SILENT = frozenset({"reentrant_no_grad_input"})  # wrong numbers, where nothing failed of it
+_BESIDE = frozenset({"deepened", "same_place"})  # about a fault that another finding names
 _BAD = frozenset({Status.FAIL, Status.HANG})
 
 
@@ -23,8 +39,10 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
     """Of a finding of that outcome. What the scenario announced is no news; what could not be judged is no fault."""
     if finding.code == outcome.verdict.cause and outcome.expected:
         return Severity.INFO
+    if finding.code in _BESIDE:
+        return Severity.INFO
     if outcome.verdict.status not in _BAD:
-        return Severity.WARNING if finding.code in _WARNINGS else Severity.INFO
+        return Severity.WARNING if finding.code in _WARNINGS | _SILENT else Severity.INFO
     return Severity.WARNING if finding.code in _WARNINGS or finding.code != outcome.verdict.cause else Severity.CRITICAL
 
 

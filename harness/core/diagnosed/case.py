@@ -11,8 +11,10 @@ from functools import cached_property
 from harness.core.judged.verdict import Failure, Judgement
 from harness.core.judged.wait import Wait
 from harness.core.observed.evidence import Board, Collective, Evidence, Frame, RankEvidence
-from harness.core.parted.divergence import Analysis, Track, analyse
+from harness.core.parted.divergence import Analysis, Divergence, Members, Track, analyse
 from harness.core.parted.ledger import Finished, Skipped, StepDifference, first_step_of_difference, first_to_finish
+from harness.core.parted.order import added, went_ahead
+from harness.core.parted.pace import GivenUp, OtherPace, given_up, other_pace
 from harness.core.parted.unlike import Unlike, first_unlike
 from harness.core.place import Place
 from harness.core.report import Finding, Status
@@ -46,11 +48,38 @@ class Case:
     @cached_property
     def analysis(self) -> Analysis:
         """What the recorders of all ranks say together."""
-        tracks = {
+        return analyse(self.tracks, self.backend)
+
+    @property
+    def backend(self) -> str:
+        """Where nobody was asked: a recorder that never says what has started on a device is that of gloo."""
+        told = self.evidence.backend
+        recorded = [one for track in self.tracks.values() for one in track.collectives]
+        if told in ("gloo", "nccl") or not recorded:
+            return told
+        return "gloo" if all(one.started is None for one in recorded) else told
+
+    @cached_property
+    def tracks(self) -> dict[int, Track]:
+        return {
             rank.rank: Track(collectives=collectives_of(self.evidence, rank), board=rank.board)
             for rank in self.evidence.ranks
         }
-        return analyse(tracks, self.evidence.backend)
+
+    def ahead_in(self, found: Divergence) -> Members:
+        """Who left something out there, by the order of its own steps before."""
+        return went_ahead(found, self.tracks)
+
+    def added_in(self, found: Divergence) -> Members:
+        return added(found, self.tracks)
+
+    @cached_property
+    def given_up(self) -> GivenUp | None:
+        return given_up(self.boards)
+
+    @cached_property
+    def other_pace(self) -> OtherPace | None:
+        return other_pace(self.boards)
 
     @cached_property
     def step_difference(self) -> StepDifference | None:
@@ -62,7 +91,7 @@ class Case:
 
     @cached_property
     def unlike(self) -> Unlike | None:
-        return first_unlike(self.boards, self.evidence.backend)
+        return first_unlike(self.boards, self.backend)
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:

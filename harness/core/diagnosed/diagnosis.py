@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.diagnosed.case import Case
 from harness.core.diagnosed.naming import meshes, with_coordinates
+from harness.core.diagnosed.progress import step_in_progress
 from harness.core.diagnosed.rules import BESIDES, CAUSES, unknown
 from harness.core.diagnosed.whereabouts import whereabouts
 from harness.core.judged.verdict import Judgement
@@ -45,6 +46,6 @@ def _culprit(case: Case, main: Finding | None) -> Culprit | None:
         return None
     rank = case.rank(main.ranks[0]) if main.ranks else None
     step, collective = whereabouts(case, main.code)
-    if step is None and rank and rank.board:
-        step = rank.board.step
+    if step is None and rank:
+        step = step_in_progress(case, rank)
     return Culprit(ranks=main.ranks, step=step, collective=collective, place=main.place)

@@ -1,17 +1,22 @@
-"""What is told of one rank's entry into a collective: number, group, size, line, and the file that proves it."""
+"""What is told of the collectives in which ranks part: who entered what, where, and the files that prove it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosed.case import Case, at, collectives_of, place_of
+from harness.core.diagnosed.case import Case, at, collectives_of, ledger_proof, place_of
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.judged.verdict import FailureKind
+from harness.core.judged.wait import WaitKind
+from harness.core.observed.evidence import Board, Ending
 from harness.core.observed.stacks import user_frame
-from harness.core.parted.divergence import Entry, elements
+from harness.core.parted.divergence import Divergence, Entry, elements, minority
+from harness.core.parted.ledger import StepDifference
 from harness.core.parted.unlike import Unlike
 from harness.core.place import Place
-from harness.core.report import CollectiveRef
+from harness.core.report import CollectiveRef, Status
 
+_FOR_RANKS = frozenset({WaitKind.COLLECTIVE, WaitKind.GONE})
 _CLASSES = 4  # kinds of behaviour that a sentence names
 
 
@@ -83,3 +88,56 @@ def flight_proof(case: Case, ranks: Sequence[int]) -> tuple[str, ...]:
     """The recorders of these ranks, as far as they were read."""
     known = (case.rank(rank) for rank in ranks)
     return tuple(f"rank{rank.rank}/flight.json" for rank in known if rank and collectives_of(case.evidence, rank))
+
+
+def parted(case: Case) -> bool:
+    """The run ended because ranks waited for each other: no rank failed by itself, and every root waits for ranks."""
+    first = case.first_failure
+    if case.evidence.ending is Ending.DEADLINE:
+        return False
+    if first is not None:
+        return first.collateral or first.kind is FailureKind.LEFT
+    roots = {root.kind for root in case.roots}
+    return case.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
+
+
+def undecided(differ: Sequence[int], everyone: Sequence[object]) -> str:
+    return "; which of them is wrong the run does not show" if len(differ) == len(everyone) else ""
+
+
+def entry_of(found: Divergence, rank: int) -> Entry:
+    return next((entry for entry in found.entries if entry.rank == rank), found.entries[0])
+
+
+def shown_later(case: Case) -> str:
+    """Where it came to light, which is later."""
+    entries = first_entries(case)
+    return f"; it showed when {entered_text(case, entries)}" if entries else ""
+
+
+def pending_place(case: Case, ranks: Sequence[int]) -> Place | None:
+    places = [entered_place(case, entry) for entry in first_entries(case) if entry.rank in ranks]
+    return next((place for place in places if place), None)
+
+
+def call_proof(case: Case, ranks: Sequence[int]) -> tuple[str, ...]:
+    return tuple(path for rank in ranks for path in ledger_proof(case, rank))
+
+
+def apart(found: StepDifference) -> tuple[int, ...]:
+    """Who differs from the most; between equally many, who entered fewer."""
+    apart = minority(dict(found.counts))
+    return apart if len(apart) < len(found.counts) else found.behind
+
+
+def added_between_steps(case: Case, found: Divergence) -> int | None:
+    """The one rank that entered something new after its step, where all others are in the next step already."""
+    ranks = case.added_in(found)
+    if len(ranks) != 1 or not between_steps(case.boards.get(ranks[0])):
+        return None
+    others = [entry.rank for entry in found.entries if entry.rank not in ranks]
+    return None if any(between_steps(case.boards.get(rank)) for rank in others) else ranks[0]
+
+
+def between_steps(board: Board | None) -> bool:
+    return board is not None and board.training is not None and board.training.kind == "step"

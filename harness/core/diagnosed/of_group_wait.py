@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.core.diagnosed.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
 from harness.core.diagnosed.naming import ranks_text
-from harness.core.judged.group_wait import missing_rank, operation
+from harness.core.judged.group_wait import TRANSFERS, missing_rank, operation
 from harness.core.judged.wait import Wait, WaitKind
+from harness.core.observed.evidence import Call
 from harness.core.observed.process import Socket
 from harness.core.observed.stacks import user_frame
+from harness.core.parted.order import first_departure
 from harness.core.place import Place
 from harness.core.report import Finding
 
 _ENTRANCE = "init_process_group"
+_MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
@@ -60,14 +64,16 @@ def group_creation_subset(case: Case) -> Finding | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
     if not waiting or waiting[0].call is None:
         return None
-    absent, op = _absent(waiting), waiting[0].call.op
+    absent = _absent(waiting)
+    call = _never_made(case, waiting, absent) or waiting[0].call
+    op = call.op
     return finding(
         "group_creation_subset",
-        f"{ranks_text(absent)} never called {op}{at(waiting[0].call.place)}, in which"
+        f"{ranks_text(absent)} never called {op}{at(call.place)}{_since(call, waiting[0])}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
         f" the job{_elsewhere(case, absent)}",
         ranks=absent,
-        place=waiting[0].call.place or wait_place(case, waiting[0]),
+        place=call.place or wait_place(case, waiting[0]),
         confidence=0.95,
         proof=dump_proof(case, waiting[0]),
         advice="new_group must be called by every rank of the job in the same order, members or not. Move it out of"
@@ -75,10 +81,32 @@ def group_creation_subset(case: Case) -> Finding | None:
     )
 
 
+def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
+    """The first call of the kind that a waiting rank made and an absent one did not: groups are numbered by it."""
+    made, lacks = case.boards.get(waiting[0].rank), [board for rank in absent if (board := case.boards.get(rank))]
+    left = Counter((one.op, one.place) for one in lacks[0].calls) if lacks else Counter[tuple[str, Place | None]]()
+    for one in made.calls if made and lacks else ():
+        if one.op.startswith(_MAKES_GROUPS):
+            left[one.op, one.place] -= 1
+            if left[one.op, one.place] < 0:
+                return one
+    return None
+
+
+def _since(call: Call, waiting: Wait) -> str:
+    """Where the others wait for a later group, whose number is another one on the ranks that left out this."""
+    later = waiting.call
+    if later is None or later.number == call.number:
+        return ""
+    return f", so that {later.op}{at(later.place)} makes a group of another number there"
+
+
 def p2p_unmatched(case: Case) -> Finding | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
-    if not roots or any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
+    if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
         return None
+    if not roots:
+        return _past_each_other(case)
     if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
     told = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
@@ -87,18 +115,56 @@ def p2p_unmatched(case: Case) -> Finding | None:
         for root in hung_roots(case)
         if root.kind is not WaitKind.POINT_TO_POINT
     ][:2]
-    ranks = tuple(sorted(root.rank for root in roots))
     more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
+    departed = _departed(case, roots)
+    ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
+    left_out = f"; rank {departed[0]} left out {departed[1].op}{at(departed[1].place)} in its round" if departed else ""
     return finding(
         "p2p_unmatched",
-        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}",
+        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{left_out}",
         ranks=ranks,
-        place=wait_place(case, roots[0]),
-        confidence=0.9,
+        place=departed[1].place if departed else wait_place(case, roots[0]),
+        confidence=0.9 if departed or _in_transfers(roots) else 0.8,
         proof=dump_proof(case, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
         " same half, let one of them begin with the other, or use batch_isend_irecv.",
     )
+
+
+def _past_each_other(case: Case) -> Finding | None:
+    """Both halves are there, the network has nothing left to deliver, and still neither ends."""
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
+    if not roots or any(_stuck(case)):
+        return None
+    told = ", and ".join(
+        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
+    )
+    return finding(
+        "p2p_unmatched",
+        f"{told}; nothing is under way between them: these are no two halves of one transfer",
+        ranks=tuple(sorted(root.rank for root in roots)),
+        place=wait_place(case, roots[0]),
+        confidence=0.75,
+        proof=dump_proof(case, roots[0]),
+        advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
+    )
+
+
+def _in_transfer(root: Wait) -> bool:
+    return root.call is not None and operation(root.call) in TRANSFERS
+
+
+def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Call] | None:
+    """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
+    concerned = {rank for root in roots for rank in (root.rank, *root.peers)}
+    boards = {rank: board for rank, board in case.boards.items() if rank in concerned}
+    found = [(rank, due) for rank, board in boards.items() if (due := first_departure(board))]
+    return found[0] if len(found) == 1 else None
+
+
+def _in_transfers(roots: Sequence[Wait]) -> bool:
+    """All whom they wait for stand in a transfer too: each side is wrong by itself, and not by what it left out."""
+    return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}
 
 
 def store_key_missing(case: Case) -> Finding | None:

@@ -18,6 +18,7 @@ from harness.core.diagnosed.case import (
     wait_place,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.of_threads import line_behind
 from harness.core.judged.proof import loop_lines
 from harness.core.judged.wait import ChildWait, Wait, WaitKind
 from harness.core.place import Place
@@ -146,7 +147,8 @@ def lock_cycle(case: Case) -> Finding | None:
     if not locked:
         return None
     root, ranks = locked[0], _alike(locked)
-    place = wait_place(case, root)
+    behind, own = line_behind(case, root), wait_place(case, root)
+    place = behind or own
     what, why = "a lock", "no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in locked)
@@ -154,7 +156,7 @@ def lock_cycle(case: Case) -> Finding | None:
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
     return finding(
         "lock_cycle",
-        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(place)}; {why}",
+        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{_held_by_thread(behind)}; {why}",
         ranks=ranks,
         place=place,
         confidence=0.9,
@@ -163,8 +165,17 @@ def lock_cycle(case: Case) -> Finding | None:
     )
 
 
+def _sleeps(root: Wait) -> bool:
+    """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
+    return (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
+
+
+def _held_by_thread(behind: Place | None) -> str:
+    return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
+
+
 def starved(case: Case) -> Finding | None:
-    sleeping = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP or root.until_s is not None]
+    sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
     if not sleeping:
         return None
     root = sleeping[0]
@@ -193,7 +204,8 @@ def blocked_io(case: Case) -> Finding | None:
     if not blocked:
         return None
     root, ranks = blocked[0], _alike(blocked)
-    place = wait_place(case, root)
+    # Where nobody can end it, the innermost process that waits shows why; else the rank's own line says what to limit.
+    place = _child_place(case, root, root.child.deepest) if root.child and root.closed else wait_place(case, root)
     quiet_s = case.evidence.ended_s - (case.evidence.last_progress_s or 0.0)
     on = f" on {shorten(root.target, 80)}" if root.target and not root.target.startswith(("pipe:", "socket:")) else ""
     other = f"; its child process {_named(root.child)} stands in {_stands_in(root.child)}" if root.child else ""
@@ -248,7 +260,8 @@ def _is_forked_lock(child: ChildWait) -> bool:
 
 def _child_place(case: Case, root: Wait, child: ChildWait) -> Place | None:
     """The child's line; the rank's own, where the child is no Python process or could not be read."""
-    return place_of(case, None, child.user) if child.user else wait_place(case, root)
+    in_a_file = child.user is not None and not child.user.file.startswith("<")
+    return place_of(case, None, child.user) if in_a_file else wait_place(case, root)
 
 
 def _stands_in(child: ChildWait) -> str:

@@ -15,7 +15,7 @@ _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython
 
 
 def gil_held_native(case: Case) -> Finding | None:
-    held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and stack.gil and stack.native]
+    held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
     waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
     if waiting is None:
         return None
@@ -23,11 +23,11 @@ def gil_held_native(case: Case) -> Finding | None:
     place = wait_place(case, root)
     return finding(
         "gil_held_native",
-        f"rank {root.rank} stands in native code ({_called(stack)}) called{in_function(root)}{at(place)} and keeps the"
+        f"rank {root.rank} stands in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        confidence=0.95,
+        confidence=0.95 if stack.native else 0.85,
         proof=dump_proof(case, root),
         advice="Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
         " call_guard), and give the wait a limit.",
@@ -69,6 +69,11 @@ def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
     return one_line and _in_library(stack) and (not stack.gil or _beats_no_more(case, root))
 
 
+def _keeps(case: Case, root: Wait, stack: Stack) -> bool:
+    """It holds the interpreter's lock; without native frames the silence of the beat has to show that it keeps it."""
+    return stack.gil and (bool(stack.native) or _beats_no_more(case, root))
+
+
 def _beats_no_more(case: Case, root: Wait) -> bool:
     last = case.evidence.snapshots[-1]
     board = next((rank.board for rank in last.ranks if rank.rank == root.rank), None)
@@ -78,6 +83,10 @@ def _beats_no_more(case: Case, root: Wait) -> bool:
 def _in_library(stack: Stack) -> bool:
     """The thread runs in a library's function, not in the interpreter's own."""
     return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
+
+
+def _named(stack: Stack) -> str:
+    return f" ({_called(stack)})" if stack.native else ""
 
 
 def _called(stack: Stack) -> str:

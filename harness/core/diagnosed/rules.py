@@ -10,26 +10,38 @@ from collections.abc import Callable
 
 from harness.core.diagnosed.case import (
     Case,
-    at,
     counted,
     finding,
-    hung_roots,
     layer_of,
-    ledger_proof,
     shorten,
     wait_place,
 )
-from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.of_autograd import (
+    checkpoint_recompute_mismatch,
+    inplace_modification,
+    model_mismatch,
+    ready_twice,
+    static_graph_changed,
+)
 from harness.core.diagnosed.of_divergence import (
     collective_order_mismatch,
     cross_group_deadlock,
     dtype_mismatch,
     no_sync_mismatch,
+    root_mismatch,
     shape_mismatch,
     uneven_inputs,
-    unseen_collective,
 )
+from harness.core.diagnosed.of_ending import cuda_assert, cuda_oom, host_oom, infra, shutdown_hang
 from harness.core.diagnosed.of_failure import bad_exit, crashed, early_exit, exception, killed, slow
+from harness.core.diagnosed.of_gradients import (
+    find_unused_needless,
+    gradient_order_differs,
+    rank_conditional_unused_params,
+    reentrant_no_grad_input,
+    silent_checkpoint,
+    unused_params,
+)
 from harness.core.diagnosed.of_group_wait import (
     group_creation_subset,
     p2p_unmatched,
@@ -48,11 +60,24 @@ from harness.core.diagnosed.of_hang import (
     starved,
     stopped_process,
 )
+from harness.core.diagnosed.of_left_out import (
+    rank0_only_collective,
+    rank_conditional_collective,
+    swallowed_exception,
+    unseen_collective,
+)
 from harness.core.diagnosed.of_native import gil_held_native, native_busy_loop
+from harness.core.diagnosed.of_silence import (
+    dirty_exit,
+    gate_collapse,
+    memory_growth,
+    nan,
+    never_a_gradient,
+    replica_divergence,
+)
+from harness.core.diagnosed.of_threads import livelock, open_thread_wait, pool_worker_lost, thread_died
 from harness.core.judged.looked_at import still_moving
-from harness.core.judged.wait import GROUP_KINDS, WaitKind
-from harness.core.observed.evidence import Board, Call, Ending
-from harness.core.parted.ledger import Skipped
+from harness.core.observed.evidence import Ending
 from harness.core.place import Place
 from harness.core.report import Finding, Status
 
@@ -106,52 +131,6 @@ def _retracted_hang(case: Case) -> Finding | None:
     )
 
 
-def _rank_conditional_collective(case: Case) -> Finding | None:
-    """A rank passed a call that the others made, and then some rank failed or waits for ever."""
-    skipped = case.skipped
-    if skipped is None or case.evidence.ending is Ending.DEADLINE or _held_up_elsewhere(case):
-        return None
-    place = skipped.place
-    counts = " · ".join(f"rank {rank} x{count}" for rank, count in skipped.counts)
-    others = ranks_text([rank for rank, count in skipped.counts if rank != skipped.rank])
-    ambiguous = _or_was_finished(case, skipped)
-    return finding(
-        "rank_conditional_collective",
-        f"rank {skipped.rank} skipped {skipped.call.op}{at(place)} in step {skipped.step}; {others} called it"
-        f" ({counts}){ambiguous}",
-        ranks=(skipped.rank,),
-        place=place,
-        confidence=0.75 if ambiguous else 0.95,
-        proof=ledger_proof(case, skipped.rank),
-        advice="Call the collective on every rank, in the same order: move it out of the condition, or contribute"
-        " zeros where there is nothing to add.",
-    )
-
-
-def _held_up_elsewhere(case: Case) -> bool:
-    """Every root waits for something else than a rank: it would wait there whatever it called before."""
-    kinds = {root.kind for root in hung_roots(case)}
-    return bool(kinds) and not kinds & {*GROUP_KINDS, WaitKind.GONE}
-
-
-def _or_was_finished(case: Case, skipped: Skipped) -> str:
-    """Whoever has done its last step and meets the others' next one looks the same as one that calls too much."""
-    most = max(count for _, count in skipped.counts)
-    callers = [rank for rank, count in skipped.counts if count == most]
-    boards = [case.boards[rank] for rank in callers]
-    stands_there = all(_stands_in(board, skipped.call) for board in boards)
-    between_steps = all(board.training is not None and board.training.kind == "step" for board in boards)
-    went_on = case.boards[skipped.rank].step > skipped.step
-    if not (stands_there and between_steps and went_on):
-        return ""
-    return f"; or {ranks_text(callers)} had no step left to do"
-
-
-def _stands_in(board: Board, call: Call) -> bool:
-    last = board.calls[-1] if board.calls else None
-    return last is not None and last.left_s is None and (last.op, last.place) == (call.op, call.place)
-
-
 def unknown(case: Case) -> Finding:
     seen = [failure.text for failure in case.judgement.failures]
     seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
@@ -172,7 +151,7 @@ def unknown(case: Case) -> Finding:
 def _no_gradient(case: Case) -> Finding | None:
     missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
     if not missing:
-        return None
+        return never_a_gradient(case)
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     ranks = tuple(rank.rank for rank in case.evidence.ranks if rank.traces.missing_parameters)
     return finding(
@@ -206,33 +185,65 @@ CAUSES: tuple[Rule, ...] = (
     _not_judged,
     slow,
     rendezvous_missing_rank,
+    host_oom,
+    cuda_oom,
+    cuda_assert,
+    infra,
+    static_graph_changed,
+    reentrant_no_grad_input,
+    rank_conditional_unused_params,
+    unused_params,
+    ready_twice,
+    checkpoint_recompute_mismatch,
+    inplace_modification,
+    model_mismatch,
     exception,
     group_creation_subset,
     p2p_unmatched,
     store_key_missing,
     cross_group_deadlock,
     no_sync_mismatch,
+    swallowed_exception,
     uneven_inputs,
     shape_mismatch,
     dtype_mismatch,
+    root_mismatch,
     collective_order_mismatch,
-    _rank_conditional_collective,
+    rank0_only_collective,
+    rank_conditional_collective,
     unseen_collective,
     early_exit,
     killed,
     crashed,
     bad_exit,
+    stopped_process,
     gil_held_native,
     native_busy_loop,
-    stopped_process,
+    shutdown_hang,
+    thread_died,
     dataloader_worker_blocked,
     fork_lock,
     pipe_full,
     backward_function_blocked,
     lock_cycle,
     infinite_loop,
+    pool_worker_lost,
+    open_thread_wait,
+    livelock,
     starved,
     blocked_io,
     transport,
 )
-BESIDES: tuple[Rule, ...] = (_no_gradient, _orphan_process, _retracted_hang)
+BESIDES: tuple[Rule, ...] = (
+    nan,
+    replica_divergence,
+    silent_checkpoint,
+    _no_gradient,
+    memory_growth,
+    gate_collapse,
+    dirty_exit,
+    _orphan_process,
+    _retracted_hang,
+    find_unused_needless,
+    gradient_order_differs,
+)

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from harness.core.diagnosed.case import Case
 from harness.core.diagnosed.entries import first_entries, number_of, reference
+from harness.core.diagnosed.refused import REFUSALS, step_of
 from harness.core.report import CollectiveRef
 
 
 def whereabouts(case: Case, code: str) -> tuple[int | None, CollectiveRef | None]:
     """The step and the collective that the finding of this code speaks of; None where it names none."""
+    if case.first_failure is not None and code in REFUSALS:
+        return step_of(case, case.first_failure), None
     analysis, difference, unlike = case.analysis, case.step_difference, case.unlike
     if code == "cross_group_deadlock" and analysis.cycle:
         entry = analysis.cycle[0].entry
         return (entry.call.step if entry.call else None), reference(entry)
     if code == "uneven_inputs" and case.finished is not None:
         return case.finished.step, next((reference(entry) for entry in first_entries(case)), None)
-    if code in ("shape_mismatch", "dtype_mismatch", "collective_order_mismatch") and unlike is not None:
+    if (
+        code in ("shape_mismatch", "dtype_mismatch", "root_mismatch", "collective_order_mismatch")
+        and unlike is not None
+    ):
         call = unlike.call(unlike.differ[0])
         return unlike.step, CollectiveRef(group=unlike.group, seq=number_of(case, unlike), op=call.op)
     if code == "rank_conditional_collective" and unlike is not None and unlike.left_out:
         call = next(call for rank, call in unlike.calls if rank not in unlike.differ)
         return unlike.step, CollectiveRef(group=unlike.group, seq=number_of(case, unlike), op=call.op)
-    if code == "rank_conditional_collective" and case.skipped is not None:
+    if code == "swallowed_exception" and case.given_up is not None:
+        return case.given_up.step, next((reference(entry) for entry in first_entries(case)), None)
+    if code in ("rank_conditional_collective", "rank0_only_collective") and case.skipped is not None:
         call = case.skipped.call
         return case.skipped.step, CollectiveRef(group=call.group, seq=None, op=call.op)
     if code in ("no_sync_mismatch", "rank_conditional_collective") and difference is not None:

@@ -23,7 +23,7 @@ _KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Label:
     """What a program is, and what is due. `culprit` empty: no rank is to blame; `line` None: there is none to name."""
 

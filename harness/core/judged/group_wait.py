@@ -171,8 +171,12 @@ def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
     theirs = _open_call(peer.board)
     if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
         return False
-    both = {operation(call), operation(theirs)}
-    return bool(both & _BOTH_WAYS) or len(both & _SENDS) == 1
+    both = (operation(call), operation(theirs))
+    if _BOTH_WAYS.intersection(both) or sum(one in _SENDS for one in both) == 1:
+        return True
+    # Both send: fine where the partner has a receive under way, which ends without a call of its own.
+    posted = () if peer.board is None else peer.board.calls
+    return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
 
 
 def _store(rank: int, call: Call, job: Job) -> GroupWait:
@@ -221,6 +225,7 @@ def _collective(
             return None
         return GroupWait(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
     absent, unseen = _absent(pending, rank.rank, job)
+    absent = tuple(sorted({*absent, *_of_another_root(rank.rank, call, job)}))
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
     if handle and not absent and not (computes and job.spins):
         return None
@@ -230,6 +235,15 @@ def _collective(
     return GroupWait(
         kind=WaitKind.COLLECTIVE, peers=absent or unseen, closed=bool(absent), collective=pending, call=call
     )
+
+
+def _of_another_root(rank: int, call: Call | None, job: Job) -> tuple[int, ...]:
+    """Ranks in the same broadcast, gather or the like that take somebody else for its root: it pairs with nothing."""
+    if call is None or call.peer is None or operation(call) in TRANSFERS:
+        return ()
+    opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer].board))}
+    same = {peer: theirs for peer, theirs in opened.items() if (theirs.op, theirs.group) == (call.op, call.group)}
+    return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
 
 
 def _absent(pending: Collective, rank: int, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.judged.motion import BUSY_SHARE, STARVED_SHARE, Motion, carried, cpu_share
+from harness.core.judged.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
 from harness.core.judged.threads import could_release
 from harness.core.judged.wait import ChildWait, WaitKind
 from harness.core.observed.evidence import Frame, RankSnapshot, Stack
@@ -16,7 +16,6 @@ from harness.core.observed.process import Process, Task
 from harness.core.observed.stacks import training_stack, user_frame
 
 _CHILD_CALLS = {"wait4", "waitid"}
-_SLEEPS = {"clock_nanosleep", "nanosleep"}
 _FILE_LOCKS = {"flock", "fcntl"}
 _READS = {"read", "readv", "recvfrom", "recvmsg"}
 _WRITES = {"write", "writev", "sendto", "sendmsg", "sendfile"}
@@ -103,7 +102,7 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
     name = task.syscall if task else ""
     if task is None or not name:
         return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
-    if name in _SLEEPS:
+    if name in SLEEPS:
         return HostWait(kind=WaitKind.SLEEP, until_s=task.wakes_at_s)
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))

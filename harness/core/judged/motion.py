@@ -16,6 +16,9 @@ STARVED_SHARE = 0.05
 STREAM_BYTES_PER_S = 65536
 
 
+SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
+
+
 class Motion(StrEnum):
     MOVING = "moving"
     WAITING = "waiting"
@@ -34,16 +37,46 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
         return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
-    if _transferred(before, after):
+    if _transferred(before, after) and not _sleeps_between(before, after, elapsed_s):
         return Motion.MOVING
     if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
     return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
 
 
-def only_another_line(before: RankSnapshot, after: RankSnapshot) -> bool:
-    """It neither marked nor moved a byte: a rank that polls shows another line now and then, and does nothing."""
-    return not _marked(before, after) and not _transferred(before, after)
+def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """It neither marked nor moved a byte: a rank that polls shows another line now and then, and does nothing.
+
+    A loop that says each time that it tries again, and sleeps, moves those few bytes and no others.
+    """
+    if _marked(before, after):
+        return False
+    naps = _nap(before) is not None or _nap(after) is not None
+    return not _transferred(before, after) or (naps and _only_trickles(before, after, elapsed_s))
+
+
+def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """At both looks in a sleep on one line, not in the same sleep: between them it looked, or wrote a line."""
+    earlier, later = _nap(before), _nap(after)
+    if earlier is None or later is None or earlier >= later or _leaf(before) != _leaf(after):
+        return False
+    return _only_trickles(before, after, elapsed_s)
+
+
+def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    if before.process is None or after.process is None or carried(before.process, after.process):
+        return False
+    earlier, later = _own_bytes(before), _own_bytes(after)
+    return None not in (earlier, later) and (later or 0) - (earlier or 0) < STREAM_BYTES_PER_S * elapsed_s
+
+
+def _nap(snapshot: RankSnapshot) -> float | None:
+    """When the sleep that the thread that trains stands in ends; None where it stands in none."""
+    stack = rank_stack(snapshot)
+    tid = stack.tid if stack and stack.tid else snapshot.pid
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    task = next((one for one in tasks if one.tid == tid), None)
+    return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:

@@ -57,6 +57,9 @@ def prove(
         return None
     quiet_s = min(episode.quiet_s(root) for root in open_roots)
     looping = next((root for root in open_roots if root.kind in _LOOPS), None)
+    if looping is None and all(episode.sleeps_again(root) for root in open_roots):
+        reason = f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
+        return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
     if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
     reason = f"the same {_lines(looping.rank, samples)} in {LOOP_SAMPLES} samples over {quiet_s:.0f} s"
@@ -93,12 +96,16 @@ class _Episode:
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
+    def sleeps_again(self, root: Wait) -> bool:
+        """It slept on this line before, that sleep is over, and it sleeps there again."""
+        return root.kind is WaitKind.SLEEP and self._slept_before(root)
+
     def _wakes_in_time(self, root: Wait) -> bool:
         """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
-        return in_time and not (root.kind is WaitKind.SLEEP and self._slept_before(root))
+        return in_time and not self.sleeps_again(root)
 
     def _slept_before(self, root: Wait) -> bool:
         now_s = self.snapshots[-1].at_s

@@ -15,11 +15,14 @@ def sampled(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backe
     """One sample a rank of `after`."""
     waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
     earlier = {rank.rank: rank for rank in before.ranks} if before else {}
+    elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
     for rank in after.ranks:
-        yield _sample(waits.get(rank.rank), earlier.get(rank.rank), rank, after.at_s)
+        yield _sample(waits.get(rank.rank), earlier.get(rank.rank), rank, after.at_s, elapsed_s)
 
 
-def _sample(wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot, at_s: float) -> Sample:
+def _sample(
+    wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot, at_s: float, elapsed_s: float
+) -> Sample:
     stack = rank_stack(rank)
     frames = stack.frames if stack else ()
     moves = wait is not None and wait.kind is WaitKind.NOTHING
@@ -30,5 +33,5 @@ def _sample(wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot,
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
         cpu_s=rank.process.cpu_s if rank.process else None,
-        another_line=moves and earlier is not None and only_another_line(earlier, rank),
+        another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
     )

@@ -29,6 +29,11 @@ def is_library(task: Task) -> bool:
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
+def is_poller(stack: Stack) -> bool:
+    """A Python thread that a library, or our own probe, keeps for itself."""
+    return any(poller in frame.file for frame in stack.frames for poller in _LIBRARY_POLLERS)
+
+
 def _natively_busy(task: Task) -> bool:
     """A thread of a C++ library that runs, or stands in a read or write that can end, may be what is waited for.
 
@@ -41,7 +46,7 @@ def _natively_busy(task: Task) -> bool:
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
     """A thread that does not wait for a lock itself, and is not a library's own poller, may do anything."""
-    if any(poller in frame.file for frame in stack.frames for poller in _LIBRARY_POLLERS):
+    if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
     return task is None or task.syscall != "futex" or task.timed is not False

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from harness.core.judged.looked_at import looked_at
 from harness.core.judged.proof import Proof, prove
+from harness.core.judged.shutdown import ending
 from harness.core.observed.evidence import Ending, Evidence, Exit, Raised, RankEvidence
 from harness.core.report import Status
 
@@ -22,6 +23,11 @@ _COLLATERAL = re.compile(
 )
 # gloo aborts the rank that received a message of another collective: it is the one that called the right one.
 _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
+
+
+# The others feel a closed connection at once; the end of the process that had it is noted a little later.
+_SEEN_LATE_S = 0.5
+_DESTROYS = "destroy_process_group"
 
 
 class FailureKind(StrEnum):
@@ -103,7 +109,10 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 
 def _failures(evidence: Evidence) -> tuple[Failure, ...]:
-    found = [failure for rank in evidence.ranks if (failure := _rank_failure(rank))]
+    # A rank that stood at the last look has printed its exception and lived on, even if nobody saw how it ended.
+    stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
+    survived = [one.rank for one in evidence.ranks if one.rank in stood and one.exit is None and _only_printed(one)]
+    found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, found))]
     launcher = evidence.launcher
     if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
@@ -150,6 +159,10 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
     )
 
 
+def _only_printed(rank: RankEvidence) -> bool:
+    return rank.raised is not None and rank.raised.at_s is None
+
+
 def _ended_by(raised: Raised, exit: Exit | None) -> bool:
     """The exception is what ended the rank. One that was only printed may have been caught before a signal came."""
     if exit is None:
@@ -162,12 +175,30 @@ def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure
     """A rank that ended with 0 before the others failed for want of it, or while they still waited for it."""
     if exit.rank is None or exit.status != 0 or exit.by_us:
         return None
-    needed = [one for one in found if one.at_s >= exit.at_s and one.collateral]
-    waited = evidence.ending is Ending.STALL
+    left_s = _left_s(exit, evidence)
+    needed = [one for one in found if one.at_s + _SEEN_LATE_S >= left_s and one.collateral]
+    waited = evidence.ending is Ending.STALL and not _all_at_their_end(evidence)
     if not needed and not waited:
         return None
     text = f"rank {exit.rank} ended with exit code 0 while the others still needed it"
     return Failure(kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=0)
+
+
+def _left_s(exit: Exit, evidence: Evidence) -> float:
+    """When the others lost the rank: its connections close with its groups, and the process may take seconds to end."""
+    board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
+    calls = board.calls if board else ()
+    destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
+    ending = [board.exit_s] if board and board.exit_s is not None else []
+    return min([exit.at_s, *destroyed, *ending])
+
+
+def _all_at_their_end(evidence: Evidence) -> bool:
+    """Every rank still there is past its program, and cannot need one that has left."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    left = {exit.rank for exit in evidence.exits if not exit.by_us}
+    living = [rank for rank in last if rank.rank not in left]
+    return bool(living) and all(ending(rank) for rank in living)
 
 
 def how_it_ended(status: int | None) -> str:

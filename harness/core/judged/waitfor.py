@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.judged.group_wait import GroupWait, Job, group_wait, job_of
+from harness.core.judged.group_wait import TRANSFERS, GroupWait, Job, group_wait, job_of, operation
 from harness.core.judged.host_wait import HostWait, host_wait
 from harness.core.judged.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, rank_stack
 from harness.core.judged.threads import is_library
@@ -206,4 +206,4 @@ def _group_words(group: GroupWait, function: str) -> str:
         return function
     if call.key:
         return f"{call.op} of the store key {call.key}"
-    return call.op if call.peer is None else f"{call.op} with rank {call.peer}"
+    return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op

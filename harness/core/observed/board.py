@@ -6,11 +6,12 @@ import re
 import struct
 
 from harness import protocol
-from harness.core.observed.evidence import Board, Call, Frame, Mark
+from harness.core.observed.evidence import Board, Call, Caught, Frame, Mark
 from harness.core.place import Place
 
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16
+_STEP_DIGITS = 12
 _RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
 _ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
 _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
@@ -42,18 +43,22 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         raised=bool(flags & protocol.END_RAISED),
         marks=_marks(data, strings, clock),
         gaps_s=_gaps(data),
-        steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _ in steps),
+        steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _, _ in steps),
         calls=_calls(data, strings, clock, newest_calls),
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock.seconds_if_set(changed_ns),
         seen=_seen(data, strings),
-        gradients={step: gradients for step, _, gradients in steps},
+        gradients={step: gradients for step, _, gradients, _ in steps},
+        marked={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
+        caught=_caught(facts),
         mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
         device_pending=max(0, recorded - reached),
         device_completed=reached,
         device_changed_s=clock.seconds_if_set(reached_ns),
+        unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
+        stepped_from=_stepped(facts.get(protocol.FACT_STEPPED, "")),
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,
@@ -61,7 +66,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 
 def _seen(data: bytes, strings: list[str]) -> Frame | None:
-    place = _place(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0]))
+    place = read_place(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0]))
     if place is None or place.file is None or place.line is None:
         return None
     return Frame(file=place.file, line=place.line, function=place.function or "")
@@ -149,19 +154,19 @@ def _gaps(data: bytes) -> dict[str, float]:
     return gaps
 
 
-def _steps(data: bytes) -> list[tuple[int, int, int]]:
+def _steps(data: bytes) -> list[tuple[int, int, int, int]]:
     """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
     ring = _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS)
     done = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.STEPS == i)
-    series: list[tuple[int, int, int]] = []
-    for step, at_ns, gradients in done:
+    series: list[tuple[int, int, int, int]] = []
+    for step, at_ns, gradients, marks in done:
         follows = bool(series) and step == series[-1][0] + 1 and at_ns >= series[-1][1]
         torn = bool(series) and step == series[-1][0] + 1 and at_ns < series[-1][1]
         if torn:
             continue
         if not follows:
             series = []
-        series.append((step, at_ns, gradients))
+        series.append((step, at_ns, gradients, marks))
     return series
 
 
@@ -177,15 +182,34 @@ def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
 
 def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
     word = protocol.FACT_GROUP
-    return {name[len(word) :]: _ranks(value) for name, value in facts.items() if name.startswith(word)}
+    return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def _caught(facts: dict[str, str]) -> tuple[Caught, ...]:
+    """What does not read as step, type and place is left out."""
+    told = [value.split(" ", 2) for name, value in sorted(facts.items()) if name.startswith(protocol.FACT_CAUGHT)]
+    return tuple(
+        Caught(step=int(step), type=kind, place=read_place(place))
+        for step, kind, place in (parts for parts in told if len(parts) == 3)
+        if step.isascii() and step.isdecimal() and len(step) < _STEP_DIGITS
+    )
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
     """From "0-3,6,8-16/4". What is no such list, or too long to be one, has no members."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
     return tuple(ranks[:_MAX_RANKS])
+
+
+def _stepped(text: str) -> tuple[Frame, ...]:
+    places = [read_place(one) for one in text.split(protocol.STEPPED_JOIN)]
+    return tuple(
+        Frame(file=place.file, line=place.line, function=place.function or "")
+        for place in places
+        if place is not None and place.file is not None and place.line is not None
+    )
 
 
 def _count(text: str) -> int | None:
@@ -212,7 +236,7 @@ def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
         number=number,
         op=_string(strings, op),
         group=_string(strings, group),
-        place=_place(_string(strings, place)),
+        place=read_place(_string(strings, place)),
         elements=elements,
         dtype=_string(strings, dtype),
         step=step,
@@ -224,7 +248,7 @@ def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
     )
 
 
-def _place(text: str) -> Place | None:
+def read_place(text: str) -> Place | None:
     """From "file:line:function", where the file may hold colons itself."""
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]

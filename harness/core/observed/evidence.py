@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from harness.core.observed.arrivals import OutOfOrder
 from harness.core.observed.node import Gpu, HostMemory, SentSignal
 from harness.core.observed.process import Process
+from harness.core.observed.silence import Gate, LastWords, Looks
 from harness.core.observed.traces import RankTraces
 from harness.core.place import Place
 from harness.core.plan import Limits
@@ -80,7 +82,7 @@ class Call:
     entered_s: float
     left_s: float | None  # None = still inside
     position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
-    peer: int | None = None  # global rank of a point-to-point partner
+    peer: int | None = None  # global rank of a point-to-point partner, or of the root of a broadcast, gather and so on
     key: str = ""  # what a store wait waits for
 
 
@@ -120,6 +122,15 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Caught:
+    """An exception that left a module's forward. What became of it the rest of the evidence tells."""
+
+    step: int
+    type: str
+    place: Place | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Board:
     """The progress board of one process."""
 
@@ -139,11 +150,15 @@ class Board:
     collectives_changed_s: float | None
     seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
+    caught: tuple[Caught, ...] = ()
+    marked: dict[int, int] = field(default_factory=dict)  # step -> training marks in it, as it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
     device_pending: int = 0  # events recorded at marks that the GPU has not reached
     device_completed: int = 0
     device_changed_s: float | None = None  # when it reached the last one
+    unfed_checkpoint: Place | None = None  # the user's line of a reentrant checkpoint whose inputs have no gradient
+    stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
     autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
@@ -219,6 +234,15 @@ class Exit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hint:
+    """What torch's message means in the program's own words, found by the probe as the exception ended it."""
+
+    kind: str  # "without gradient", "ready twice", "recomputed", "in place"
+    name: str  # of the parameter, the function, the operation
+    frame: Frame | None = None  # the user's line that uses it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Raised:
     """The exception that ended a rank's program."""
 
@@ -228,6 +252,17 @@ class Raised:
     message: str
     frames: tuple[Frame, ...]  # innermost first
     proof: str
+    hints: tuple[Hint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debugged:
+    """What torch said of one operation in a debugging mode that somebody switched on."""
+
+    operation: str
+    frames: tuple[Frame, ...]  # where the forward pass called it, innermost first
+    instead: str = ""  # what a recomputation called in its place; empty = nothing
+    recomputed: bool = False  # checkpointing's debug mode; else autograd's anomaly detection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +283,11 @@ class RankEvidence:
     error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
     ledger: tuple[StepRow, ...] = ()  # the steps that board and recorder still remember whole, oldest first
     planned_steps: int | None = None  # optimizer steps in all, where the program says so in its heartbeat
+    warned: tuple[str, ...] = ()  # warnings of torch's on stderr that some rule reads, each once
+    debugged: Debugged | None = None
+    looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
+    last_words: tuple[LastWords, ...] = ()
+    gates: tuple[Gate, ...] = ()  # of nsa, as last reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +325,8 @@ class Evidence:
     metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
     trouble: tuple[Trouble, ...]
     retracted: tuple[Retraction, ...] = ()
+    gradient_order: OutOfOrder | None = None  # where the program traced it and ranks differ
     observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
+    last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None

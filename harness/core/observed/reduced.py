@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.observed.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
 from harness.core.observed.process import Process, Task
+from harness.core.observed.silence import Looks
 from harness.core.observed.stacks import training_stack
 from harness.core.trouble import Trouble
 
@@ -76,7 +77,23 @@ def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
         collectives=rank.collectives[-keep.calls :],
         death_stacks=_stacks(rank.death_stacks, (), keep),
         error_lines=tuple(line[: keep.text] for line in rank.error_lines),
+        looks=_looks(rank.looks, keep),
     )
+
+
+def _looks(looks: Looks | None, keep: Keep) -> Looks | None:
+    """The newest: what they tell together, broken or never, stands beside them."""
+    if looks is None:
+        return None
+    replicas = tuple(
+        replace(
+            one,
+            looks=one.looks[-keep.calls :],
+            names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in one.names),
+        )
+        for one in looks.replicas
+    )
+    return replace(looks, memory=looks.memory[-keep.calls :], replicas=replicas)
 
 
 def _board(board: Board | None, keep: Keep) -> Board | None:

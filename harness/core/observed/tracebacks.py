@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from harness.core.observed.evidence import Frame
 
@@ -11,6 +12,10 @@ _START = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$')
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout)?)(?:: (.*))?$")
 _ERROR_WORDS = re.compile(r"Error|Exception|terminate called|what\(\):|Fatal Python error|Aborted|Segmentation|FAILED")
+# The same in torch 2.11 and 2.13.
+_WARNINGS = re.compile(
+    r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+)
 _MAX_FRAMES = 200
 _MAX_LINES = 20
 _MAX_LENGTH = 500
@@ -31,6 +36,11 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
                     return raised[1], (raised[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
                 break
     return None
+
+
+def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
+    """Those of torch's warnings that a rule reads, by their first words, each once."""
+    return tuple(sorted({found[0] for line in log if (found := _WARNINGS.search(line))}))
 
 
 def error_lines(log: str) -> tuple[str, ...]:

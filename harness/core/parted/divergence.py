@@ -25,6 +25,7 @@ class Kind(StrEnum):
     OPERATION = "operation"
     SHAPE = "shape"
     DTYPE = "dtype"
+    ROOT = "root"  # another rank sends, or collects
     MISSING = "missing"  # some members have not come to it
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import protocol
-from harness.core.judged.group_wait import TRANSFERS
+from harness.core.judged.group_wait import TRANSFERS, operation
 from harness.core.observed.evidence import Board, Call, StepRow
 from harness.core.observed.steps import by_step
 from harness.core.place import Place
@@ -15,6 +15,7 @@ from harness.core.place import Place
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
 _DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
+_OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
 _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
 
 
@@ -26,10 +27,16 @@ class Skipped:
     call: Call
     step: int
     counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
+    before: tuple[int, ...] = ()  # ranks that made this call in an earlier step
 
     @property
     def place(self) -> Place | None:
         return self.call.place
+
+    @property
+    def callers(self) -> tuple[int, ...]:
+        most = max(count for _, count in self.counts)
+        return tuple(rank for rank, count in self.counts if count == most)
 
 
 def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
@@ -201,7 +208,12 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
                 continue
             call = ledgers[caller][(step, key)][count]
             if _passed(boards[rank], call):
-                yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())))
+                before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
+                yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
+
+
+def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: Key) -> bool:
+    return any(other < step and same == key for other, same in ledger)
 
 
 def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
@@ -222,7 +234,7 @@ def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
         # A transfer has two sides, which do not make the same call.
-        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS:
+        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in _OWN:
             continue
         place = call.place
         key = (call.op, call.group, place.file if place else None, place.line if place else None)
@@ -243,6 +255,9 @@ def _passed(board: Board, call: Call) -> bool:
         return board.step > call.step
     if board.position > call.position:
         return True
+    newest = board.calls[-1] if board.calls else None
+    if newest is not None and newest.left_s is None and operation(newest) in TRANSFERS:
+        return False  # at the same point of the program, and it may come to the call once it has its partner
     calls = (one for one in board.calls if not one.op.startswith(protocol.WAIT))
     later = [one for one in calls if one.step == call.step and one.position >= call.position]
     met = Counter((one.op, one.group) for one in later)

@@ -81,12 +81,17 @@ def _compare(calls: Mapping[int, Call], even: frozenset[str]) -> Kind | None:
     if len({call.position for call in calls.values()}) > 1:
         return None
     kinds = (Kind.SHAPE, Kind.DTYPE) if operations <= even else ()
-    return next((kind for kind in kinds if len({_key(kind, call) for call in calls.values()}) > 1), None)
+    found = next((kind for kind in kinds if len({_key(kind, call) for call in calls.values()}) > 1), None)
+    if found is None and all(call.peer is not None for call in calls.values()):
+        return Kind.ROOT if len({call.peer for call in calls.values()}) > 1 else None
+    return found
 
 
-def _key(kind: Kind, call: Call) -> str | int:
+def _key(kind: Kind, call: Call) -> str | int | None:
     if kind is Kind.OPERATION:
         return call.op
+    if kind is Kind.ROOT:
+        return call.peer
     return call.elements if kind is Kind.SHAPE else call.dtype
 
 
@@ -96,8 +101,10 @@ def _unlike(
     changed = tuple(rank for rank, call in calls.items() if _changed(kind, call, in_group[rank]))
     apart = minority({rank: _key(kind, call) for rank, call in calls.items()})
     ahead = tuple(rank for rank, call in calls.items() if _skips_ahead(call, in_group[rank]))
+    if ahead and ahead == changed and len(ahead) < len(calls):
+        return _left_out(step, group, calls, changed)
     if kind is Kind.OPERATION and ahead:
-        return _left_out(step, group, calls, changed) if ahead == changed and len(ahead) < len(calls) else None
+        return None
     if kind is Kind.OPERATION and len({call.position for call in calls.values()}) > 1:
         return None
     differ = changed if 0 < len(changed) < len(calls) and len(apart) == len(calls) else apart
@@ -111,11 +118,18 @@ def _left_out(step: int, group: str, calls: Mapping[int, Call], ranks: tuple[int
 def _skips_ahead(call: Call, calls: Sequence[Call]) -> bool:
     """In an earlier step the rank made this very call later: something before it was left out."""
     index = _index(call, calls)
-    return any(
-        _index(one, calls) > index
-        for one in calls
-        if one.step < call.step and (one.op, one.place) == (call.op, call.place)
-    )
+    before = [(_index(one, calls), one) for one in calls if one.step < call.step]
+    usual = next((one for at, one in reversed(before) if at == index), None)
+    # Layers of one loop are called from one line: then the size tells them apart.
+    by_size = usual is not None and _this_call(usual, sized=False) == _this_call(call, sized=False)
+    wanted = _this_call(call, sized=by_size)
+    if usual is not None and _this_call(usual, sized=by_size) == wanted:
+        return False
+    return any(at > index and _this_call(one, sized=by_size) == wanted for at, one in before)
+
+
+def _this_call(call: Call, *, sized: bool) -> tuple[object, ...]:
+    return (call.op, call.place, call.elements) if sized else (call.op, call.place)
 
 
 def _changed(kind: Kind, call: Call, calls: Sequence[Call]) -> bool:

@@ -21,6 +21,7 @@ from harness.core.report import (
     Usage,
     Verdict,
 )
+from harness.core.told.deeper import shown_deeper
 from harness.core.told.expectation import criteria, is_expected, missed
 from harness.core.told.telling import checked, ended, own_exit, ruled_out, standings, vital
 
@@ -40,7 +41,8 @@ def outcome_of(
     diagnosis = diagnose(evidence, judgement)
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
-    findings = tuple(_rooted(finding, directory) for finding in (*misses, *diagnosis.findings))
+    told = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
+    findings = tuple(_rooted(finding, directory) for finding in told)
     culprit = diagnosis.culprit
     return Outcome(
         scenario=spec.scenario,
@@ -82,6 +84,7 @@ def outcome_of(
         criteria=criteria(spec.expect, spec.limits),
         missing_gradients=_missing_gradients(evidence),
         last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
+        deepening=spec.deepening,
     )
 
 
@@ -145,6 +148,7 @@ def unjudged(spec: RunSpec, *, attempt: int, directory: str, error: str) -> Outc
         tags=spec.tags,
         settings=_settings(spec),
         criteria=criteria(spec.expect, spec.limits),
+        deepening=spec.deepening,
     )
 
 

@@ -10,27 +10,35 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness import protocol
+from harness.core.observed.arrivals import first_out_of_order, read_orders
 from harness.core.observed.board import parse as parse_board
-from harness.core.observed.evidence import Board, Evidence, Exit, Frame, Raised, RankEvidence, Snapshot, Stack
+from harness.core.observed.debugged import debugged
+from harness.core.observed.evidence import Board, Evidence, Exit, Raised, RankEvidence, Snapshot, Stack
 from harness.core.observed.flight import Flight, essential, parse_dump
+from harness.core.observed.last_words import last_words
+from harness.core.observed.looks import read_looks
 from harness.core.observed.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from harness.core.observed.silence import Looks
 from harness.core.observed.stacks import parse_faulthandler
 from harness.core.observed.steps import ledger_table, step_rows
-from harness.core.observed.tracebacks import error_lines, last_traceback
+from harness.core.observed.tracebacks import error_lines, last_traceback, warnings_of
 from harness.core.observed.traces import RankTraces, read_traces, trace_lines
 from harness.core.parted.ledger import ledger_lines
 from harness.core.plan import RunSpec
 from harness.core.trouble import Trouble
 from harness.supervisor.stored.adapters import adapter, json_text
 from harness.supervisor.stored.journals import Journals, first_line
-from harness.supervisor.stored.reported import last_number, training_metrics, whole
+from harness.supervisor.stored.raised import raised_record
+from harness.supervisor.stored.reported import gates, last_number, training_metrics, whole
 from harness.supervisor.stored.rundir import AttemptDir, log_tail, read_lines, write_document
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _KEPT_CALLS = 96
+_MAX_LINE = 4096
+_MAX_ORDER_BYTES = 8 << 20
 
 _Value = TypeVar("_Value")
 
@@ -86,6 +94,7 @@ class _Gather:
             teardown_s=journals.teardown_s(),
             launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
             launcher_error=said.get("error"),
+            last_lines=() if any(rank.pid for rank in ranks) else error_lines(log_tail(self.attempt.output)),
             ranks=ranks,
             exits=exits,
             snapshots=tuple(self._snapshots()),
@@ -98,6 +107,7 @@ class _Gather:
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
+            gradient_order=first_out_of_order(self._orders()),
             observed=journals.observed,
         )
 
@@ -143,8 +153,13 @@ class _Gather:
             traces=self._traces(rank, home),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
+            warned=self._warned(home),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
+            debugged=debugged(errors),
+            looks=self._looks(home, rank),
+            last_words=last_words(errors),
+            gates=gates(self.attempt.path / "gate_health.csv", self._note) if rank == 0 else (),
         )
 
     def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
@@ -168,6 +183,7 @@ class _Gather:
             protocol.STACKS: "stacks.txt",
             protocol.RAISED: "raised.json",
             protocol.FLIGHT: "flight.json",
+            protocol.LOOKS: "looks.jsonl",
             protocol.TROUBLE: "trouble.jsonl",
         }
         for pattern, name in names.items():
@@ -190,6 +206,13 @@ class _Gather:
         path = next((path for path in found if path.exists()), None)
         return None if path is None else self._read(path, parse_dump, rank)
 
+    def _looks(self, home: Path, rank: int) -> Looks | None:
+        try:
+            return read_looks(read_lines(home / "looks.jsonl"))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._note("looks.jsonl", repr(error), rank)
+            return None
+
     def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
         path = home / "stacks.txt"
         return parse_faulthandler(log_tail(path)) if path.exists() else ()
@@ -199,7 +222,7 @@ class _Gather:
         record = self._read(path, json.loads, rank) if path.exists() else None
         if isinstance(record, dict):
             try:
-                return _raised_record(rank, record, self.journals.origin_ns)
+                return raised_record(rank, record, self.journals.origin_ns)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._note("raised.json", repr(error), rank)
         printed = last_traceback(errors)
@@ -218,6 +241,14 @@ class _Gather:
             traces.writelines(f"[rank{rank}] {line}\n" for line in lines)
         return read_traces(lines)
 
+    def _warned(self, home: Path) -> tuple[str, ...]:
+        """Of the whole log: Python says a warning once, near the beginning."""
+        path = home / "stderr.log"
+        if not path.exists():
+            return ()
+        with path.open(encoding="utf-8", errors="replace") as log:
+            return warnings_of(iter(lambda: log.readline(_MAX_LINE), ""))
+
     def _heartbeat_from_board(self, rank: int, board: Board) -> None:
         lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
         if lines:
@@ -226,6 +257,15 @@ class _Gather:
 
     # Numbers and trouble.
 
+    def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
+        """The program's own traces of when gradients arrived, where it wrote any."""
+        paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
+        return {
+            rank: read_orders(read_lines(path))
+            for rank, path in paths.items()
+            if path.is_file() and path.stat().st_size <= _MAX_ORDER_BYTES
+        }
+
     def _all_trouble(self) -> Iterator[Trouble]:
         yield from self.trouble
         for record in self.journals.watched + self.journals.processes:
@@ -233,7 +273,7 @@ class _Gather:
                 yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
         for rank in self.journals.pids:
             for record in read_lines(self.attempt.rank(rank) / "trouble.jsonl"):
-                yield Trouble(what=f"probe: {record.get('what')}", why=str(record.get("why"))[:500], rank=rank)
+                yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
 
     def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
         try:
@@ -247,17 +287,3 @@ class _Gather:
 
     def _note(self, what: str, why: str, rank: int | None = None) -> None:
         self.trouble.append(Trouble(what=what, why=why, rank=rank))
-
-
-def _raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
-    frames = (
-        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
-    )
-    return Raised(
-        rank=rank,
-        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
-        type=str(record["type"]),
-        message=str(record["message"]),
-        frames=tuple(frames),
-        proof=f"rank{rank}/raised.json",
-    )

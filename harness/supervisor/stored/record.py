@@ -30,6 +30,7 @@ class Record:
     policy: Policy = ONCE
     jobs: int | None = 1
     probe: str = PROBE_FULL
+    deepen: bool = False
     interrupted: bool = False  # by Ctrl-C or TERM
 
 

@@ -6,12 +6,15 @@ import csv
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from harness.core.observed.silence import Gate
 from harness.core.plan import Expect
 from harness.supervisor.stored.rundir import AttemptDir, log_tail
 
 _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
+_MAX_GATES = 256
 _MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 
@@ -33,6 +36,31 @@ def training_metrics(attempt: AttemptDir, note: Callable[[str, str], None]) -> d
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
     return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+
+
+def gates(path: Path, note: Callable[[str, str], None]) -> tuple[Gate, ...]:
+    """The gates of the newest step in gate_health.csv; a torn last line does not count."""
+    try:
+        rows = list(csv.DictReader(log_tail(path).replace("\0", "").splitlines()))
+    except csv.Error as error:
+        note(path.name, str(error))
+        return ()
+    found = [gate for row in rows if (gate := _gate(row)) is not None]
+    return tuple(gate for gate in found if gate.step == max(one.step for one in found))[:_MAX_GATES]
+
+
+def _gate(row: dict[str, Any]) -> Gate | None:
+    names = ("step", "layer", "mean", "std", "saturated_share")
+    step, layer, mean, deviation, share = (_number(row.get(name)) for name in names)
+    if None in (step, layer, mean, deviation, share) or not isinstance(row.get("branch"), str):
+        return None
+    assert step is not None
+    assert layer is not None
+    assert mean is not None
+    assert deviation is not None
+    assert share is not None
+    branch = str(row["branch"])[:40]
+    return Gate(step=int(step), layer=int(layer), branch=branch, mean=mean, deviation=deviation, saturated_share=share)
 
 
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:

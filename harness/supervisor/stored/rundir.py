@@ -37,6 +37,7 @@ class AttemptDir:
         self.interrupted = path / "interrupted"
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
+        self.repro = path / "repro"  # the least that repeats it
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"

@@ -9,27 +9,31 @@ from pathlib import Path
 from harness.core.place import Place
 from harness.core.report import Outcome
 
-_MAX_SOURCE_BYTES = 4 << 20
+_MAX_SOURCE_BYTES = 1 << 20
 
 
-def quoted(outcome: Outcome) -> Outcome:
-    """The outcome with the statement at every place it names."""
+def quoted(outcome: Outcome, launched: Path) -> Outcome:
+    """The outcome with the statement at every place it names. `launched`: a file as old as the launch."""
+    since_s = launched.stat().st_mtime if launched.exists() else None
     culprit = outcome.culprit
     if culprit is not None:
-        culprit = replace(culprit, place=_with_text(culprit.place))
-    findings = tuple(replace(finding, place=_with_text(finding.place)) for finding in outcome.findings)
+        culprit = replace(culprit, place=_with_text(culprit.place, since_s))
+    findings = tuple(replace(finding, place=_with_text(finding.place, since_s)) for finding in outcome.findings)
     return replace(outcome, culprit=culprit, findings=findings)
 
 
-def _with_text(place: Place | None) -> Place | None:
-    if place is None or place.file is None or place.line is None or not _readable(Path(place.file)):
+def _with_text(place: Place | None, since_s: float | None) -> Place | None:
+    if place is None or place.file is None or place.line is None or not _readable(Path(place.file), since_s):
         return place
+    linecache.checkcache(place.file)
     text = linecache.getline(place.file, place.line).strip()
     return replace(place, text=text[:200] or None)
 
 
-def _readable(path: Path) -> bool:
+def _readable(path: Path, since_s: float | None) -> bool:
+    """A small regular file that nobody has written since."""
     try:
-        return path.is_file() and path.stat().st_size <= _MAX_SOURCE_BYTES
+        seen = path.stat()
+        return path.is_file() and seen.st_size <= _MAX_SOURCE_BYTES and (since_s is None or seen.st_mtime <= since_s)
     except OSError:
         return False

@@ -1,0 +1,97 @@
+"""What can be wrong in a rank that says nothing: its numbers between the steps, and what was printed as it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.place import Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the process held as a step ended."""
+
+    step: int
+    anonymous_bytes: int  # resident, without files and shared segments
+    gpu_bytes: int | None  # given out by torch's allocator; None = CUDA was not in use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some neighbouring parameters of a replica."""
+
+    checksum: str
+    size: float  # root of the sum of squares, over a sample; nan where one is not finite
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaLook:
+    """A replica's parameters at one moment."""
+
+    at: str  # "made": as DDP had made the replicas equal; "begun": before a forward; "stepped": after the optimizer
+    round: int  # backward passes followed by a step so far: the same number on every rank
+    steps: int  # optimizer steps so far, of all optimizers
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One DistributedDataParallel of a rank."""
+
+    number: int
+    ranks: tuple[int, ...]  # whose parameters are due to be equal
+    names: tuple[tuple[str, str], ...]  # of each part: its first parameter and its last
+    looks: tuple[ReplicaLook, ...]  # in order of time
+    parts: tuple[Part, ...]  # of the last look
+    hook: str = ""  # a communication hook that may leave replicas unequal on purpose
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """The first time that something was not finite."""
+
+    step: int
+    value: str  # "nan" or "inf"
+    names: tuple[str, ...] = ()  # of parameters
+    place: Place | None = None  # of the backward that was given the loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """All looks of one rank."""
+
+    steps: int = 0  # the last one that was looked at
+    looks: int = 0  # at parameters
+    memory: tuple[Memory, ...] = ()
+    loss: Broken | None = None
+    bad_losses: int = 0
+    bad_in_a_row: int = 0  # up to the last one
+    losses: int = 0
+    parameters: Broken | None = None  # kept only while they are still broken at the last look
+    never: tuple[str, ...] = ()  # had no gradient at any look, though their module was called
+    never_count: int = 0
+    replicas: tuple[Replica, ...] = ()
+    open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWords:
+    """One thing that went wrong after the program, as the interpreter or torch printed it."""
+
+    kind: str  # "atexit", "left", "process group"
+    name: str  # what was left
+    error: str  # "RuntimeError: disk full"; "" where there is none
+    place: Place | None  # the user's line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """One branch's gate in one layer of nsa, over the tokens of the last step that was looked into."""
+
+    step: int
+    layer: int
+    branch: str
+    mean: float
+    deviation: float
+    saturated_share: float  # of the values below 0.01 or above 0.99

@@ -1,0 +1,1 @@
+"""From the evidence of a run to a small program that does the same."""

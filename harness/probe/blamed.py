@@ -1,0 +1,232 @@
+"""What torch's message means in the user's own words: parameters behind its numbers, and the lines that use them.
+
+Everything here happens once, after the exception that ends the program; until then it costs nothing.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import sys
+from typing import Any
+
+from .code import in_place_lines, line_that_loads, line_that_makes, speaks_of_checkpoints
+
+# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import CodeType, TracebackType
+
+    Hint = dict[str, Any]
+
+HINTS_LIMIT = 32
+MODULES_LIMIT = 20_000
+
+# DDP's words, the same from 2.1 to 2.13. Names stand there at TORCH_DISTRIBUTED_DEBUG=INFO, else numbers.
+_WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: *([^\n]+)")
+_READY_TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
+_NUMBERS = re.compile(r"[\d ,]+(?: \.\.\.)?")
+_GROWN = "is unused in first iteration, but then got used in the second iteration"
+_RECOMPUTED = "torch.utils.checkpoint"
+_IN_PLACE = "modified by an inplace operation"
+
+
+def hints(
+    error: BaseException,
+    traceback: TracebackType | None,
+    roots: Iterable[Any],
+    fresh: Iterable[Any],
+    foreign: tuple[str, ...],
+) -> list[Hint]:
+    """Records {kind, name, file, line, function}; the place is absent where the user's code shows none.
+
+    `roots` are the models that were called, `fresh` the modules called for the first time in this step, `foreign` how
+    names of files begin that are not the user's.
+    """
+    message, models = str(error), list(roots)
+    twice, without = _READY_TWICE.search(message), _WITHOUT_GRADIENT.search(message)
+    if without:
+        return _parameters("without gradient", without[1], models, traceback, foreign)
+    if twice:
+        named = twice[2] or twice[1]
+        return _parameters("ready twice", named, models, traceback, foreign)
+    if _GROWN in message:
+        return _grown(models, traceback, {id(module) for module in fresh}, foreign)
+    if message.startswith(_RECOMPUTED):
+        return _recomputed(traceback)
+    if _IN_PLACE in message:
+        return _in_place(message, traceback, models, foreign)
+    return []
+
+
+def ordered_names(model: Any) -> list[str]:
+    """The parameters of a DDP model in the order of its numbers: as torch builds them for its reducer."""
+    names: list[str] = []
+    known: set[int] = set()
+    for path, module in model.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            ignored = f"{path}.{name}" in model.parameters_to_ignore
+            if parameter.requires_grad and not ignored and id(parameter) not in known:
+                known.add(id(parameter))
+                names.append(f"{path}.{name}" if path else name)
+    return names
+
+
+def _parameters(
+    kind: str, named: str, models: Iterable[Any], traceback: TracebackType | None, foreign: tuple[str, ...]
+) -> list[Hint]:
+    model = _wrapped(models, traceback)
+    if model is None:
+        return []
+    ordered = ordered_names(model)
+    if _NUMBERS.fullmatch(named):
+        names = [ordered[int(number)] for number in re.findall(r"\d+", named) if int(number) < len(ordered)]
+    else:
+        names = [name for name in re.split(r", |\s", named.lstrip(".")) if name in set(ordered)]
+    return [_hint(kind, name, _use(model.module, name, names, kind, foreign)) for name in names[:HINTS_LIMIT]]
+
+
+def _grown(
+    models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
+) -> list[Hint]:
+    """The parameters of modules that were not called before: torch does not say which ones it means."""
+    model = _wrapped(models, traceback)
+    if model is None:
+        return []
+    new = {path for path, module in model.module.named_modules() if id(module) in fresh}
+    names = [name for name in ordered_names(model) if name.rpartition(".")[0] in new]
+    return [_hint("newly used", name, _use(model.module, name, names, "", foreign)) for name in names[:HINTS_LIMIT]]
+
+
+def _wrapped(models: Iterable[Any], traceback: TracebackType | None) -> Any:
+    """The DDP model in which it was raised; failing that the only one there is."""
+    for frame, _ in _frames(traceback):
+        if _is_wrapper(frame.f_locals.get("self")):
+            return frame.f_locals["self"]
+    found = {id(module): module for module in _modules(models) if _is_wrapper(module)}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _is_wrapper(module: Any) -> bool:
+    loaded = sys.modules.get("torch.nn.parallel.distributed")
+    return loaded is not None and isinstance(module, loaded.DistributedDataParallel)
+
+
+def _use(
+    model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
+) -> tuple[str, int, str] | None:
+    """Where the user's code uses it: the whole part of the model that shares its fate, by the class that holds it."""
+    levels = list(_levels(model, name))
+    if kind == "ready twice":
+        told = [one for one in levels if any(speaks_of_checkpoints(code) for code in _methods(one[0], foreign))]
+        levels = told + levels
+    else:
+        levels = [one for one in levels if not _shares_fate(model, one[2], together)]
+    for holder, attribute, _ in levels:
+        for code in _methods(holder, foreign):
+            line = line_that_loads(code, attribute)
+            if line is not None:
+                return code.co_filename, line, code.co_name
+        maker = _own_code(type(holder), "__init__", foreign)
+        line = line_that_makes(maker, attribute) if maker else None
+        if maker and line is not None:
+            return maker.co_filename, line, maker.co_name
+    return None
+
+
+def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
+    """(module, attribute, path of the module), innermost first."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        path = ".".join(parts[:depth])
+        yield model.get_submodule(path), parts[depth], path
+
+
+def _shares_fate(model: Any, path: str, together: Sequence[str]) -> bool:
+    """All that can learn below `path` is among them, so it is this module that was not used."""
+    below = [name for name, one in model.get_submodule(path).named_parameters(prefix=path) if one.requires_grad]
+    return bool(path) and set(below) <= set(together)
+
+
+def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
+    """The user's code of this module: forward, then what else its class defines."""
+    kind = type(module)
+    names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
+    for name in names:
+        code = _own_code(kind, name, foreign) if name != "__init__" else None
+        if code is not None:
+            yield code
+
+
+def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | None:
+    code = getattr(getattr(kind, name, None), "__code__", None)
+    return code if code is not None and not code.co_filename.startswith(foreign) else None
+
+
+def _recomputed(traceback: TracebackType | None) -> list[Hint]:
+    """The function that was computed once more: torch holds it in the closure of what it calls for that."""
+    for frame, _ in _frames(traceback):
+        held = frame.f_locals.get("frame") or frame.f_locals.get("self")
+        again = getattr(held, "recompute_fn", None)
+        for cell in getattr(again, "__closure__", None) or ():
+            code = _code_of(cell.cell_contents)
+            if code is not None and callable(cell.cell_contents):
+                return [_hint("recomputed", code.co_qualname if hasattr(code, "co_qualname") else code.co_name, code)]
+    return []
+
+
+def _code_of(function: Any) -> CodeType | None:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    called = getattr(type(function), "forward", None) if hasattr(function, "named_modules") else function
+    return getattr(called, "__code__", None)
+
+
+def _in_place(
+    message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
+) -> list[Hint]:
+    """Every line of the user's code at hand that changes a tensor in place, those of what torch names first."""
+    codes: dict[CodeType, None] = {}
+    for module in {type(module): module for module in _modules(models)}.values():
+        codes.update(dict.fromkeys(_methods(module, foreign)))
+    for frame, _ in _frames(traceback):
+        if not frame.f_code.co_filename.startswith(foreign):
+            codes[frame.f_code] = None
+    node = re.search(r"is output \d+ of (?:As)?(\w+?)(?:Backward\d*)?,", message)
+    saved = node[1].lower() if node else ""
+    lines = [(code, line, same) for code in codes for line, same in in_place_lines(code, saved)]
+    chosen = [one for one in lines if one[2]] or lines
+    # A function is found once more inside the module that holds it.
+    places = {(code.co_filename, line): code.co_name for code, line, _ in reversed(chosen)}
+    return [_hint("in place", saved, (*place, name)) for place, name in list(places.items())[:HINTS_LIMIT]]
+
+
+def _modules(models: Iterable[Any]) -> Iterator[Any]:
+    left = MODULES_LIMIT
+    for model in models:
+        for module in model.modules():
+            left -= 1
+            if left < 0:
+                return
+            yield module
+
+
+def _frames(traceback: TracebackType | None) -> list[tuple[Any, int]]:
+    """Innermost first."""
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return frames[::-1]
+
+
+def _hint(kind: str, name: str, place: Any) -> Hint:
+    hint: Hint = {"kind": kind, "name": name}
+    if isinstance(place, tuple):
+        hint["file"], hint["line"], hint["function"] = place
+    elif place is not None:
+        begin = place.co_firstlineno
+        first = min((line for _, line in dis.findlinestarts(place) if line and line > begin), default=begin)
+        hint["file"], hint["line"], hint["function"] = place.co_filename, first, place.co_name
+    return hint

@@ -1,0 +1,257 @@
+"""Memory, refusals of the machine, and ends that never come: a run for each rule, and one that it must refuse."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    USER,
+    board,
+    ended,
+    evidence,
+    frame,
+    mark,
+    process,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    stack,
+    stalled,
+    task,
+)
+
+from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
+from harness.core.judged.shutdown import ending
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Ending, Evidence, RankSnapshot
+from harness.core.observed.node import HostMemory, SentSignal
+from harness.core.place import Place
+from harness.core.report import HangKind, Status
+
+THREADING = "/usr/lib/python3.11/threading.py"
+SHUTDOWN = frame(1590, file=THREADING, function="_shutdown")
+QUIET = HostMemory(total_bytes=None, available_bytes=None, limit_bytes=8 << 30, used_bytes=None, oom_kills=0, killed=())
+
+
+def diagnosed(seen: Evidence) -> Diagnosis:
+    return diagnose(seen, judge(seen))
+
+
+def failed(type: str, message: str, **changes: Any) -> Evidence:
+    """Rank 1 raised this; rank 0 lost its connection because of it."""
+    lost = raised(0, message="Connection closed by peer", at_s=9.5)
+    error = raised(1, type, message)
+    return evidence(
+        rank_evidence(0, exit=ended(0, 1), raised=lost), rank_evidence(1, exit=ended(1, 1), raised=error), **changes
+    )
+
+
+def killed(**changes: Any) -> Evidence:
+    return evidence(rank_evidence(0, exit=ended(0, -15)), rank_evidence(1, exit=ended(1, -9, at_s=9.0)), **changes)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    ("type", "message"),
+    [
+        ("MemoryError", ""),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+            " allocate 1125899906842624 bytes. Error code 12 (Cannot allocate memory)",
+        ),
+        ("OSError", "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_a_rank_whose_allocation_was_refused_is_out_of_host_memory(type: str, message: str) -> None:
+    found = diagnosed(failed(type, message, memory=QUIET))
+    assert found.cause == "host_oom"
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.place) == ((1,), Place(file=USER, line=88, function="step"))
+    assert "(limit 8.0 GiB)" in found.findings[0].claim
+
+
+def test_a_rank_that_the_kernels_log_names_was_killed_for_memory() -> None:
+    log = ("Out of memory: Killed process 101 (python) total-vm:9kB",)
+    found = diagnosed(killed(memory=replace(QUIET, oom_kills=1, killed=log)))
+    assert (found.cause, found.findings[0].confidence) == ("host_oom", 0.95)
+
+
+def test_a_kill_that_the_kernel_only_counted_is_likely_a_kill_for_memory() -> None:
+    found = diagnosed(killed(memory=replace(QUIET, oom_kills=1)))
+    assert (found.cause, found.findings[0].confidence) == ("host_oom", 0.8)
+
+
+def test_a_kill_that_the_kernel_is_known_to_have_sent_is_one_for_memory() -> None:
+    sent = SentSignal(pid=101, rank=1, signal="SIGKILL", sender="kernel (out of memory)", at_s=None)
+    assert diagnosed(killed(signals=(sent,))).cause == "host_oom"
+
+
+@pytest.mark.parametrize("memory", [None, QUIET])
+def test_a_kill_beside_a_kernel_that_killed_nobody_came_from_somebody_else(memory: HostMemory | None) -> None:
+    assert diagnosed(killed(memory=memory)).cause == "killed"
+
+
+def test_a_data_loader_that_lost_its_worker_to_the_kernel_ran_out_of_memory() -> None:
+    log = ("Memory cgroup out of memory: Killed process 207 (pt_data_worker)",)
+    message = "DataLoader worker (pid 207) is killed by signal: Killed."
+    found = diagnosed(failed("RuntimeError", message, memory=replace(QUIET, killed=log)))
+    assert found.cause == "host_oom"
+    assert "lost its process 207" in found.findings[0].claim
+    assert diagnosed(failed("RuntimeError", message)).cause == "exception"
+
+
+@pytest.mark.parametrize(
+    ("type", "message"),
+    [
+        ("torch.OutOfMemoryError", "Allocation on device 0 would exceed allowed memory."),
+        ("torch.cuda.OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB."),
+        ("RuntimeError", "CUDA error: out of memory"),
+    ],
+)
+def test_a_device_without_memory_is_named_by_the_exceptions_class_or_words(type: str, message: str) -> None:
+    found = diagnosed(failed(type, message))
+    assert (found.cause, found.findings[0].ranks) == ("cuda_oom", (1,))
+
+
+def test_an_assertion_on_the_device_is_told_with_its_text_and_says_that_its_line_is_where_it_was_noticed() -> None:
+    text = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+    seen = failed("torch.AcceleratorError", text)
+    line = "Indexing.cu:1093: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+    seen = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], error_lines=(line,))))
+    found = diagnosed(seen).findings[0]
+    assert found.code == "cuda_assert"
+    assert found.confidence < 0.9
+    assert "Assertion `srcIndex < srcSelectDimSize` failed" in found.claim
+    assert "launched there or earlier" in found.claim
+
+
+def test_a_watchdog_that_aborts_over_a_device_assertion_is_one_too() -> None:
+    said = ("what():  CUDA error: device-side assert triggered",)
+    seen = evidence(rank_evidence(0, exit=ended(0, -signal.SIGABRT), error_lines=said))
+    assert diagnosed(seen).cause == "cuda_assert"
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("type", "message", "word"),
+    [
+        ("OSError", "[Errno 24] Too many open files: '/dev/null'", "file descriptor"),
+        ("OSError", "[Errno 28] No space left on device", "no space"),
+        ("OSError", "[Errno 27] File too large", "size"),
+        ("OSError", "[Errno 122] Disk quota exceeded", "quota"),
+        ("OSError", "[Errno 98] Address already in use", "address is taken"),
+        (
+            "torch.distributed.DistNetworkError",
+            "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code:"
+            " -98, name: EADDRINUSE, message: address already in use",
+            "address is taken",
+        ),
+        ("RuntimeError", "can't start new thread", "thread"),
+        ("RuntimeError", "unable to write to file </torch_71_3>: No space left on device (28)", "no space"),
+    ],
+)
+def test_what_the_machine_refused_is_no_fault_of_the_programs_logic(type: str, message: str, word: str) -> None:
+    found = diagnosed(failed(type, message))
+    assert found.cause == "infra"
+    assert word in found.findings[0].claim
+    assert found.culprit is not None
+    assert found.culprit.place == Place(file=USER, line=88, function="step")
+
+
+@pytest.mark.parametrize(
+    ("type", "message"),
+    [
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.pt'"),
+        ("PermissionError", "[Errno 13] Permission denied: 'a.pt'"),
+        ("ValueError", "expected [Errno 28] in the table"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_an_exception_of_the_program_stays_one(type: str, message: str) -> None:
+    assert diagnosed(failed(type, message)).cause == "exception"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE", "infra"),
+        ("RendezvousConnectionError: The connection to the C10d store has failed.", "infra"),
+        ("error: unrecognized arguments: --nproc", "unknown"),
+    ],
+)
+def test_a_launcher_that_found_its_port_taken_was_refused_by_the_machine(line: str, cause: str) -> None:
+    assert diagnosed(evidence(launcher=ended(None, 1), last_lines=(line,))).cause == cause
+
+
+# Shutdown.
+
+
+def joins_at_the_end(rank: int = 1) -> RankSnapshot:
+    """The main thread joins the last threads; one of them waits for a lock in a line of the user's."""
+    pid = 100 + rank
+    stacks = (
+        stack(frame(1132, file=THREADING, function="join"), SHUTDOWN, tid=pid),
+        stack(frame(14, function="upload"), tid=500, thread="Thread-1"),
+    )
+    return rank_snapshot(rank, stacks=stacks, process=process(pid, tasks=(task(pid), task(500))))
+
+
+def test_a_thread_that_keeps_the_process_alive_after_its_program_hangs_the_shutdown() -> None:
+    seen = stalled(joins_at_the_end(), exits=(ended(0, 0, at_s=9.0),))
+    judgement = judge(seen)
+    found = diagnosed(seen)
+    assert (judgement.status, judgement.proof.kind if judgement.proof else None) == (Status.HANG, HangKind.DEADLOCK)
+    assert (found.cause, found.findings[0].ranks) == ("shutdown_hang", (1,))
+    assert found.findings[0].place == Place(file=USER, line=14, function="upload")
+    assert "a thread that is no daemon waits" in found.findings[0].claim
+
+
+def test_a_handler_at_exit_that_waits_is_named_with_its_own_line() -> None:
+    at_exit = board(mark("exit", "shutdown"), rank=1)
+    seen = stalled(rank_snapshot(1, frame(19, function="close"), board=at_exit), exits=(ended(0, 0, at_s=9.0),))
+    found = diagnosed(seen)
+    assert found.cause == "shutdown_hang"
+    assert found.findings[0].place == Place(file=USER, line=19, function="close")
+
+
+def test_a_rank_that_left_is_to_blame_while_another_one_is_still_in_its_program() -> None:
+    seen = stalled(joins_at_the_end(), rank_snapshot(2, frame(40)), exits=(ended(0, 0, at_s=9.0),))
+    assert judge(seen).status is Status.FAIL
+    assert diagnosed(seen).cause == "early_exit"
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (rank_snapshot(0, frame(10)), False),
+        (rank_snapshot(0), False),
+        (rank_snapshot(0, frame(10), board=board(mark("forward"))), False),
+        (rank_snapshot(0, frame(7, function="_shutdown")), False),
+        (rank_snapshot(0, frame(3), SHUTDOWN), True),
+        (rank_snapshot(0, frame(3, file="/x/torch/distributed/distributed_c10d.py", function="_shutdown")), False),
+        (
+            rank_snapshot(
+                0, frame(3, file="/x/torch/distributed/distributed_c10d.py", function="destroy_process_group"), frame(9)
+            ),
+            True,
+        ),
+    ],
+)
+def test_a_rank_is_at_its_end_when_the_interpreter_or_the_group_is_taken_down(
+    rank: RankSnapshot, expected: bool
+) -> None:
+    assert ending(rank) is expected
+
+
+def test_an_end_that_is_noted_late_explains_those_who_felt_it_at_once() -> None:
+    lost = rank_evidence(0, exit=ended(0, 1), raised=raised(0, message="Connection closed by peer", at_s=9.0))
+    seen = evidence(lost, rank_evidence(1, exit=ended(1, 0, at_s=9.3)), ending=Ending.EXITED)
+    assert diagnosed(seen).cause == "early_exit"

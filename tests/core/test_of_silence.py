@@ -1,0 +1,314 @@
+"""Findings about runs that say nothing: a run for each rule, and the healthy ones that look much like it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import case, ended, evidence, rank_evidence
+
+from harness.core.diagnosed import of_silence
+from harness.core.observed.evidence import RankEvidence
+from harness.core.observed.last_words import last_words
+from harness.core.observed.looks import KEPT_POINTS, read_looks
+from harness.core.observed.silence import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from harness.core.place import Place
+
+MIB = 1 << 20
+LINE = Place(file="/home/ada/train.py", line=18, function="step")
+SAME = Part(checksum="aa", size=4.0, total=1.0)
+OTHER = Part(checksum="bb", size=5.0, total=1.0)
+
+
+def rank(number: int, looks: Looks | None = None, **changes: Any) -> RankEvidence:
+    return rank_evidence(number, exit=ended(number), looks=looks, **changes)
+
+
+def found(rule: Any, *ranks: RankEvidence) -> Any:
+    return rule(case(evidence(*ranks)))
+
+
+# NaN.
+
+HOLDS = Broken(step=5, value="nan", names=("head.weight",))
+
+
+def test_the_rank_whose_loss_was_broken_first_and_its_line_are_named() -> None:
+    first = Looks(loss=Broken(step=4, value="nan", place=LINE), parameters=HOLDS)
+    later = Looks(loss=Broken(step=5, value="nan", place=LINE), parameters=HOLDS)
+    one = found(of_silence.nan, rank(0, later), rank(1, first))
+    assert (one.code, one.ranks, one.place, one.confidence) == ("nan", (1,), LINE, 0.95)
+    assert one.claim == (
+        "the loss of rank 1 was nan in step 4 at ada/train.py:18, before any other rank was;"
+        " head.weight and other parameters hold it at the end"
+    )
+
+
+def test_parameters_that_broke_before_any_loss_came_out_of_the_backward_pass_of_an_unknown_rank() -> None:
+    one = found(of_silence.nan, rank(0, Looks(parameters=HOLDS)), rank(1, Looks(parameters=HOLDS)))
+    assert (one.ranks, one.place, one.confidence) == ((0, 1), Place(parameter="head.weight"), 0.85)
+    assert "came out of a backward pass; gradients are averaged" in one.claim
+
+
+@pytest.mark.parametrize("in_a_row", [0, 1, 2])
+def test_a_broken_batch_that_the_program_skipped_is_no_finding(in_a_row: int) -> None:
+    skipped = Looks(loss=Broken(step=4, value="inf", place=LINE), bad_losses=9, bad_in_a_row=in_a_row)
+    assert found(of_silence.nan, rank(0, skipped)) is None
+
+
+def test_losses_that_stay_broken_to_the_end_are_likely_one() -> None:
+    one = found(of_silence.nan, rank(0, Looks(loss=Broken(step=4, value="inf", place=LINE), bad_in_a_row=3)))
+    assert (one.ranks, one.confidence) == ((0,), 0.8)
+
+
+# Replicas.
+
+
+def replica(*checksums: str, part: Part = SAME, steps: tuple[int, ...] = (0, 0, 1, 1, 2), **changes: Any) -> Looks:
+    """Made, before step 1, after it, before step 2, after it."""
+    moments = (("made", 0), ("begun", 0), ("stepped", 1), ("begun", 1), ("stepped", 2))
+    looks = tuple(
+        ReplicaLook(at=at, round=number, steps=done, checksum=one)
+        for (at, number), done, one in zip(moments, steps, checksums, strict=False)
+    )
+    facts = {"number": 0, "ranks": (0, 1), "names": (("head.weight", "head.weight"),), "looks": looks, "parts": (part,)}
+    return Looks(replicas=(Replica(**{**facts, **changes}),))
+
+
+def test_a_rank_that_changed_its_replica_outside_of_a_step_is_named() -> None:
+    one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabxy", part=OTHER)))
+    assert (one.code, one.ranks, one.place) == ("replica_divergence", (1,), Place(parameter="head.weight"))
+    assert one.claim == (
+        "the replicas differ since the time between step 1 and the next forward: rank 1 changed parameters outside of"
+        " an optimizer step, and the others did not; at the last look head.weight differs by 0.2 of the size"
+    )
+
+
+def test_a_rank_that_loads_other_weights_after_the_constructor_is_named() -> None:
+    one = found(of_silence.replica_divergence, rank(0, replica(*"axyzw", part=OTHER)), rank(1, replica(*"aabbc")))
+    assert one.ranks == (0,)
+    assert "since the time before the first step: rank 0 changed" in one.claim
+
+
+def test_a_rank_that_steps_once_more_than_it_goes_backward_is_named() -> None:
+    more = replica(*"aabbx", part=OTHER, steps=(0, 0, 1, 1, 3))
+    one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, more))
+    assert (one.ranks, "rank 1 took another number of optimizer steps" in one.claim) == ((1,), True)
+
+
+def test_of_three_the_one_that_comes_out_of_a_step_unlike_the_others_is_named_and_of_two_neither() -> None:
+    members = {"ranks": (0, 1, 2)}
+    lone = replica(*"aabbx", part=OTHER, **members)
+    three = [rank(0, replica(*"aabbc", **members)), rank(1, replica(*"aabbc", **members)), rank(2, lone)]
+    assert found(of_silence.replica_divergence, *three).ranks == (2,)
+    two = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabbx", part=OTHER)))
+    assert (two.ranks, "cannot be told" in two.claim) == ((0, 1), True)
+
+
+def test_what_was_before_the_oldest_look_is_left_open() -> None:
+    looks = [replica(*sums, part=part) for sums, part in (("aabbc", SAME), ("xyzvw", OTHER))]
+    kept = [replace(one, replicas=(replace(one.replicas[0], looks=one.replicas[0].looks[3:]),)) for one in looks]
+    one = found(of_silence.replica_divergence, rank(0, kept[0]), rank(1, kept[1]))
+    assert (one.ranks, one.claim.partition(":")[0]) == ((0, 1), "the replicas differ since step 1 or earlier")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(replica(*"aabbc"), replica(*"aabbc"), id="equal"),
+        pytest.param(replica(*"aabbc"), replica(*"aaxyc", part=OTHER), id="equal again: averaged on purpose"),
+        pytest.param(replica(*"aabbc"), replica(*"aabbx", part=replace(SAME, checksum="bb")), id="rounding only"),
+        pytest.param(replica(*"aabbc"), replica(*"aabbx", part=OTHER, hook="gossip"), id="own communication hook"),
+        pytest.param(replica(*"aabbc"), replica(*"aabb"), id="one rank looked once less"),
+        pytest.param(replica(*"aabbc"), replica(*"aabbx", part=OTHER, names=()), id="other parameters"),
+        pytest.param(replica(*"aabbc"), replica(*"aabbx", part=OTHER, number=1), id="another model"),
+        pytest.param(replica(*"aabbc"), None, id="a rank without looks"),
+    ],
+)
+def test_replicas_that_are_equal_or_need_not_be_are_no_finding(first: Looks, second: Looks | None) -> None:
+    assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
+
+
+def test_replicas_of_another_group_are_not_compared() -> None:
+    ranks = [rank(0, replica(*"aabbc", ranks=(0, 2))), rank(1, replica(*"aabbx", part=OTHER, ranks=(1, 3)))]
+    assert found(of_silence.replica_divergence, *ranks) is None
+
+
+# Memory.
+
+
+def memory(amounts: dict[int, float], gpu: dict[int, float] | None = None) -> Looks:
+    """MiB by step."""
+    return Looks(
+        memory=tuple(
+            Memory(step=step, anonymous_bytes=int(amount * MIB), gpu_bytes=int(gpu[step] * MIB) if gpu else None)
+            for step, amount in amounts.items()
+        )
+    )
+
+
+STEPS = [*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 129, 8), *range(144, 257, 16)]
+
+
+def test_memory_that_grows_with_each_step_to_the_end_is_told_with_its_slope() -> None:
+    leaking = memory({step: 250 + step for step in STEPS})
+    one = found(of_silence.memory_growth, rank(0, memory(dict.fromkeys(STEPS, 250.0))), rank(1, leaking))
+    assert (one.code, one.ranks, one.confidence) == ("memory_growth", (1,), 0.8)
+    assert one.claim == (
+        "the host memory of rank 1 grows by 1.0 MiB a step and does not level off: 224.0 MiB more from step 32 to 256"
+    )
+
+
+def test_memory_of_the_gpu_counts_as_well() -> None:
+    looks = memory(dict.fromkeys(STEPS, 250.0), {step: 100 + step for step in STEPS})
+    assert found(of_silence.memory_growth, rank(0, looks)).claim.startswith("the GPU memory of rank 0 grows by 1.0 MiB")
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        pytest.param({step: 250 + 2 * min(step, 100) for step in STEPS}, id="levels off"),
+        pytest.param({step: 250 + 100 * (step % 32) / 32 for step in STEPS}, id="saw teeth of the collector"),
+        pytest.param({step: 250 + step / 10 for step in STEPS}, id="too little"),
+        pytest.param({step: 250 + 4 * step for step in STEPS if step < 30}, id="too few steps"),
+        pytest.param({step: 250 + (300 if step > 100 else 0) for step in STEPS}, id="one jump: an evaluation"),
+        pytest.param({step: 400 - step for step in STEPS}, id="shrinks"),
+        pytest.param({}, id="not seen"),
+    ],
+)
+def test_memory_that_does_not_grow_on_is_no_finding(amounts: dict[int, float]) -> None:
+    assert found(of_silence.memory_growth, rank(0, memory(amounts))) is None
+
+
+# Gradients that never came.
+
+
+def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -> None:
+    looks = Looks(never=("encoder.weight", "encoder.bias"), never_count=2, looks=6)
+    one = found(of_silence.never_a_gradient, rank(0, looks), rank(1, looks))
+    assert (one.code, one.ranks, one.confidence) == ("no_gradient", (0, 1), 0.85)
+    assert one.place == Place(parameter="encoder.weight", module="encoder")
+
+
+def test_after_few_looks_nothing_is_said_of_gradients() -> None:
+    looks = Looks(never=("encoder.weight",), never_count=1, looks=3)
+    assert found(of_silence.never_a_gradient, rank(0, looks)) is None
+
+
+# Dirty ends.
+
+ATEXIT = """\
+Error in atexit._run_exitfuncs:
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 18, in step
+    print(self.file.read_text())
+FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'
+"""
+SEMAPHORES = (
+    "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be"
+    " 3 leaked semaphore objects to clean up at shutdown\n"
+)
+GROUP = "[W1121] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak\n"
+
+
+def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
+    assert last_words("epoch 1\n" + SEMAPHORES + GROUP + ATEXIT + "left alone\n" + SEMAPHORES) == (
+        LastWords(kind="left", name="3 leaked semaphore", error="", place=None),
+        LastWords(kind="process group", name="destroy_process_group", error="", place=None),
+        LastWords(
+            kind="atexit",
+            name="atexit",
+            error="FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'",
+            place=LINE,
+        ),
+    )
+
+
+@pytest.mark.parametrize("first", ["", "Exception in thread telemetry (send):\n", "ERROR could not write:\n"])
+def test_a_traceback_of_a_thread_or_a_logged_one_is_no_dirty_end(first: str) -> None:
+    assert last_words(first + ATEXIT.partition("\n")[2]) == ()
+
+
+def test_a_rank_whose_end_failed_is_named_with_the_line() -> None:
+    one = found(of_silence.dirty_exit, rank(0), rank(1, last_words=last_words(SEMAPHORES + ATEXIT)))
+    assert (one.code, one.ranks, one.place) == ("dirty_exit", (1,), LINE)
+    assert one.claim == (
+        "rank 1 left with exit code 0, but a function called at exit ended with FileNotFoundError: [Errno 2] No such"
+        " file or directory: 'journal.txt' at ada/train.py:18, and 1 more thing"
+    )
+
+
+def test_of_a_run_that_failed_the_end_is_not_told_twice() -> None:
+    dirty = rank_evidence(0, exit=ended(0, 1), last_words=last_words(ATEXIT))
+    assert found(of_silence.dirty_exit, dirty) is None
+
+
+# Gates.
+
+
+@pytest.mark.parametrize(("mean", "share", "shut"), [(0.0004, 1.0, True), (0.3, 0.2, False), (0.009, 0.5, False)])
+def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: float, shut: bool) -> None:
+    gates = tuple(
+        Gate(step=20, layer=layer, branch="sel", mean=mean, deviation=0.01, saturated_share=share) for layer in (3, 2)
+    )
+    one = found(of_silence.gate_collapse, rank(0, gates=gates))
+    assert (one is not None) is shut
+    assert not shut or (one.place, one.code) == (Place(layer=2, module="blocks.2.attn"), "gate_collapse")
+
+
+# The file of looks.
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"at": "step", "optimizer": 0, "step": number, "anon": 1000 + number, "gpu": None}
+    facts |= {"broken": 0, "names": [], "value": "", "never": 0, "never_names": []}
+    return {**facts, "losses": number, "bad_losses": 0, "bad_in_a_row": 0, **changes}
+
+
+def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() -> None:
+    broken = {"broken": 2, "names": ["a.weight"], "value": "inf"}
+    healed = read_looks([step(1), step(2, **broken), step(3)])
+    held = read_looks([step(1), step(2, **broken), step(3, **broken)])
+    assert healed is not None
+    assert held is not None
+    assert (healed.parameters, healed.looks, healed.losses) == (None, 3, 3)
+    assert held.parameters == Broken(step=2, value="inf", names=("a.weight",))
+    assert held.memory[-1] == Memory(step=3, anonymous_bytes=1003, gpu_bytes=None)
+
+
+def test_a_loss_that_broken_parameters_made_is_not_taken_for_the_beginning() -> None:
+    loss = {"at": "loss", "step": 40, "value": "nan", "place": "/home/ada/train.py:18:step"}
+    begun, made = (read_looks([step(36), {**loss, "held": held}]) for held in ([], ["a.weight"]))
+    assert begun is not None
+    assert made is not None
+    assert (begun.loss, begun.parameters) == (Broken(step=40, value="nan", place=LINE), None)
+    assert (made.loss, made.parameters) == (None, Broken(step=39, value="nan", names=("a.weight",)))
+
+
+def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
+    made = {"at": "made", "ddp": 0, "ranks": "0-1", "parts": [["a", "b"]], "sum": "1", "seen": [["1", "2", "3"]]}
+    stepped = {"at": "stepped", "ddp": 0, "round": 1, "steps": 1, "sum": "2", "seen": [["4", "nan", "6"]]}
+    looks = read_looks([{**made, "hook": ""}, {**stepped, "hook": "gossip"}])
+    assert looks is not None
+    (one,) = looks.replicas
+    assert (one.ranks, one.names, one.hook) == ((0, 1), (("a", "b"),), "gossip")
+    assert [(look.at, look.round, look.checksum) for look in one.looks] == [("made", 0, "1"), ("stepped", 1, "2")]
+    assert (one.parts[0].checksum, one.parts[0].total) == ("4", 6.0)
+
+
+def test_many_points_are_thinned_and_the_newest_stay() -> None:
+    looks = read_looks([step(number) for number in range(1, 300)])
+    assert looks is not None
+    assert len(looks.memory) <= KEPT_POINTS
+    assert [point.step for point in looks.memory[-3:]] == [297, 298, 299]
+
+
+@pytest.mark.parametrize("record", [{"at": "step"}, {**step(1), "step": "x"}, {"at": "begun", "ddp": 3}])
+def test_a_record_of_another_form_is_refused(record: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        read_looks([record])
+
+
+def test_no_record_is_no_look() -> None:
+    assert read_looks([]) is None

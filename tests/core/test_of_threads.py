@@ -1,0 +1,197 @@
+"""Threads of one process that wait for each other, and loops that sleep: a run for each rule, and one to refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    SITE,
+    USER,
+    board,
+    evidence,
+    frame,
+    mark,
+    process,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    snapshot,
+    stack,
+    stalled,
+    task,
+)
+
+from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
+from harness.core.place import Place
+from harness.core.plan import Limits
+from harness.core.report import HangKind
+
+THREADING = "/usr/lib/python3.11/threading.py"
+POOL = "/usr/lib/python3.11/multiprocessing/pool.py"
+QUEUES = "/usr/lib/python3.11/multiprocessing/queues.py"
+JOIN = frame(1132, file=THREADING, function="Thread.join")
+WAIT = frame(327, file=THREADING, function="wait")
+GET = frame(365, file=QUEUES, function="get")
+WORK = frame(114, file=POOL, function="worker")
+BEGAN = frame(1045, file=THREADING, function="_bootstrap_inner")
+
+
+def diagnosed(seen: Evidence) -> Diagnosis:
+    return diagnose(seen, judge(seen))
+
+
+def line(number: int, function: str = "step") -> Place:
+    return Place(file=USER, line=number, function=function)
+
+
+def threads(*others: Stack, main: tuple[Frame, ...] = (JOIN, frame(40)), **syscalls: Any) -> RankSnapshot:
+    """Rank 0, whose main thread joins; every thread in a futex unless it is said otherwise."""
+    tasks = (task(100), *(task(one.tid or 0, **syscalls) for one in others))
+    return rank_snapshot(0, stacks=(stack(*main, tid=100), *others), process=process(tasks=tasks))
+
+
+def other(number: int, tid: int = 500) -> Stack:
+    return stack(WAIT, frame(number, function="run"), tid=tid, thread="Thread-1")
+
+
+def printed(**changes: Any) -> Raised:
+    facts = {"at_s": None, "frames": (frame(17, function="decode"), BEGAN), "proof": "rank0/stderr.log"}
+    return raised(0, "KeyError", "4", **{**facts, **changes})
+
+
+# A thread that died.
+
+
+def waits_after(error: Raised | None) -> Evidence:
+    seen = stalled(rank_snapshot(0, WAIT, frame(30)))
+    return replace(seen, ranks=(rank_evidence(0, raised=error, exit=seen.launcher and replace(seen.launcher, rank=0)),))
+
+
+def test_a_thread_that_printed_its_exception_and_died_explains_the_one_that_waits() -> None:
+    found = diagnosed(waits_after(printed()))
+    assert (found.cause, found.findings[0].place) == ("swallowed_exception", line(17, "decode"))
+    assert found.findings[0].confidence < 0.9, "it may have been another thread"
+    assert found.findings[0].proof[0] == "rank0/stderr.log"
+
+
+def test_so_it_does_where_nobody_saw_how_the_rank_ended() -> None:
+    seen = waits_after(printed())
+    assert diagnosed(replace(seen, ranks=(replace(seen.ranks[0], exit=None),))).cause == "swallowed_exception"
+
+
+@pytest.mark.parametrize("error", [None, printed(frames=(frame(17), frame(30))), printed(frames=(BEGAN,))])
+def test_what_no_thread_died_of_is_a_lock_as_any(error: Raised | None) -> None:
+    assert diagnosed(waits_after(error)).cause == "lock_cycle"
+
+
+def test_a_thread_that_died_does_not_say_in_which_step_its_rank_stands() -> None:
+    led = (frame(33, function="main"),)
+    between = board(mark("step", "SGD", step=4), steps_s=((4, 4.0),), stepped_from=tuple(_bare(one) for one in led))
+    seen = stalled(rank_snapshot(0, WAIT, frame(30, function="main"), board=between))
+    died = rank_evidence(0, raised=printed(), board=between, exit=seen.launcher and replace(seen.launcher, rank=0))
+    culprit = diagnosed(replace(seen, ranks=(died,))).culprit
+    assert culprit is not None
+    assert culprit.step == 5
+
+
+def _bare(one: Frame) -> Frame:
+    return replace(one, file=one.file.rpartition("/")[2])
+
+
+# A thread that is waited for.
+
+
+def test_a_lock_that_two_threads_wait_for_in_turn_is_named_with_the_line_of_the_one_that_is_joined() -> None:
+    found = diagnosed(stalled(threads(other(20))))
+    assert (found.cause, found.findings[0].place) == ("lock_cycle", line(20, "run"))
+
+
+def test_of_several_threads_none_is_named_in_place_of_the_one_that_waits() -> None:
+    found = diagnosed(stalled(threads(other(20), other(60, tid=501))))
+    assert (found.cause, found.findings[0].place) == ("lock_cycle", line(40))
+
+
+def test_a_thread_that_waits_for_no_thread_is_named_with_its_own_line() -> None:
+    found = diagnosed(stalled(threads(other(20), main=(WAIT, frame(40)))))
+    assert (found.cause, found.findings[0].place) == ("lock_cycle", line(40))
+
+
+def test_a_joined_thread_that_reads_for_too_long_is_an_open_wait_named_with_its_line() -> None:
+    seen = stalled(threads(other(20), syscall="recvfrom"), at_s=400.0)
+    found = diagnosed(seen)
+    assert (found.cause, found.findings[0].place) == ("blocked_io", line(20, "run"))
+    assert "stands in recvfrom" in found.findings[0].claim
+    assert found.findings[0].confidence < 0.9
+
+
+# A process pool.
+
+
+def pool(*workers: tuple[Frame, ...]) -> Evidence:
+    """Rank 0 waits for a result of its pool, beside a handler of the pool that polls; these are its workers."""
+    main = (WAIT, frame(768, file=POOL, function="ApplyResult.wait"), frame(40))
+    seen = threads(stack(frame(500, file=POOL, function="_handle_workers"), tid=500), main=main, timed=True)
+    pids = range(200, 200 + len(workers))
+    stacks = {pid: (stack(*frames, tid=pid),) for pid, frames in zip(pids, workers, strict=True)}
+    children = tuple(process(pid, parent=100) for pid in pids)
+    return stalled(replace(seen, children=children, child_stacks=stacks), at_s=400.0)
+
+
+def test_a_pool_whose_workers_all_wait_for_work_has_lost_the_task_that_a_rank_waits_for() -> None:
+    found = diagnosed(pool((GET, WORK), (GET, WORK)))
+    assert (found.cause, found.findings[0].place) == ("pool_worker_lost", line(40))
+
+
+@pytest.mark.parametrize("workers", [((GET, WORK), (frame(9), WORK)), ((frame(9), WORK),), ()])
+def test_a_pool_with_a_worker_at_work_has_lost_nothing(workers: tuple[tuple[Frame, ...], ...]) -> None:
+    assert diagnosed(pool(*workers)).cause != "pool_worker_lost"
+
+
+# A loop that sleeps.
+
+
+def naps(until_s: float, number: int = 12, *, at_line: int = 10) -> RankSnapshot:
+    nap = task(syscall="clock_nanosleep", wakes_at_s=until_s, timed=True)
+    return rank_snapshot(0, frame(at_line), process=process(tasks=(nap,), io_bytes=number))
+
+
+def slept(*looks: RankSnapshot, open_wait_s: float = 6.0) -> Evidence:
+    limits = Limits(stall_s=5.0, busy_s=60.0, open_wait_s=open_wait_s, start_s=120.0, deadline_s=600.0)
+    shots = tuple(snapshot(number, 20.0 + 2 * number, look) for number, look in enumerate(looks))
+    at_s = shots[-1].at_s
+    return evidence(rank_evidence(0), ending=Ending.STALL, snapshots=shots, ended_s=at_s, limits=limits)
+
+
+def test_a_loop_that_sleeps_and_looks_again_for_too_long_is_a_livelock() -> None:
+    seen = slept(naps(20.5), naps(22.5), naps(24.5))
+    proof = judge(seen).proof
+    found = diagnosed(seen)
+    assert proof is not None
+    assert (proof.kind, found.cause, found.findings[0].place) == (HangKind.LIVELOCK, "livelock", line(10))
+
+
+def test_so_is_one_that_says_each_time_that_it_tries_again() -> None:
+    assert diagnosed(slept(naps(20.5), naps(22.5, 90), naps(24.5, 180))).cause == "livelock"
+
+
+def test_one_long_sleep_is_none_and_ends_in_time() -> None:
+    assert judge(slept(naps(90.0), naps(90.0), naps(90.0))).proof is None
+
+
+def test_a_sleep_past_the_deadline_is_no_loop() -> None:
+    assert diagnosed(slept(naps(900.0), naps(900.0))).cause == "starved"
+
+
+def test_before_the_limit_of_open_waits_a_loop_that_sleeps_may_still_find_what_it_looks_for() -> None:
+    assert judge(slept(naps(20.5), naps(22.5), naps(24.5), open_wait_s=300.0)).proof is None
+
+
+def test_a_library_that_sleeps_in_a_loop_is_shown_with_the_line_that_called_it() -> None:
+    library = frame(99, file=f"{SITE}/filelock/_api.py", function="acquire")
+    look = replace(naps(20.5), stacks=(stack(library, frame(31)),))
+    again = replace(naps(22.5), stacks=look.stacks)
+    assert diagnosed(slept(look, again)).findings[0].place == line(31)

@@ -1,0 +1,210 @@
+"""The least that repeats a run: calls cut to where they part, as a script of known words, or the reason for none."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import board, call, collective, ended, rank_evidence, spec
+from builders import evidence as evidence_of
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import run
+
+from harness.core.observed.evidence import Evidence
+from harness.core.plan import Fault
+from harness.core.report import Outcome, Status
+from harness.core.reproduced.calls import Made, NotRepeatableError, parting_calls, stands_elsewhere
+from harness.core.reproduced.operations import COLLECTIVES, MAKERS, STATEMENTS, TRANSFERS
+from harness.core.reproduced.reproduction import Reproduction, reproduction
+from harness.core.reproduced.script import MOST_LINES, script
+
+HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
+HOSTILE = '"""]; import os; os.system("x") #\n'
+
+
+def recorded(*ranks: Any, groups: dict[str, tuple[int, ...]] | None = None) -> Evidence:
+    """Each rank by its collectives: (operation, done) or collectives themselves, on one group unless they say so."""
+    return evidence_of(*(
+        rank_evidence(number, collectives=made, board=board(groups=groups or {})) for number, made in enumerate(ranks)
+    ))  # fmt: skip
+
+
+def done(seq: int, op: str = "all_reduce", **changes: Any) -> Any:
+    return collective(seq, op, retired=True, created_ns=changes.pop("at", seq), **changes)
+
+
+def open_(seq: int, op: str = "all_reduce", **changes: Any) -> Any:
+    return collective(seq, op, created_ns=changes.pop("at", seq), **changes)
+
+
+def hung(cause: str = "collective_order_mismatch", status: Status = HANG) -> Outcome:
+    return run("ddp", status, cause=cause)
+
+
+def made(evidence: Evidence, outcome: Outcome, **changes: Any) -> Reproduction:
+    told = reproduction(replace(spec(), ranks=evidence.world_size, **changes), evidence, outcome, "python train.py")
+    assert told is not None
+    return told
+
+
+def names(calls: dict[int, tuple[Made, ...]]) -> dict[int, list[str]]:
+    return {rank: [f"{one.operation} {one.number}" for one in sequence] for rank, sequence in calls.items()}
+
+
+MISMATCH = recorded(
+    (done(1), done(2), done(3), open_(4)),
+    (done(1), done(2), done(3), open_(4, "broadcast")),
+)
+
+
+def test_what_all_did_alike_is_left_out_but_for_the_last_of_it() -> None:
+    calls = parting_calls(MISMATCH, from_python=False)
+    assert names(calls) == {0: ["all_reduce 3", "all_reduce 4"], 1: ["all_reduce 3", "broadcast 4"]}
+
+
+def test_what_one_rank_no_longer_remembers_is_not_counted_as_a_difference() -> None:
+    short = recorded((done(1), done(2), done(3), open_(4)), (done(3),))
+    assert names(parting_calls(short, from_python=False)) == {0: ["all_reduce 3", "all_reduce 4"], 1: ["all_reduce 3"]}
+
+
+def test_a_group_in_which_all_agree_to_the_end_is_left_out() -> None:
+    members = {"dp": (0, 1)}
+    told = recorded(
+        (done(1, group="dp"), open_(1, group="0", at=2)),
+        (done(1, group="dp"), open_(1, "barrier", at=2)),
+        groups=members,
+    )
+    assert names(parting_calls(told, from_python=False)) == {0: ["all_reduce 1"], 1: ["barrier 1"]}
+
+
+def test_two_groups_of_the_same_ranks_stay_two() -> None:
+    groups = {"a": (0, 1), "b": (0, 1)}
+    crossed = recorded(
+        (open_(1, group="a", at=1), open_(1, group="b", at=2)),
+        (open_(1, group="b", at=1), open_(1, group="a", at=2)),
+        groups=groups,
+    )
+    told = made(crossed, hung("cross_group_deadlock"))
+    assert told.script is not None
+    assert "GROUPS = [[0, 1], [0, 1]]" in told.script
+    assert calls_of(told.script) == {
+        0: [("all_reduce", 0, 4, "float32", None), ("all_reduce", 1, 4, "float32", None)],
+        1: [("all_reduce", 1, 4, "float32", None), ("all_reduce", 0, 4, "float32", None)],
+    }
+
+
+def test_transfers_come_from_the_calls_of_each_rank() -> None:
+    other = board(calls=())
+    made_calls = parting_calls(
+        evidence_of(
+            rank_evidence(
+                0, board=replace(other, calls=(call(1, "send", peer=1), call(2, "send", peer=1, left_s=None)))
+            ),
+            rank_evidence(1, board=replace(other, calls=(call(1, "recv", peer=0), call(2, "barrier", left_s=None)))),
+        ),
+        from_python=True,
+    )
+    assert names(made_calls) == {0: ["send 1", "send 2"], 1: ["recv 1", "barrier 1"]}
+
+
+def test_only_steps_that_every_rank_remembers_whole_are_counted() -> None:
+    long = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(5, 9)))
+    short = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(1, 8)))
+    calls = parting_calls(evidence_of(rank_evidence(0, board=long), rank_evidence(1, board=short)), from_python=True)
+    assert names(calls) == {0: ["all_reduce 2", "all_reduce 3"], 1: ["all_reduce 2"]}
+
+
+def test_a_call_without_a_form_in_the_script_is_the_reason_for_none() -> None:
+    strange = recorded((open_(1, HOSTILE),), (open_(1),))
+    with pytest.raises(NotRepeatableError):
+        parting_calls(strange, from_python=False)
+    told = made(strange, hung())
+    assert (told.script, told.why_not) == (None, "the ranks made a call that the script has no form of")
+
+
+def test_a_rank_that_stood_elsewhere_is_the_reason_for_none() -> None:
+    told = recorded((open_(1),), (done(1),))
+    assert stands_elsewhere(told) == (1,)
+    assert made(told, hung()).why_not.startswith("rank 1 stood outside every recorded call")
+    gone = evidence_of(*(replace(rank, exit=ended(rank.rank)) for rank in told.ranks))
+    assert stands_elsewhere(gone) == ()
+
+
+@pytest.mark.parametrize("cause", ["lock_cycle", "exception", "pipe_full", "unknown"])
+def test_a_cause_outside_the_calls_gets_its_command_line_and_no_pretence(cause: str) -> None:
+    told = made(MISMATCH, hung(cause), env=(("A", "x y"),), cwd="sub dir")
+    assert told.script is None
+    assert "the cause lies in no call to other ranks" in told.why_not
+    assert told.command == "# The program itself, without the harness:\ncd 'sub dir'\nA='x y' python train.py\n"
+
+
+def test_a_planted_fault_is_not_in_the_bare_line_and_that_is_said() -> None:
+    told = made(MISMATCH, hung("lock_cycle"), fault=Fault(kind="deadlock", rank=1))
+    assert "planted by the harness" in told.command
+
+
+@pytest.mark.parametrize("status", [PASS, Status.SKIP, Status.ERROR])
+def test_what_neither_failed_nor_hung_has_nothing_to_repeat(status: Status) -> None:
+    assert reproduction(spec(), MISMATCH, run("ddp", status), "python train.py") is None
+
+
+def test_equal_calls_on_every_rank_repeat_nothing() -> None:
+    same = recorded((open_(1),), (open_(1),))
+    assert made(same, hung()).why_not == "the record holds no call in which the ranks part"
+
+
+def test_the_command_of_the_script_stands_beside_that_of_the_program() -> None:
+    assert made(MISMATCH, hung()).command.endswith("torchrun --standalone --nproc-per-node=2 repro.py\n")
+
+
+def test_sizes_and_types_are_those_of_the_record() -> None:
+    uneven = recorded((open_(1, sizes=((2, 3),), dtypes=("BFloat16",)),), (open_(1, sizes=((7,),), dtypes=("Long",)),))
+    told = made(uneven, hung("shape_mismatch")).script
+    assert told is not None
+    assert calls_of(told) == {
+        0: [("all_reduce", None, 6, "bfloat16", None)],
+        1: [("all_reduce", None, 7, "int64", None)],
+    }
+
+
+def test_every_operation_that_a_record_can_name_has_its_statement() -> None:
+    assert {*COLLECTIVES.values(), *MAKERS.values(), *TRANSFERS} == set(STATEMENTS)
+
+
+_MADE = st.builds(
+    Made,
+    operation=st.sampled_from(sorted(STATEMENTS)),
+    group=st.sampled_from(["", "a", HOSTILE]),
+    members=st.sampled_from([(0, 1), (1, 2), (0, 1, 2)]),
+    elements=st.integers(1, 1 << 24),
+    dtype=st.sampled_from(["float32", "int64"]),
+    peer=st.none() | st.integers(0, 2),
+)
+
+
+@given(st.dictionaries(st.integers(0, 7), st.lists(_MADE, max_size=30), min_size=1))
+def test_a_script_is_at_most_a_screen_of_python_and_holds_known_words_alone(calls: dict[int, list[Made]]) -> None:
+    text = script(calls, "p2p_unmatched")
+    if text is not None:
+        ast.parse(text)
+        assert text.count("\n") <= MOST_LINES
+        assert "os.system" not in text
+
+
+def test_more_than_fits_a_screen_is_no_script() -> None:
+    calls = {rank: [made_call(f"g{rank}", number) for number in range(9)] for rank in range(64)}
+    assert script(calls, "cross_group_deadlock") is None
+
+
+def made_call(group: str, number: int) -> Made:
+    return Made(operation="all_reduce", group=group, members=(0, 1), elements=number, dtype="float32")
+
+
+def calls_of(text: str) -> Any:
+    found = re.search(r"^CALLS = (.*?)^GROUPS", text, re.M | re.S)
+    assert found
+    return ast.literal_eval(found[1])

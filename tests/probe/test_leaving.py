@@ -1,0 +1,81 @@
+"""The line that leaves, and that whoever leaves does so as if nobody looked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import Boards, run_ranks
+
+BY_ARGPARSE = """
+import argparse
+def options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int)
+    return parser.parse_args(["--width", "wide"])
+options()
+"""
+BY_ITSELF = """
+import sys
+def verify():
+    print("too old", file=sys.stderr)
+
+    sys.exit(3)
+verify()
+"""
+AT_ONCE = """
+import os
+class Budget:
+    def spend(self):
+
+        os._exit(0)
+Budget().spend()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "function"), [(BY_ARGPARSE, 2, "options"), (BY_ITSELF, 3, "verify"), (AT_ONCE, 0, "spend")]
+)
+def test_the_line_that_leaves_is_known_whoever_leaves_on_its_behalf(
+    tmp_path: Path, program: str, status: int, function: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(program)
+    (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
+    seen = Boards(tmp_path / "boards").board(rank.pid).seen
+    assert rank.status == status
+    assert seen is not None
+    assert (seen.file, seen.line, seen.function) == (str(path), 6, function)
+
+
+def test_a_child_and_another_thread_leave_without_a_word_of_the_rank(tmp_path: Path) -> None:
+    code = """
+import os, sys, threading
+thread = threading.Thread(target=sys.exit)
+thread.start()
+thread.join()
+child = os.fork()
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    (rank,) = run_ranks(1, "-c", code, boards=tmp_path)
+    assert (rank.status, rank.out, rank.err) == (0, "7\n", "")
+    assert Boards(tmp_path).board(rank.pid).seen is None
+
+
+def test_the_end_is_marked_before_the_last_threads_are_joined(tmp_path: Path) -> None:
+    code = """
+import threading, torch.distributed
+def last():
+    threading.main_thread().join()
+    print(any(b"shutdown" in open(path, "rb").read() for path in boards()))
+def boards():
+    import glob, os
+    return glob.glob(os.path.join(os.environ["_NSA_HARNESS_BOARDS"], "*.board"))
+threading.Thread(target=last).start()
+"""
+    (rank,) = run_ranks(1, "-c", code, boards=tmp_path)
+    assert (rank.status, rank.out) == (0, "True\n"), rank.err
+    marks = Boards(tmp_path).board(rank.pid).marks
+    assert "exit" in {mark.kind for mark in marks}

@@ -1,0 +1,188 @@
+"""Looks at a rank's numbers: what bytes say, which steps are looked at, and what a real program leaves in its file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import run_ranks
+
+from harness import protocol
+from harness.core.observed.looks import read_looks
+from harness.core.observed.silence import Looks
+from harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
+from harness.probe.looks import due
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def data_of(tensor: torch.Tensor, limit: int = 1 << 20) -> tuple[bytes, str]:
+    return sample(tensor, limit), str(tensor.dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [0.0, 1.5, -2.0, math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_found_and_said(dtype: torch.dtype, value: float) -> None:
+    tensor = torch.ones(37, dtype=dtype)
+    tensor[20] = value
+    expected = None if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
+    assert broken(*data_of(tensor)) == expected
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_largest_and_the_smallest_number_are_finite(dtype: torch.dtype) -> None:
+    facts = torch.finfo(dtype)
+    tensor = torch.tensor([facts.max, facts.min, facts.tiny, facts.smallest_normal, 0.0], dtype=dtype)
+    assert broken(*data_of(tensor)) is None
+    assert list(numbers(*data_of(tensor))) == tensor.tolist()
+
+
+@given(values=st.lists(st.floats(width=32), max_size=50))
+def test_finite_is_what_torch_calls_finite(values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert (broken(*data_of(tensor)) is None) == bool(tensor.isfinite().all())
+
+
+def test_whole_numbers_are_never_broken_and_have_a_checksum() -> None:
+    data, dtype = data_of(torch.tensor([-1, 2**62]))
+    assert (broken(data, dtype), tuple(numbers(data, dtype))) == (None, ())
+    assert checksum(data) != checksum(data_of(torch.tensor([-1, 2**61]))[0])
+
+
+def test_of_a_large_tensor_pieces_from_begin_to_end_are_read_and_no_element_is_cut() -> None:
+    tensor = torch.arange(100_003, dtype=torch.float64)
+    values = list(numbers(*data_of(tensor, 1000)))
+    assert len(values) <= 125
+    assert (values[0], values[-1] > 99_990) == (0.0, True)
+    assert set(values) <= set(tensor.tolist())
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(4, 4).t()[1:, 1:], torch.ones(3, device="meta"), torch.ones(3).to_sparse()]
+)
+def test_what_has_no_plain_memory_on_the_host_is_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(Unreadable):
+        sample(tensor, 1000)
+
+
+def test_an_empty_tensor_has_nothing_to_say() -> None:
+    data, dtype = data_of(torch.ones(0))
+    assert (data, broken(data, dtype), size_and_sum(numbers(data, dtype))) == (b"", None, (0.0, 0))
+
+
+def test_the_first_steps_are_looked_at_and_then_eight_an_octave() -> None:
+    looked = [count for count in range(1, 4097) if due(count)]
+    assert looked[:19] == [*range(1, 17), 18, 20, 22]
+    assert [count for count in looked if 2048 < count <= 4096] == [2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096]
+    assert not due(0)
+
+
+PROGRAM = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+
+def train():
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)))
+    extra = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *extra.parameters()], lr=0.01)
+    for step in range(1, 7):
+        inputs = torch.randn(3, 4)
+        loss = model(inputs).square().mean() + extra(inputs).detach().mean()
+        if rank == 1 and step == 5:
+            loss = loss * float("nan")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0 and step == 2:
+            with torch.no_grad():
+                model.module[1].bias.add_(1.0)
+
+train()
+dist.destroy_process_group()
+"""
+
+
+def looks(boards: Path, pid: int) -> Looks:
+    lines = (boards / protocol.LOOKS.format(pid=pid)).read_text().splitlines()
+    found = read_looks([json.loads(line) for line in lines])
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
+    """A program in which everything is wrong that can be without a word."""
+    boards = tmp_path_factory.mktemp("boards")
+    ranks = run_ranks(2, "-c", PROGRAM, boards=boards)
+    assert [(rank.status, rank.err) for rank in ranks] == [(0, "")] * 2
+    assert not list(boards.glob("*.trouble.jsonl"))
+    return [looks(boards, rank.pid) for rank in ranks]
+
+
+def test_a_broken_loss_is_told_by_the_rank_that_had_it_with_step_and_line(two: list[Looks]) -> None:
+    first, second = two
+    assert second.loss is not None
+    assert second.loss.place is not None
+    assert (second.loss.step, second.loss.value, second.loss.place.function) == (5, "nan", "train")
+    assert first.loss is None  # its only broken loss came from parameters that were
+    assert (first.losses, first.bad_losses, second.bad_in_a_row) == (6, 1, 2)
+
+
+def test_broken_parameters_are_told_by_every_rank_with_their_names(two: list[Looks]) -> None:
+    for one in two:
+        assert one.parameters is not None
+        assert (one.parameters.step, one.parameters.names[0]) == (5, "0.weight")
+
+
+def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[Looks]) -> None:
+    (first,), (second,) = (one.replicas for one in two)
+    assert (first.ranks, first.names[0]) == ((0, 1), ("0.weight", "0.weight"))
+    assert [(look.at, look.round, look.steps) for look in first.looks[:6]] == [
+        ("made", 0, 0), ("begun", 0, 0), ("stepped", 1, 1), ("begun", 1, 1), ("stepped", 2, 2), ("begun", 2, 2),
+    ]  # fmt: skip
+    same = [a.checksum == b.checksum for a, b in zip(first.looks, second.looks, strict=True)]
+    assert same[:6] == [True, True, True, True, True, False]
+
+
+def test_a_parameter_that_never_had_a_gradient_is_told_though_its_module_ran(two: list[Looks]) -> None:
+    assert [one.never for one in two] == [("Linear.weight", "Linear.bias")] * 2
+
+
+def test_the_end_and_the_memory_of_each_step_are_told(two: list[Looks]) -> None:
+    assert [(one.open_group, one.steps) for one in two] == [(False, 6)] * 2
+    assert [point.step for point in two[0].memory] == [1, 2, 3, 4, 5, 6]
+    assert all(point.anonymous_bytes > 1 << 20 for one in two for point in one.memory)
+
+
+LOSSES = """
+import hashlib, torch, torch.distributed as dist
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+optimizer = torch.optim.Adam(model.parameters())
+seen = hashlib.sha256()
+for step in range(30):
+    loss = model(torch.randn(4, 6)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seen.update(repr(loss.item()).encode())
+print(seen.hexdigest())
+"""
+
+
+def test_looks_change_no_bit_of_a_loss(tmp_path: Path) -> None:
+    outs: list[Any] = [
+        run_ranks(1, "-c", LOSSES, boards=tmp_path / mode, **{protocol.ENV_PROBE: mode})[0].out
+        for mode in (protocol.PROBE_FULL, protocol.PROBE_OFF)
+    ]
+    assert outs[0] == outs[1] != ""
+    assert list((tmp_path / protocol.PROBE_FULL).glob("*.looks.jsonl"))

@@ -1,0 +1,35 @@
+"""The probe's record of an exception, read back: what has another form is refused, or left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.core.observed.evidence import Frame, Hint
+from harness.supervisor.stored.raised import raised_record
+
+RECORD: dict[str, Any] = {"type": "RuntimeError", "message": "boom", "frames": [], "at_ns": 5_000_000_000}
+PLACED = {"kind": "without gradient", "name": "head.bias", "file": "net.py", "line": 8, "function": "forward"}
+
+
+def test_hints_are_read_with_their_lines_and_without() -> None:
+    hints = [PLACED, {"kind": "in place", "name": "sigmoid"}]
+    assert raised_record(1, {**RECORD, "hints": hints}, 0).hints == (
+        Hint(kind="without gradient", name="head.bias", frame=Frame(file="net.py", line=8, function="forward")),
+        Hint(kind="in place", name="sigmoid"),
+    )
+
+
+def test_a_record_of_an_older_probe_has_no_hints() -> None:
+    assert raised_record(0, RECORD, 0).hints == ()
+
+
+def test_of_very_many_hints_the_first_are_kept_and_what_is_none_is_left_out() -> None:
+    assert len(raised_record(0, {**RECORD, "hints": ["boom", *[PLACED] * 500]}, 0).hints) < 40
+
+
+@pytest.mark.parametrize("hints", [7, {"kind": 1}, [{"name": "x"}], [{**PLACED, "line": "eight"}]])
+def test_hints_of_another_form_raise_what_the_reader_expects(hints: object) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        raised_record(0, {**RECORD, "hints": hints}, 0)
