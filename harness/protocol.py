@@ -133,6 +133,7 @@ CALLS_AT = STEPS_AT + STEPS * STEP.size
 FACTS = 128
 FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
 FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6", "0-12/4" every fourth
+FACT_BACKEND = "backend"  # of the default process group: "gloo", "cpu:gloo,cuda:nccl"
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
 FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward: "3 ValueError run.py:30:forward"
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"

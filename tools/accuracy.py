@@ -5,7 +5,7 @@
     python tools/accuracy.py --minutes 0      judge what has run, with the rules of this commit
     python tools/accuracy.py --forget 'io_*'  what matches has not run
 
-Every fault and every healthy program runs once, two runs at a time; the healthy ones run once more while other
+Every fault and every healthy program runs once, three runs at a time; the healthy ones run once more while other
 processes want every core. What a run left behind stays in build/accuracy, with the commit it was made by.
 """
 
@@ -38,7 +38,7 @@ DOCUMENT = REPOSITORY / "docs" / "accuracy.md"
 STORED = REPOSITORY / "build" / "accuracy"
 BURNER = "while True: pass"
 BURNERS = 2
-JOBS = 2
+JOBS = 3
 BATCH = 8  # runs in one directory
 CIRCUMSTANCES = ("quiet", "loaded")
 
@@ -138,7 +138,7 @@ def document(quiet: Sequence[Answer], loaded: Sequence[Answer], values: dict[str
     lines = [
         "# Accuracy",
         "",
-        f"How often the harness is right about the programs of `tests/faults`: {len(quiet)} runs, two at a time, and"
+        f"How often the harness is right about the programs of `tests/faults`: {len(quiet)} runs, three at a time, and"
         f" {len(loaded)} under load; torch {values['versions']['torch']}, gloo, {values['cpus']} cores,"
         f" {values['date'][:10]}.",
         "Written by `python tools/accuracy.py`, from `benchmarks/results/accuracy.json`.",

@@ -38,6 +38,7 @@ class Said:
         self._tensor_type = torch.Tensor
         self._group = _argument(function, "group")
         self._payload = _argument(function, *PAYLOADS)
+        self._world_size = _argument(function, "world_size")
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
         self._partner_in_group = _argument(function, partner_in_group)
@@ -54,7 +55,13 @@ class Said:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, str]:
-        """Elements and type of what this rank gives; a size that is only a symbol while torch traces counts as 0."""
+        """Elements and type of what this rank gives; a size that is only a symbol while torch traces counts as 0.
+
+        Whoever joins or makes a job gives nothing, and may say of how many ranks it is.
+        """
+        expected = self._world_size(arguments, options)
+        if isinstance(expected, int):
+            return max(expected, 0), ""
         payload = self._payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]

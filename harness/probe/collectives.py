@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .. import protocol
 from . import imports
 from .arguments import Said
 from .board import Board
@@ -213,7 +214,9 @@ class _Recorder:
     def _identify(self) -> None:
         if self._c10d.is_initialized():
             self._board.identify(self._c10d.get_rank(), self._c10d.get_world_size())
-            self._board.note(self._board.what("init", str(self._c10d.get_backend())))
+            backend = str(self._c10d.get_backend())
+            self._board.note(self._board.what("init", backend))
+            self._board.fact(protocol.FACT_BACKEND, backend)
 
     def _place(self) -> int:
         """The innermost frame that is neither torch's nor ours, as "file:line:function"."""

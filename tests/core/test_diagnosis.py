@@ -229,6 +229,13 @@ def test_a_run_at_its_deadline_is_slow_with_its_rate_and_the_line_where_the_time
     assert found.culprit == Culprit(ranks=(1,), step=4, collective=None, place=place)
 
 
+def test_a_run_at_its_deadline_that_was_seen_at_work_only_now_and_then_is_not_surely_slow() -> None:
+    samples = (sample(1, user=frame(40)), *(sample(1, "waiting", user=frame(40)) for _ in range(8)))
+    found = main(deadline(rank_evidence(1), samples=samples))
+    assert (found.code, found.confidence) == ("slow", 0.5)
+    assert found.claim.endswith(", at work in only 1 of 9 samples")
+
+
 def test_a_slow_run_without_samples_names_nobody() -> None:
     found = main(deadline(rank_evidence(0)))
     assert short(found) == ("slow", (), None, ("watch.jsonl",))

@@ -274,7 +274,7 @@ def test_a_rank_that_goes_round_a_layer_left_it_out_although_it_has_made_fewer_m
     assert (found.cause, found.findings[0].ranks) == ("rank_conditional_collective", (1,))
     assert found.findings[0].claim == (
         "rank 1 skipped all_reduce at ada/train.py:37 in step 2 (#18 of group 0), which rank 0 called, and went on to"
-        " barrier at ada/train.py:41, which comes later in other steps"
+        " barrier at ada/train.py:41, which comes later in other steps; or it makes both in another order"
     )
     assert found.culprit is not None
     assert found.culprit.collective == CollectiveRef(group="0", seq=18, op="all_reduce")

@@ -346,3 +346,16 @@ def test_the_two_sides_of_a_transfer_are_no_call_that_one_of_them_left_out() -> 
     receives = board(mark(step=1), calls=(call(op="recv", peer=0),))
     sends = board(mark(step=2), calls=(call(op="send", peer=1),))
     assert first_skipped({0: sends, 1: receives}) is None
+
+
+def test_a_rank_that_makes_more_marks_on_its_way_has_not_passed_a_call_before_its_own_usual_point() -> None:
+    """Rank 1 went round a part of the model, came to the call with fewer marks, and rank 0 is still on its way."""
+    usual = call(1, "all_gather", step=1, position=37)
+    short = replace(usual, number=2, step=2, position=33, left_s=None)
+    on_its_way = board(mark("backward", step=2, position=35), calls=(usual,))
+    through = board(mark("backward", step=2, position=33), calls=(usual, short))
+    assert first_skipped({0: on_its_way, 1: through}) is None
+    beyond = board(mark("backward", step=2, position=38), calls=(usual,))
+    found = first_skipped({0: beyond, 1: through})
+    assert found is not None
+    assert found.rank == 0

@@ -27,7 +27,7 @@ from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Board, Call, Caught, Collective, Evidence
 from harness.core.parted.divergence import Divergence, Track, analyse
 from harness.core.parted.ledger import first_skipped
-from harness.core.parted.order import added, first_departure, went_ahead
+from harness.core.parted.order import added, first_departure, turned, went_ahead
 from harness.core.parted.pace import GivenUp, OtherPace, given_up, other_pace
 from harness.core.parted.unlike import first_unlike
 from harness.core.place import Place
@@ -50,6 +50,7 @@ def steps(count: int) -> tuple[tuple[int, float], ...]:
     return tuple((step, float(step)) for step in range(1, count + 1))
 
 
+ZERO_NS = 10**18
 BARRIER = call(1, "barrier", place=line(90, "main"), step=3, position=10, entered_s=6.0, left_s=None)
 
 
@@ -428,3 +429,88 @@ def test_a_rank_in_a_transfer_at_the_same_point_may_still_come_to_the_call() -> 
     elsewhere = board(calls=(setup, call(2, "all_gather", left_s=None)), rank=1)
     assert first_skipped({0: meets, 1: waits}) is None
     assert first_skipped({0: meets, 1: elsewhere}) is not None
+
+
+# A loop that went round again without a step.
+
+
+def went_round(**of_rank_1: Any) -> Evidence:
+    """Both ranks broadcast at the start of each step; rank 1 does it again, while rank 0 trains in the next step."""
+    sync = [call(step + 1, "broadcast", place=line(48), step=step, position=0, entered_s=1.0 + step) for step in (0, 1)]
+    again = replace(sync[-1], number=3, entered_s=2.5, left_s=None)
+    boards = {
+        0: board(mark("backward", step=2, position=6, at_s=3.0), calls=tuple(sync), steps_s=steps(1)),
+        1: board(mark("step", step=1, at_s=2.0), calls=(*sync, again), steps_s=steps(1), **of_rank_1),
+    }
+    looks = [
+        replace(in_all_reduce(0, collective(9)), board=boards[0]),
+        replace(in_all_reduce(1, collective(9, op="broadcast")), board=boards[1]),
+    ]
+    return stalled(*looks, ranks=[rank_evidence(rank, board=made) for rank, made in boards.items()])
+
+
+def test_a_call_once_more_without_a_step_between_is_a_batch_given_up_by_the_rank_that_made_it() -> None:
+    found = diagnosed(went_round())
+    assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == ("swallowed_exception", (1,), 0.8)
+    assert (
+        "it called broadcast at ada/train.py:48 once more, without an optimizer step between"
+        in main(went_round()).claim
+    )
+    caught = Caught(step=1, type="ValueError", place=line(31))
+    assert (main(went_round(caught=(caught,))).confidence, main(went_round(caught=(caught,))).place) == (0.9, line(31))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_call_once_more_by_a_rank_that_did_its_step_is_no_batch_given_up(step: int) -> None:
+    seen = went_round()
+    other = seen.ranks[0].board
+    assert other is not None
+    if step == 1:  # the other rank is in the same step still: it may come to the call
+        moved = replace(other, marks=(mark("backward", step=1, position=6, at_s=3.0),))
+        seen = replace(seen, ranks=(replace(seen.ranks[0], board=moved), seen.ranks[1]))
+    else:  # the rank itself is in the next step
+        mine = seen.ranks[1].board
+        assert mine is not None
+        moved = replace(mine, marks=(mark("forward", step=2, at_s=2.6),))
+        seen = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], board=moved)))
+    assert diagnosed(seen).cause != "swallowed_exception"
+
+
+# The backward pass that one rank left and the others did not.
+
+
+def left_early(position: int = 9) -> Evidence:
+    """Rank 1 gathers after its backward pass, as in each step before; rank 0 waits in its own for a bucket."""
+    usual = call(1, "all_gather", place=line(70), step=1, position=9, entered_s=1.5, left_s=1.6)
+    now = replace(usual, number=2, step=2, position=position, entered_s=2.0, left_s=None)
+    facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
+    boards = {
+        0: board(mark("backward", step=2, position=9, at_s=2.0), calls=(usual,), **facts),
+        1: board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts),
+    }
+    at_ns = ZERO_NS + 2_050_000_000
+    waiting = {0: collective(5, created_ns=at_ns), 1: collective(5, op="all_gather", created_ns=at_ns)}
+    looks = [replace(in_all_reduce(rank, waiting[rank]), board=boards[rank]) for rank in boards]
+    known = [rank_evidence(rank, board=boards[rank], collectives=(waiting[rank],)) for rank in boards]
+    return stalled(*looks, ranks=known)
+
+
+def test_who_leaves_the_backward_pass_early_with_less_of_the_model_left_parameters_out() -> None:
+    found = main(left_early(position=7))
+    assert (found.code, found.ranks, found.confidence) == ("rank_conditional_unused_params", (1,), 0.8)
+    assert "rank 1 came out of the backward pass of step 2 and entered all_gather" in found.claim
+    assert "while rank 0 still waits in it for gradients" in found.claim
+
+
+def test_who_leaves_it_early_with_all_of_the_model_reduced_nothing() -> None:
+    found = main(left_early())
+    assert (found.code, found.ranks, found.confidence) == ("no_sync_mismatch", (1,), 0.8)
+
+
+def test_of_ranks_in_a_cycle_the_one_that_took_its_groups_the_other_way_round_before_is_named() -> None:
+    first, second = call(1, group="1", step=1), call(2, group="2", step=1, place=line(40))
+    kept = board(calls=(first, second, replace(first, number=3, step=2)))
+    assert turned(kept) is False
+    assert turned(board(calls=(first, second, replace(second, number=3, step=2)))) is True
+    assert turned(board(calls=())) is False
+    assert turned(board(calls=(first, replace(second, step=2)))) is False, "never made before"

@@ -422,7 +422,8 @@ def test_sizes_that_may_rightly_differ_between_ranks_are_no_other_collective(op:
 
 
 def calling(rank: int, op: str, *earlier: Any, leaf: Frame | None = None, **facts: Any) -> RankSnapshot:
-    now = call(len(earlier) + 1, op, left_s=None, **facts)
+    nothing = {"elements": 0} if op == "init_process_group" else {}
+    now = call(len(earlier) + 1, op, left_s=None, **{**nothing, **facts})
     inner = leaf or frame(2000, file=C10D, function=op)
     return rank_snapshot(rank, inner, frame(40), board=board(rank=rank, calls=(*earlier, now)))
 
@@ -493,6 +494,17 @@ def test_the_entrance_waits_for_the_ranks_that_have_not_come_to_it() -> None:
     assert only(early, calling(1, "init_process_group")).kind is WaitKind.TRANSPORT
     passed = calling(1, "all_reduce", call(1, "init_process_group"))
     assert only(early, passed).kind is WaitKind.TRANSPORT
+
+
+def test_an_entrance_that_was_told_of_more_ranks_than_were_started_never_ends() -> None:
+    of_three = [calling(rank, "init_process_group", elements=3) for rank in (0, 1)]
+    assert (only(*of_three).kind, only(*of_three).peers, only(*of_three).closed) == (
+        WaitKind.GROUP_CREATION,
+        (2,),
+        True,
+    )
+    of_two = [calling(rank, "init_process_group", elements=2) for rank in (0, 1)]
+    assert (only(*of_two).kind, only(*of_two).closed) == (WaitKind.TRANSPORT, False)
 
 
 def test_a_rank_that_has_not_started_leaves_the_entrance_open() -> None:

@@ -52,8 +52,9 @@ class Case:
 
     @property
     def backend(self) -> str:
-        """Where nobody was asked: a recorder that never says what has started on a device is that of gloo."""
-        told = self.evidence.backend
+        """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
+        found = next((board.backend for board in self.boards.values() if board.backend), "")
+        told = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
         recorded = [one for track in self.tracks.values() for one in track.collectives]
         if told in ("gloo", "nccl") or not recorded:
             return told

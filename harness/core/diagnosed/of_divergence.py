@@ -35,6 +35,7 @@ from harness.core.diagnosed.naming import ranks_text
 from harness.core.judged.wait import WaitKind
 from harness.core.parted.divergence import Divergence, Entry, Kind, Link, elements
 from harness.core.parted.ledger import Skipped
+from harness.core.parted.order import turned
 from harness.core.parted.unlike import Unlike
 from harness.core.report import Finding
 
@@ -48,16 +49,19 @@ def cross_group_deadlock(case: Case) -> Finding | None:
     if not cycle or (case.skipped is not None and not _one_point([link.entry for link in cycle])):
         return None
     links = [_link_text(case, link) for link in cycle]
-    ranks = tuple(sorted(link.entry.rank for link in cycle))
+    everyone = tuple(sorted(link.entry.rank for link in cycle))
+    other = tuple(rank for rank in everyone if (board := case.boards.get(rank)) and turned(board))
+    ranks = other or everyone
+    why = f"; {ranks_text(other)} took another order before" if 0 < len(other) < len(everyone) else ""
     step = f" in step {cycle[0].entry.call.step}" if cycle[0].entry.call else ""
     return finding(
         "cross_group_deadlock",
-        f"{len(ranks)} ranks wait for each other in different groups{step}:"
-        f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}",
+        f"{len(everyone)} ranks wait for each other in different groups{step}:"
+        f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}{why}",
         ranks=ranks,
-        place=entered_place(case, cycle[0].entry),
+        place=entered_place(case, next(link.entry for link in cycle if link.entry.rank in ranks)),
         confidence=0.95,
-        proof=flight_proof(case, ranks),
+        proof=flight_proof(case, everyone),
         advice="Enter the collectives of these groups in the same order on every rank. Where the order depends on data,"
         " do the work of one group to its end before any rank begins the other's.",
     )
@@ -189,10 +193,11 @@ def _left_out(case: Case, unlike: Unlike) -> Finding:
     return finding(
         "rank_conditional_collective",
         f"{ranks_text(unlike.differ)} skipped {call.op}{at(call.place)} in step {unlike.step}{_number(case, unlike)},"
-        f" which rank {rank} called, and went on to {instead.op}{at(instead.place)}, which comes later in other steps",
+        f" which rank {rank} called, and went on to {instead.op}{at(instead.place)}, which comes later in other steps;"
+        " or it makes both in another order",
         ranks=unlike.differ,
         place=call.place,
-        confidence=0.95,
+        confidence=0.8,
         proof=(*call_proof(case, unlike.differ), *flight_proof(case, unlike.differ)),
         advice="Call the collective on every rank. Below FSDP that means: run the same layers on every rank.",
     )

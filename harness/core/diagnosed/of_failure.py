@@ -22,6 +22,8 @@ from harness.core.observed.stacks import user_frame
 from harness.core.place import Place
 from harness.core.report import Finding
 
+_LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
+
 
 def slow(case: Case) -> Finding | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
@@ -30,13 +32,18 @@ def slow(case: Case) -> Finding | None:
     place = place_of(case, sampled.rank, sampled.lines[0].user) if sampled else None
     deadline_s = case.evidence.limits.deadline_s
     deadline = "its deadline" if deadline_s is None else f"its deadline of {deadline_s:g} s"
+    works = sampled is not None and 2 * sampled.working >= sampled.samples
+    speed = pace(case.evidence)
+    endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
+    stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
+    idle = "" if sampled is None or works else f", at work in only {sampled.working} of {sampled.samples} samples"
     return finding(
         "slow",
-        f"not proven to hang: still there at {deadline}, {_pace(pace(case.evidence))};"
-        f" the time goes{_where(sampled) if sampled else ' to no single line'}",
+        f"not proven to hang: still there at {deadline}, {_pace(speed)};"
+        f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
         ranks=() if sampled is None else (sampled.rank,),
         place=place,
-        confidence=0.9 if place else 0.5,
+        confidence=0.5 if not (place and works) else 0.75 if endless else 0.9,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
         advice="Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
         " limits.deadline_s if the work is meant to take that long.",

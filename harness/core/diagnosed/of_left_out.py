@@ -6,6 +6,8 @@ says both and is no more than likely.
 
 from __future__ import annotations
 
+import re
+
 from harness.core.diagnosed.case import Case, at, finding, hung_roots, ledger_proof, shorten
 from harness.core.diagnosed.entries import (
     added_between_steps,
@@ -27,12 +29,16 @@ from harness.core.judged.wait import GROUP_KINDS, WaitKind
 from harness.core.observed.evidence import Board, Call, Ending
 from harness.core.parted.divergence import Divergence, Kind
 from harness.core.parted.ledger import Skipped, StepDifference
-from harness.core.parted.pace import GivenUp
+from harness.core.parted.pace import GivenUp, repeated
 from harness.core.report import Finding
+
+_ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 
 
 def swallowed_exception(case: Case) -> Finding | None:
     """A rank that is a batch short, and that began again in one of its steps."""
+    if again := _went_round_again(case):
+        return again
     found = case.given_up if parted(case) else None
     if found is None or case.step_difference is not None or _departed_before(case, found):
         return None
@@ -47,14 +53,42 @@ def swallowed_exception(case: Case) -> Finding | None:
         place=caught.place if caught else None,
         confidence=0.95 if caught else 0.85,
         proof=ledger_proof(case, found.rank),
-        advice="Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a"
-        " flag) and leave the batch out on every one, or let the exception end the run.",
+        advice=_GIVEN_UP_ADVICE,
+    )
+
+
+_GIVEN_UP_ADVICE = (
+    "Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a flag) and"
+    " leave the batch out on every one, or let the exception end the run."
+)
+
+
+def _went_round_again(case: Case) -> Finding | None:
+    """It made the calls of its loop twice within a step that it never finished, and the others went on with theirs."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case) or not repeated(case.boards, skipped):
+        return None
+    (rank,) = skipped.callers
+    others = [other for other, _ in skipped.counts if other != rank]
+    caught = next((one for one in case.boards[rank].caught if one.step in (skipped.step, skipped.step + 1)), None)
+    why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, rank)
+    return finding(
+        "swallowed_exception",
+        f"rank {rank} gave up a batch after step {skipped.step} and began again: it called"
+        f" {skipped.call.op}{at(skipped.place)} once more, without an optimizer step between, while"
+        f" {ranks_text(others)} went on to step {skipped.step + 1}{f': {why}' if why else ''}",
+        ranks=(rank,),
+        place=caught.place if caught else skipped.place,
+        confidence=0.9 if caught else 0.8,
+        proof=ledger_proof(case, rank),
+        advice=_GIVEN_UP_ADVICE,
     )
 
 
 def _printed(case: Case, rank: int) -> str:
     known = case.rank(rank)
-    return f'its stderr says "{shorten(known.error_lines[-1])}"' if known and known.error_lines else ""
+    said = [line for line in known.error_lines if _ERROR.search(line)] if known else []
+    return f'its stderr says "{shorten(said[-1])}"' if said else ""
 
 
 def _departed_before(case: Case, found: GivenUp) -> bool:

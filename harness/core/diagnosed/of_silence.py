@@ -95,7 +95,7 @@ def replica_divergence(case: Case) -> Finding | None:
         f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         ranks=first.ranks,
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        confidence=0.95,
+        confidence=0.95 if first.told else 0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
         advice="DDP never compares parameters again: change them on every rank alike, or broadcast them after"
         " the change. Results from that step on are of several models.",

@@ -67,6 +67,7 @@ from harness.core.diagnosed.of_left_out import (
     unseen_collective,
 )
 from harness.core.diagnosed.of_native import gil_held_native, native_busy_loop
+from harness.core.diagnosed.of_reduction import left_backward_early
 from harness.core.diagnosed.of_silence import (
     dirty_exit,
     gate_collapse,
@@ -208,6 +209,7 @@ CAUSES: tuple[Rule, ...] = (
     shape_mismatch,
     dtype_mismatch,
     root_mismatch,
+    left_backward_early,
     collective_order_mismatch,
     rank0_only_collective,
     rank_conditional_collective,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from harness.core.diagnosed.case import Case
 from harness.core.diagnosed.entries import first_entries, number_of, reference
+from harness.core.diagnosed.progress import step_in_progress
 from harness.core.diagnosed.refused import REFUSALS, step_of
+from harness.core.observed.evidence import Board, Call
+from harness.core.parted.ledger import Skipped
 from harness.core.report import CollectiveRef
 
 
@@ -29,11 +32,27 @@ def whereabouts(case: Case, code: str) -> tuple[int | None, CollectiveRef | None
         return unlike.step, CollectiveRef(group=unlike.group, seq=number_of(case, unlike), op=call.op)
     if code == "swallowed_exception" and case.given_up is not None:
         return case.given_up.step, next((reference(entry) for entry in first_entries(case)), None)
-    if code in ("rank_conditional_collective", "rank0_only_collective") and case.skipped is not None:
+    if (
+        code in ("rank_conditional_collective", "rank0_only_collective", "swallowed_exception")
+        and case.skipped is not None
+    ):
         call = case.skipped.call
-        return case.skipped.step, CollectiveRef(group=call.group, seq=None, op=call.op)
+        return _step_of_skipped(case, case.skipped), CollectiveRef(group=call.group, seq=None, op=call.op)
     if code in ("no_sync_mismatch", "rank_conditional_collective") and difference is not None:
         return difference.step, CollectiveRef(group=difference.group, seq=None, op=difference.op)
     if code in ("rank_conditional_collective", "shape_mismatch", "dtype_mismatch"):
         return None, next((reference(entry) for entry in first_entries(case)), None)
     return None, None
+
+
+def _step_of_skipped(case: Case, skipped: Skipped) -> int:
+    """Whoever still stands in the call knows by its lines whether that is the end of a step or the next one's start."""
+    ranks = (case.rank(rank) for rank in skipped.callers)
+    standing = [rank for rank in ranks if rank and rank.board and _stands_in(rank.board, skipped.call)]
+    steps = {step_in_progress(case, rank) for rank in standing} - {None}
+    return skipped.step + 1 if steps == {skipped.step + 1} else skipped.step
+
+
+def _stands_in(board: Board, call: Call) -> bool:
+    newest = board.calls[-1] if board.calls else None
+    return newest is not None and newest.left_s is None and (newest.op, newest.place) == (call.op, call.place)

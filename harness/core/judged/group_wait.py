@@ -65,13 +65,15 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (one.started for rank in ranks for one in rank.collectives)
+    found = next((board.backend for board in boards if board.backend), "")
+    told = backend if backend in ("gloo", "nccl") else found or backend
     return Job(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
         groups={name: members for board in boards for name, members in board.groups.items() if members},
         world_size=max(sizes, default=0),
         # Only a device's recorder says what has started; a program of unknown backend is told by it.
-        spins="nccl" in backend or (backend != "gloo" and any(one is not None for one in recorded)),
+        spins="nccl" in told or (told != "gloo" and any(one is not None for one in recorded)),
     )
 
 
@@ -130,6 +132,8 @@ def _creation(rank: RankSnapshot, call: Call, job: Job) -> GroupWait:
     if named is not None:
         absent = [named]
     absent += [other for other in job.elsewhere if other not in absent]
+    if call.op == _ENTRANCE and job.world_size:
+        absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
     if not absent:
         return _transport(rank.rank, job.others(rank.rank), call=call)
     return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)

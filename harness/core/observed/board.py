@@ -54,6 +54,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         groups=_groups(facts),
         caught=_caught(facts),
         mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        backend=facts.get(protocol.FACT_BACKEND, ""),
         device_pending=max(0, recorded - reached),
         device_completed=reached,
         device_changed_s=clock.seconds_if_set(reached_ns),

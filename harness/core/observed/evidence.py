@@ -76,7 +76,7 @@ class Call:
     op: str
     group: str
     place: Place | None
-    elements: int
+    elements: int  # of init_process_group, the world size that it was given
     dtype: str
     step: int
     entered_s: float
@@ -154,6 +154,7 @@ class Board:
     marked: dict[int, int] = field(default_factory=dict)  # step -> training marks in it, as it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
+    backend: str = ""  # of the default process group, as the rank found it
     device_pending: int = 0  # events recorded at marks that the GPU has not reached
     device_completed: int = 0
     device_changed_s: float | None = None  # when it reached the last one

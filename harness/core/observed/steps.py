@@ -13,7 +13,7 @@ from harness.core.observed.evidence import Board, Call, Collective, StepRow, Tal
 _NS = 1_000_000_000
 _KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one
 _SLACK_S = 0.0001  # both clocks are read a moment apart
-_SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
+SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
 _Kind = tuple[str, str, bool]
 
@@ -100,7 +100,7 @@ def _equal(before: StepRow, row: StepRow) -> bool:
 
 
 def _covers(call: Call, group: str, at_s: float) -> bool:
-    if call.group != group or call.entered_s > at_s + _SLACK_S or call.op.startswith(_SETUP):
+    if call.group != group or call.entered_s > at_s + _SLACK_S or call.op.startswith(SETUP):
         return False
     return call.left_s is None or at_s <= call.left_s + _SLACK_S
 

@@ -249,11 +249,17 @@ def _remembers(board: Board, step: int) -> bool:
     return board.calls[0].step < step
 
 
+def _same_call(one: Call, other: Call) -> bool:
+    return (one.op, one.group, one.place) == (other.op, other.group, other.place)
+
+
 def _passed(board: Board, call: Call) -> bool:
     """The rank is beyond the point in the program where `call` is made, and not because it failed before it."""
     if board.step != call.step:
         return board.step > call.step
-    if board.position > call.position:
+    # A rank that goes another way through the model makes other numbers of marks: its own steps before know better.
+    usual = [one.position for one in board.calls if one.step < call.step and _same_call(one, call)]
+    if board.position > max(usual, default=call.position):
         return True
     newest = board.calls[-1] if board.calls else None
     if newest is not None and newest.left_s is None and operation(newest) in TRANSFERS:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from harness import protocol
 from harness.core.observed.evidence import Board, Call, Collective
+from harness.core.observed.steps import SETUP
 from harness.core.parted.divergence import Divergence, Members, Track
 
 
@@ -34,12 +35,26 @@ def first_departure(board: Board) -> Call | None:
     Calls from Python only, transfers included. A call that it never made before is the end of a loop, no departure.
     """
     calls = [one for one in board.calls if not one.op.startswith(protocol.WAIT)]
-    made = [(one.op, one.group, one.place, one.peer) for one in calls]
+    made = [_from_python(one) for one in calls]
     for number in range(1, len(made)):
         at = _same_point(made[:number])
         if at is not None and made[at] != made[number] and made[number] in made[at + 1 : number]:
             return calls[at]
     return None
+
+
+def turned(board: Board) -> bool:
+    """In its newest step it began with, or went on to, what came later in the step before."""
+    calls = [one for one in board.calls if not one.op.startswith(SETUP)]
+    if not calls:
+        return False
+    now, before = ([_from_python(one) for one in calls if one.step == calls[-1].step - back] for back in (0, 1))
+    unlike = next((one for one, earlier in zip(now, before, strict=False) if one != earlier), None)
+    return unlike is not None and unlike in before
+
+
+def _from_python(one: Call) -> Hashable:
+    return one.op, one.group, one.place, one.peer
 
 
 def _is_due(one: Collective, track: Track) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.core.observed.evidence import Board
 from harness.core.parted.divergence import minority
+from harness.core.parted.ledger import Skipped
 
 _STEPS = 3  # finished ones of each rank, from which on one of them can be called usual
 _TRAINS = ("forward", "backward", "optimizer")
@@ -46,6 +47,17 @@ def other_pace(boards: Mapping[int, Board]) -> OtherPace | None:
     if not steady or len(set(usual.values())) < 2 or not _short(boards):
         return None
     return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
+
+
+def repeated(boards: Mapping[int, Board], skipped: Skipped) -> bool:
+    """One rank made a call once more than all others, who are in the next step, without an optimizer step between."""
+    if len(skipped.callers) != 1:
+        return False
+    (rank,) = skipped.callers
+    counts = dict(skipped.counts)
+    once_more = {counts[rank] - 1} == {count for other, count in counts.items() if other != rank}
+    ahead = all(boards[other].step > skipped.step for other in counts if other != rank)
+    return once_more and counts[rank] > 1 and ahead and boards[rank].step <= skipped.step
 
 
 def _usual(boards: Mapping[int, Board]) -> dict[int, int]:
