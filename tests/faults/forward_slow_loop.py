@@ -15,7 +15,7 @@ class Attention(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         mixed = torch.zeros_like(states)
         for token in range(self.tokens):
-            mixed = mixed + torch.softmax(self.read(states + 0.001 * token), dim=-1)  # to blame
+            mixed = mixed + torch.softmax(self.read(states + 0.001 * token), dim=-1)
         return self.out(mixed)
 
 

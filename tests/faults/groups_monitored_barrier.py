@@ -15,7 +15,7 @@ lines: "queue.Queue[str | None]" = queue.Queue()
 
 
 def drain() -> None:
-    while lines.get() is not None:
+    while lines.get() is not None:  # to blame
         pass
 
 
@@ -25,6 +25,6 @@ for _ in range(3):
     lines.put(f"loss {trainer.step()}")
 if not (FAULT and rank == 1):
     lines.put(None)
-logger.join()  # to blame
+logger.join()
 dist.monitored_barrier(timeout=datetime.timedelta(minutes=1))
 dist.destroy_process_group()

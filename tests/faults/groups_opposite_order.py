@@ -1,10 +1,10 @@
-"""Two groups of the same ranks: rank 0 begins with the one, rank 1 with the other."""
+"""Two groups of the same ranks: in step 3 rank 1 begins with the other one than before."""
 
 import torch
 import torch.distributed as dist
 from _job import FAULT, Trainer, begin, end
 
-LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "cross_group_deadlock", "culprit": [0, 1], "step": 3}
+LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "cross_group_deadlock", "culprit": [1], "step": 3}
 
 rank, _ = begin()
 weights, metrics = dist.new_group(), dist.new_group()

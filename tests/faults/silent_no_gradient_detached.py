@@ -19,7 +19,7 @@ class Classifier(nn.Module):
 
 
 begin()
-trainer = Trainer(Classifier(), find_unused_parameters=True)
+trainer = Trainer(Classifier(), find_unused_parameters=FAULT)
 for _ in range(STEPS):
     trainer.step()
 end()

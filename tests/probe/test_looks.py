@@ -179,6 +179,7 @@ print(seen.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_looks_change_no_bit_of_a_loss(tmp_path: Path) -> None:
     outs: list[Any] = [
         run_ranks(1, "-c", LOSSES, boards=tmp_path / mode, **{protocol.ENV_PROBE: mode})[0].out
