@@ -32,8 +32,8 @@ class Mutation:
 
 
 MUTATIONS = [Mutation(**one) for one in json.loads((ROOT / "tests/mutations.json").read_text())]
-# Three a day, others tomorrow; the slow run tries them all.
-TODAY = random.Random(datetime.now(UTC).date().toordinal()).sample(MUTATIONS, 3)
+# Ten a day, others tomorrow; the slow run tries them all.
+TODAY = random.Random(datetime.now(UTC).date().toordinal()).sample(MUTATIONS, 10)
 
 
 @pytest.fixture(scope="module")

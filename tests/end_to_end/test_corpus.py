@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-# A collective left out, a lock in backward, an exception that torch raises, and what is wrong in silence.
-SAMPLE = ("groups_log_if_high", "backward_lock", "ddp_unused_one_rank", "silent_nan_loss")
+# A collective left out, a lock in backward, and what is wrong in silence.
+SAMPLE = ("groups_log_if_high", "backward_lock", "silent_nan_loss_one_rank")
 
 
 def test_a_sample_of_the_corpus_is_answered_rightly_in_every_part(workspace):
