@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.core.diagnosed.profile import PROFILE_FILE, profile_text
+from harness.core.observed.evidence import Evidence
 from harness.core.plan import RunSpec
-from harness.core.report import Outcome
+from harness.core.report import Artifact, Outcome
 from harness.core.reproduced.reproduction import reproduction
 from harness.core.told.outcome import outcome_of
 from harness.render.documents import write_documents
@@ -45,12 +46,19 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
         ),
         attempt.spec,
     )
-    bare = shlex.join(command_line(spec, sys.executable, None))
-    repro = write_reproduction(attempt, reproduction(spec, evidence, outcome, bare))
-    outcome = replace(outcome, artifacts=(*outcome.artifacts, *repro))
+    outcome = replace(outcome, artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)))
     write_document(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     write_document(attempt.result, f"{outcome.verdict.status}\n")
     return outcome
+
+
+def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
+    """A verdict is never lost for want of a way to repeat it."""
+    try:
+        bare = shlex.join(command_line(spec, sys.executable, None))
+        return write_reproduction(attempt, reproduction(spec, evidence, outcome, bare))
+    except Exception as error:
+        return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
 
 
 def judge_stored(attempt: AttemptDir) -> Outcome:

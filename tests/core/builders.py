@@ -9,13 +9,11 @@ from harness.core.diagnosed.case import Case
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import (
     Board,
-    Call,
     Collective,
     Ending,
     Evidence,
     Exit,
     Frame,
-    Mark,
     Raised,
     RankEvidence,
     RankSnapshot,
@@ -23,6 +21,7 @@ from harness.core.observed.evidence import (
     Snapshot,
     Stack,
 )
+from harness.core.observed.marks import Call, Mark
 from harness.core.observed.process import Process, Task
 from harness.core.observed.traces import RankTraces
 from harness.core.parted.ledger import first_skipped

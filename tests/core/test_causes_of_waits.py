@@ -34,7 +34,8 @@ from harness.core.diagnosed import of_hang as causes_of_hang
 from harness.core.diagnosed import rules as causes
 from harness.core.diagnosed.diagnosis import diagnose
 from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Call, Evidence, RankSnapshot
+from harness.core.observed.evidence import Evidence, RankSnapshot
+from harness.core.observed.marks import Call
 from harness.core.observed.process import Socket
 from harness.core.report import Finding
 

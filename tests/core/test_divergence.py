@@ -29,7 +29,8 @@ from harness.core.diagnosed import rules as causes
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.diagnosed.entries import classes
 from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Board, Call, Collective, Ending, Evidence, RankEvidence, StepRow, Tally
+from harness.core.observed.evidence import Board, Collective, Ending, Evidence, RankEvidence, StepRow, Tally
+from harness.core.observed.marks import Call
 from harness.core.parted.divergence import Analysis, Kind, Track, analyse, minority
 from harness.core.parted.unlike import Unlike, first_unlike
 from harness.core.place import Place

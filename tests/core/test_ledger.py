@@ -10,7 +10,8 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Board, Call, Mark, StepRow, Tally
+from harness.core.observed.evidence import Board, StepRow, Tally
+from harness.core.observed.marks import Call, Mark
 from harness.core.parted.ledger import (
     Finished,
     Skipped,

@@ -24,7 +24,8 @@ from builders import (
 
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Board, Call, Caught, Collective, Evidence
+from harness.core.observed.evidence import Board, Collective, Evidence
+from harness.core.observed.marks import Call, Caught
 from harness.core.parted.divergence import Divergence, Track, analyse
 from harness.core.parted.ledger import first_skipped
 from harness.core.parted.order import added, first_departure, turned, went_ahead

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from harness import protocol
 from harness.core.observed.board import parse
-from harness.core.observed.evidence import Caught
+from harness.core.observed.marks import Caught
 from harness.probe.board import Board
 from harness.probe.caught import TELLINGS
 from harness.probe.caught import Caught as Teller

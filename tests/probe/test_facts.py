@@ -13,7 +13,7 @@ from ranks import PROGRAMS, Boards, ended, run_ranks, start_ranks, wait_for
 from harness import protocol
 from harness.core.judged.group_wait import TRANSFERS
 from harness.core.observed.board import parse
-from harness.core.observed.evidence import Call
+from harness.core.observed.marks import Call
 from harness.probe import waits as waits_module
 from harness.probe.board import Board
 from harness.probe.groups import Groups, Place, fits, ranges

@@ -27,7 +27,7 @@ from attempts import (
     unpack,
 )
 
-from harness import protocol
+from harness import protocol, run_judge
 from harness.core.observed.evidence import Ending, Exit, Frame, Raised, RankEvidence
 from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Limits
@@ -80,6 +80,20 @@ def test_judging_twice_gives_the_same_verdict_file(tmp_path: Path) -> None:
     judged(attempt)
     assert attempt.verdict.read_bytes() == first
     assert attempt.result.read_text() == "HANG\n"
+
+
+def test_a_verdict_is_not_lost_where_no_way_to_repeat_it_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(run_judge, "reproduction", fails)
+    outcome = judged(unpack("collective_skipped", tmp_path / "run"))
+    assert outcome.verdict.status is Status.HANG
+    assert [one.absent for one in outcome.artifacts if one.path == "repro"] == [
+        "it could not be made: ValueError: planted"
+    ]
 
 
 def damages(data: bytes, source: random.Random) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from harness.core.diagnosed.case import Case, at, dump_proof, finding, hung_root
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.judged.group_wait import TRANSFERS, missing_rank, operation
 from harness.core.judged.wait import Wait, WaitKind
-from harness.core.observed.evidence import Call
+from harness.core.observed.marks import Call
 from harness.core.observed.process import Socket
 from harness.core.observed.stacks import user_frame
 from harness.core.parted.order import first_departure

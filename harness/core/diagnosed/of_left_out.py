@@ -26,7 +26,8 @@ from harness.core.diagnosed.entries import (
 )
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.judged.wait import GROUP_KINDS, WaitKind
-from harness.core.observed.evidence import Board, Call, Ending
+from harness.core.observed.evidence import Board, Ending
+from harness.core.observed.marks import Call
 from harness.core.parted.divergence import Divergence, Kind
 from harness.core.parted.ledger import Skipped, StepDifference
 from harness.core.parted.pace import GivenUp, repeated

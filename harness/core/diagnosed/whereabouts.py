@@ -6,7 +6,8 @@ from harness.core.diagnosed.case import Case
 from harness.core.diagnosed.entries import first_entries, number_of, reference
 from harness.core.diagnosed.progress import step_in_progress
 from harness.core.diagnosed.refused import REFUSALS, step_of
-from harness.core.observed.evidence import Board, Call
+from harness.core.observed.evidence import Board
+from harness.core.observed.marks import Call
 from harness.core.parted.ledger import Skipped
 from harness.core.report import CollectiveRef
 

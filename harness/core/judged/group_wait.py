@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from harness import protocol
 from harness.core.judged.wait import WaitKind
-from harness.core.observed.evidence import Board, Call, Collective, Frame, RankSnapshot, Stack
+from harness.core.observed.evidence import Board, Collective, Frame, RankSnapshot, Stack
+from harness.core.observed.marks import Call
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
 _CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank

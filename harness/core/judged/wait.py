@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness.core.judged.motion import Motion
-from harness.core.observed.evidence import Call, Collective, Frame
+from harness.core.observed.evidence import Collective, Frame
+from harness.core.observed.marks import Call
 
 
 class WaitKind(StrEnum):

@@ -6,7 +6,8 @@ import re
 import struct
 
 from harness import protocol
-from harness.core.observed.evidence import Board, Call, Caught, Frame, Mark
+from harness.core.observed.evidence import Board, Frame
+from harness.core.observed.marks import Call, Caught, Mark
 from harness.core.place import Place
 
 _NS = 1_000_000_000

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from harness import protocol
-from harness.core.observed.evidence import Board, Call, Collective, StepRow, Tally
+from harness.core.observed.evidence import Board, Collective, StepRow, Tally
+from harness.core.observed.marks import Call
 
 _NS = 1_000_000_000
 _KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one

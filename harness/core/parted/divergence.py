@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.observed.evidence import Board, Call, Collective
+from harness.core.observed.evidence import Board, Collective
+from harness.core.observed.marks import Call
 from harness.core.observed.steps import call_of, entered_s
 
 # Operations whose inputs have as many elements on every rank. Elsewhere sizes rightly differ: the root of a scatter has

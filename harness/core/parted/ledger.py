@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from harness import protocol
 from harness.core.judged.group_wait import TRANSFERS, operation
-from harness.core.observed.evidence import Board, Call, StepRow
+from harness.core.observed.evidence import Board, StepRow
+from harness.core.observed.marks import Call
 from harness.core.observed.steps import by_step
 from harness.core.place import Place
 

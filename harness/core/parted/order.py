@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from harness import protocol
-from harness.core.observed.evidence import Board, Call, Collective
+from harness.core.observed.evidence import Board, Collective
+from harness.core.observed.marks import Call
 from harness.core.observed.steps import SETUP
 from harness.core.parted.divergence import Divergence, Members, Track
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.observed.evidence import Board, Call
+from harness.core.observed.evidence import Board
+from harness.core.observed.marks import Call
 from harness.core.parted.divergence import Kind, minority
 
 # By their Python names. Objects, scatter, gather, all_to_all and transfers rightly differ in size between ranks.

@@ -8,7 +8,8 @@ from math import prod
 
 from harness import protocol
 from harness.core.diagnosed.case import collectives_of
-from harness.core.observed.evidence import Board, Call, Collective, Evidence, RankEvidence
+from harness.core.observed.evidence import Board, Collective, Evidence, RankEvidence
+from harness.core.observed.marks import Call
 from harness.core.reproduced.operations import COLLECTIVES, DTYPES, MAKERS, MOST_ELEMENTS, TRANSFERS
 
 _SET_UP = ("init_process_group", "destroy_process_group")
