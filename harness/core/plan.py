@@ -9,6 +9,7 @@ from enum import StrEnum
 class Launcher(StrEnum):
     TORCHRUN = "torchrun"  # torchrun --standalone --nproc-per-node N PROGRAM
     PLAIN = "plain"  # the command itself: one process, or a launcher of the user's own
+    FORK = "fork"  # the same, forked from a process that has imported torch; only launching knows the difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,17 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FaultWhen:
+    """On what the fault depends besides its rank and step. All that is given must hold."""
+
+    recomputed: tuple[int, ...] = ()  # each of these layers was computed again in this backward pass
+    any_recomputed: tuple[int, ...] = ()  # one of these was
+    recomputed_layers: int | None = None  # at least so many were, whichever
+    seq_len: int | None = None  # tokens: at least so long a sequence
+    chance: float | None = None  # 0 to 1: by lot, drawn once in each process
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """A fault planted on purpose. Only the launch sees it; judge and diagnosis never do."""
 
@@ -31,6 +43,7 @@ class Fault:
     layer: int | None = None
     step: int = 1
     heals_s: float | None = None  # the healthy twin: the same path, over after this many seconds
+    when: FaultWhen | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import random
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import acts
@@ -23,6 +24,8 @@ def plant(text: str) -> None:
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
         fault.cover_all_reduce()
+    elif fault.spec.when.in_recomputation:
+        fault.watch_for_recomputation()
     else:
         fault.watch_for_the_layer()
     atexit.register(fault.say_if_it_never_happened)
@@ -37,6 +40,9 @@ class Fault:
         self._step = 1
         self._reductions = 0
         self._happened = False
+        self._again: set[int] = set()  # layers that the backward pass in progress has computed again
+        self._pass = -1  # which backward pass that is
+        self._lot = random.SystemRandom().random() < self.spec.when.chance
         self._pid = os.getpid()
         self._counting: Callable[[], object] = lambda: None
 
@@ -82,9 +88,40 @@ class Fault:
 
         handle = hooks.register_module_forward_pre_hook(look_inside)
 
+    def watch_for_recomputation(self) -> None:
+        """Hook every layer of the first model that is called."""
+        hooks = self._torch.nn.modules.module
+
+        def look_inside(module: Any, _arguments: Any) -> None:
+            layers = list(every_layer(module))
+            if len(layers) > 1:
+                handle.remove()
+                for number, layer in layers:
+                    layer.register_forward_pre_hook(functools.partial(self._before_layer, number))
+
+        handle = hooks.register_module_forward_pre_hook(look_inside)
+
+    def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
+        """A forward inside a backward pass computes the layer again."""
+        task = self._torch._C._current_graph_task_id()
+        if task < 0 or not self._is_due() or not self._long_enough(arguments):
+            return
+        if task != self._pass:
+            self._pass, self._again = task, set()
+        self._again.add(number)
+        if self.spec.when.met_by(self._again):
+            self._happened = True
+            self._act(f"step {self.spec.step}, layer {number}, rank {self.spec.rank}")
+
+    def _long_enough(self, arguments: Any) -> bool:
+        """The tokens of what goes into a layer, as [..., tokens, features]."""
+        tensor = _first_tensor(arguments, self._torch.Tensor)
+        return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
+
     def say_if_it_never_happened(self) -> None:
-        """A fault that was asked for and did not happen must not look like a healthy run."""
-        if os.getpid() == self._pid and self._is_our_rank() and not self._happened:
+        """A fault that was asked for and did not happen must not look like a healthy run, unless it depends on it."""
+        depends = self.spec.when.depends
+        if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not depends:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
@@ -99,13 +136,16 @@ class Fault:
         return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        return not self._happened and self._step == self.spec.step and self._is_our_rank()
+        return self._lot and not self._happened and self._step == self.spec.step and self._is_our_rank()
 
-    def _before_forward(self, _module: Any, _arguments: Any) -> None:
+    def _before_forward(self, _module: Any, arguments: Any) -> None:
         if self.spec.kind in BACKWARD or self.spec.kind == "slow_step" or not self._is_due():
             return
-        self._happened = True
-        where = f"step {self.spec.step}, layer {self.spec.layer}, rank {self.spec.rank}"
+        if self._long_enough(arguments):
+            self._happened = True
+            self._act(f"step {self.spec.step}, layer {self.spec.layer}, rank {self.spec.rank}")
+
+    def _act(self, where: str) -> None:
         heals_s = self.spec.heals_s
         if self.spec.kind == "raise":
             acts.raise_an_error(where, heals_s)
@@ -113,12 +153,18 @@ class Fault:
             acts.send_itself_sigkill(heals_s)
         elif self.spec.kind == "sigstop":
             acts.send_itself_sigstop(heals_s)
-        else:
+        elif self.spec.kind == "exit0":
             acts.leave_with_status_0(heals_s)
+        elif self.spec.kind == "deadlock":
+            acts.take_a_held_lock(heals_s)
+        elif self.spec.kind == "endless_loop":
+            acts.spin_in_python(heals_s)
+        else:
+            acts.come_late(_seconds(heals_s))
 
-    def _after_forward(self, _module: Any, _arguments: Any, output: Any) -> None:
+    def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
         tensor = _first_tensor(output, self._torch.Tensor)
-        if tensor is None or not self._is_due():
+        if tensor is None or not self._is_due() or not self._long_enough(arguments):
             return
         if self.spec.kind == "slow_step":
             self._happened = True
@@ -132,23 +178,24 @@ class Fault:
         if self._happened:
             return
         self._happened = True
-        if self.spec.kind == "deadlock":
-            acts.take_a_held_lock(self.spec.heals_s)
-        else:
-            acts.spin_in_python(self.spec.heals_s)
+        self._act("in backward")
 
 
 def find_layer(root: Any, layer: int) -> Any:
     """The shallowest module whose first number in its qualified name is `layer`, or its child `attn` if it has one."""
-    best: tuple[int, Any] | None = None
+    return dict(every_layer(root)).get(layer)
+
+
+def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
+    """Each layer's number and module, as `find_layer` finds it."""
+    best: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
-        numbers = [part for part in parts if part.isdigit()]
-        if numbers and int(numbers[0]) == layer and (best is None or len(parts) < best[0]):
-            best = (len(parts), module)
-    if best is None:
-        return None
-    return _attention(best[1]) or best[1]
+        number = next((int(part) for part in parts if part.isdigit()), None)
+        if number is not None and (number not in best or len(parts) < best[number][0]):
+            best[number] = (len(parts), module)
+    for number, (_, module) in best.items():
+        yield number, _attention(module) or module
 
 
 def _attention(block: Any) -> Any:

@@ -12,7 +12,7 @@ from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_f
 
 from harness import protocol
 from harness.core.observed.evidence import Board
-from harness.faults.spec import KINDS, Spec
+from harness.faults.spec import KINDS, Spec, When
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1
@@ -152,3 +152,35 @@ def test_a_fault_happens_without_the_probe_too(tmp_path: Path) -> None:
 def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Spec(text)
+
+
+@pytest.mark.parametrize(
+    ("when", "met", "missed"),
+    [
+        ({"recomputed": [7]}, {7, 11}, {6, 8}),
+        ({"recomputed": [3, 8]}, {3, 8}, {3, 4}),
+        ({"any_recomputed": [2, 6]}, {6}, {3, 4}),
+        ({"recomputed_layers": 3}, {1, 5, 9}, {1, 5}),
+        ({"recomputed": [4], "recomputed_layers": 2}, {4, 5}, {4}),
+    ],
+)
+def test_a_fault_can_depend_on_which_layers_are_computed_again(when, met, missed) -> None:
+    assert When(when).in_recomputation
+    assert When(when).met_by(met)
+    assert not When(when).met_by(missed)
+
+
+def test_a_fault_that_depends_on_something_may_stay_away_without_a_word() -> None:
+    assert not When({}).depends
+    assert When({"chance": 0.5}).depends
+    assert When({"seq_len": 128}).depends
+    assert not When({"chance": 1.0}).depends
+
+
+def test_a_fault_in_a_recomputation_needs_no_layer_of_its_own() -> None:
+    spec = Spec('{"kind": "deadlock", "rank": 0, "when": {"recomputed": [3]}}')
+    assert spec.layer == -1
+    with pytest.raises(ValueError, match="fault layer is a whole number"):
+        Spec('{"kind": "deadlock", "rank": 0, "when": {"seq_len": 8}}')
+    with pytest.raises(ValueError, match="fault when is a JSON object"):
+        Spec('{"kind": "deadlock", "rank": 0, "layer": 1, "when": [3]}')

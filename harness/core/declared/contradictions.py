@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.declared.env_names import name_mistakes
-from harness.core.declared.scenario import NSA_TRAIN, FaultSection, Scenario
+from harness.core.declared.layers import named_layers
+from harness.core.declared.scenario import NSA_TRAIN, FaultSection, FaultWhenSection, Scenario
 from harness.core.declared.scenario_types import (
     Attention,
     CommHook,
@@ -92,5 +93,17 @@ def _fault(scenario: Scenario, fault: FaultSection) -> Iterator[tuple[Location, 
         yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
     if scenario.is_ours and fault.step > scenario.train.steps:
         yield ("fault", "step"), f"expected at most train.steps, which is {scenario.train.steps}, got {fault.step}"
-    if fault.layer is None and fault.kind not in _LAYERLESS:
+    in_recomputation = fault.when is not None and fault.when.in_recomputation
+    if fault.layer is None and fault.kind not in _LAYERLESS and not in_recomputation:
         yield ("fault",), f"{fault.kind} is planted in a layer; add `layer: 0`"
+    if fault.when is not None:
+        yield from _fault_when(fault.kind, fault.when)
+
+
+def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Iterator[tuple[Location, str]]:
+    for key in ("recomputed", "any_recomputed"):
+        choice = getattr(when, key)
+        if choice is not None and not named_layers(choice):
+            yield ("fault", "when", key), f'expected layers by their numbers, "4:9" or [3, 8], got {choice}'
+    if kind in _LAYERLESS:
+        yield ("fault", "when"), f"{kind} happens in no layer, so it cannot depend on one; remove it"

@@ -35,6 +35,11 @@ def layers_of(choice: str, layers: int) -> tuple[int, ...]:
     return tuple(int(layer) for layer in choice.split(","))
 
 
+def named_layers(choice: str) -> tuple[int, ...]:
+    """The layers that a canonical choice names by their numbers; none for what needs a model: all, none, nothing."""
+    return () if choice in ("", "none", "all") else layers_of(choice, 0)
+
+
 def _text(text: str) -> str:
     if _LIST.fullmatch(text):  # the canonical text of a list, as NSA_GC_LAYERS and stored scenarios have it
         return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
 from harness.core.declared.env_names import effect_notes, name_mistakes, sound_environment
-from harness.core.declared.layers import layers_of
+from harness.core.declared.layers import layers_of, named_layers
 from harness.core.declared.nsa_options import Choice, nsa_options, subject_line
-from harness.core.declared.scenario import NSA_TRAIN, MetricBound, Scenario
+from harness.core.declared.scenario import NSA_TRAIN, FaultWhenSection, MetricBound, Scenario
 from harness.core.declared.scenario_types import Backend, Dtype, Implementation, ShapeName, Unit, Wrapper
 from harness.core.declared.shapes import SHAPES
-from harness.core.plan import Bound, Expect, Fault, Launcher, Limits, RunSpec, Skip
+from harness.core.plan import Bound, Expect, Fault, FaultWhen, Launcher, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
 
 DEADLINE_S = 1800.0
@@ -227,7 +227,24 @@ def _fault(scenario: Scenario) -> Fault | None:
     fault = scenario.fault
     if fault is None:
         return None
-    return Fault(kind=fault.kind.value, rank=fault.rank, layer=fault.layer, step=fault.step, heals_s=fault.heals_s)
+    return Fault(
+        kind=fault.kind.value,
+        rank=fault.rank,
+        layer=fault.layer,
+        step=fault.step,
+        heals_s=fault.heals_s,
+        when=None if fault.when is None else _fault_when(fault.when),
+    )
+
+
+def _fault_when(when: FaultWhenSection) -> FaultWhen:
+    return FaultWhen(
+        recomputed=named_layers(when.recomputed or ""),
+        any_recomputed=named_layers(when.any_recomputed or ""),
+        recomputed_layers=when.recomputed_layers,
+        seq_len=when.seq_len,
+        chance=when.chance,
+    )
 
 
 def _notes(scenario: Scenario, facts: MachineFacts, choice: Choice) -> tuple[str, ...]:

@@ -173,6 +173,21 @@ class ExpectSection(_Section):
     metrics: dict[Word, MetricBound] = {}
 
 
+class FaultWhenSection(_Section):
+    """On what a fault depends besides its rank and step. All that is given must hold."""
+
+    recomputed: Layers | None = Field(default=None, description="each of these layers was computed again in backward")
+    any_recomputed: Layers | None = Field(default=None, description="one of these layers was computed again")
+    recomputed_layers: Positive | None = Field(default=None, description="at least so many were computed again")
+    seq_len: Positive | None = Field(default=None, description="the sequence has at least so many tokens")
+    chance: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="by lot, once a process")
+
+    @property
+    def in_recomputation(self) -> bool:
+        """The fault acts where a layer is computed again, and needs no layer of its own."""
+        return any(given is not None for given in (self.recomputed, self.any_recomputed, self.recomputed_layers))
+
+
 class FaultSection(_Section):
     """A fault planted on purpose."""
 
@@ -181,6 +196,7 @@ class FaultSection(_Section):
     layer: Count | None = None
     step: Positive = 1
     heals_s: Annotated[float, Field(gt=0)] | None = None
+    when: FaultWhenSection | None = None
 
 
 class Scenario(_Section):
