@@ -1,0 +1,127 @@
+"""Edge: the noise-free search. An answer given once holds, and more items never turn bad into good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.core.bisect.asked import BAD, GOOD, Asked, together
+from harness.core.bisect.asking import CountsAs, Purpose, Subset
+from harness.core.bisect.chain import Chain
+from harness.core.bisect.split import cuts, depth, farthest, probes_at_worst
+
+_LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
+# A claim about this very set: that it follows from others is not enough.
+_FOR_ITSELF = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
+
+
+class Contradicted(Exception):
+    """`good` passed though it holds all of `bad`, which failed: flaky if they are the same, or else not monotone."""
+
+    def __init__(self, *, good: Subset, bad: Subset) -> None:
+        super().__init__(good, bad)
+        self.good = good
+        self.bad = bad
+
+
+class Unjudged(Exception):
+    """Between these two nothing could be judged."""
+
+    def __init__(self, *, passing: Subset, failing: Subset) -> None:
+        super().__init__(passing, failing)
+        self.passing = passing
+        self.failing = failing
+
+
+class Certain:
+    """A judge that believes each answer. Raises Contradicted at the first that does not go with the others."""
+
+    sure = 1.0
+    rate = None
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def edge(self, chain: Chain, purpose: Purpose) -> int:
+        """The length of the first set of the chain that fails; the whole chain does, its base does not.
+
+        Raises Unjudged if points that could not be judged keep a good and a bad one apart.
+        """
+        low, high = self._known(chain)
+        unresolved = self._unresolved(chain)
+        rounds = depth(high - low)
+        while high - low > 1:
+            points = self._points(low, high, unresolved, rounds)
+            if not points:
+                raise Unjudged(passing=chain.at(low), failing=chain.at(high))
+            rounds = max(rounds - 1, 0)
+            answers = self._asked_at(chain, points, (low, high), rounds, purpose)
+            for point, counts_as in zip(points, answers, strict=True):
+                low = max(low, point) if counts_as is GOOD else low
+                high = min(high, point) if counts_as is BAD else high
+                unresolved |= set() if counts_as in (GOOD, BAD) else {point}
+        return high
+
+    def each(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+    ) -> Iterator[CountsAs]:
+        """The answers in order, each told so many times; asks what that lacks, or all if it is to be launched again."""
+        known = [self._before(subset, purpose, times) for subset in subsets]
+        lacking = [times - len(told) for told in known]
+        missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
+        fresh = self._fresh(missing, purpose, among)
+        for told, lack in zip(known, lacking, strict=True):
+            yield together([*told, *(next(fresh) for _ in range(lack))])
+
+    def _known(self, chain: Chain) -> tuple[int, int]:
+        """The longest set that must pass and the shortest that must fail, after all that was asked."""
+        seen = self._asked.observations
+        passed = (chain.longest_inside(one.subset) for one in seen if one.counts_as is GOOD)
+        failed = (chain.shortest_around(one.subset) for one in seen if one.counts_as is BAD)
+        return max(0, *passed), min(len(chain), *failed)
+
+    def _unresolved(self, chain: Chain) -> set[int]:
+        silent = [one.subset for one in self._asked.observations if one.counts_as not in (GOOD, BAD)]
+        return {length for subset in silent if (length := chain.length_of(subset)) is not None}
+
+    def _points(self, low: int, high: int, unresolved: set[int], rounds: int) -> list[int]:
+        question = self._asked.question
+        inside = [k for k in unresolved if low < k < high]
+        if not inside:
+            return [low + cut for cut in cuts(high - low, question.at_once, rounds, question.bad_cost())]
+        points = [k for k in range(low + 1, high) if k not in unresolved]
+        return farthest(points, inside, low, high, question.at_once)
+
+    def _asked_at(
+        self, chain: Chain, points: Sequence[int], bounds: tuple[int, int], rounds: int, purpose: Purpose
+    ) -> list[CountsAs]:
+        low, high = bounds
+        largest = max(after - before for before, after in zip((low, *points), (*points, high), strict=True))
+        at_once = self._asked.question.at_once
+        # One at a time, a cut that spares dear answers may use up all rounds that are left.
+        left = max(rounds, depth(largest)) if at_once == 1 else probes_at_worst(largest, at_once)
+        subsets = [chain.at(point) for point in points]
+        return list(self._fresh(subsets, purpose, chain.order[low:high], left))
+
+    def _before(self, subset: Subset, purpose: Purpose, times: int) -> list[CountsAs]:
+        """What is known of it, at most as often as needed."""
+        if purpose in _LAUNCHED_AGAIN:
+            return []
+        told = self._asked.told(subset)[-times:]
+        judged = GOOD in told or BAD in told
+        implied = None if judged or purpose in _FOR_ITSELF else self._asked.implied(subset)
+        return told if implied is None else [implied] * times
+
+    def _fresh(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
+    ) -> Iterator[CountsAs]:
+        answers = self._asked.ask(subsets, purpose, among, left)
+        for subset, counts_as in zip(subsets, answers, strict=True):
+            self._check(subset, counts_as)
+            yield counts_as
+
+    def _check(self, subset: Subset, counts_as: CountsAs) -> None:
+        for seen in self._asked.observations:
+            if (counts_as, seen.counts_as) == (GOOD, BAD) and seen.subset <= subset:
+                raise Contradicted(good=subset, bad=seen.subset)
+            if (counts_as, seen.counts_as) == (BAD, GOOD) and subset <= seen.subset:
+                raise Contradicted(good=seen.subset, bad=subset)

@@ -1,0 +1,146 @@
+"""Minimal: from everything that fails to a smallest part that does: one item, a range, an interaction, a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.core.bisect.asking import CountsAs, Purpose, Subset
+from harness.core.bisect.chain import Chain
+
+
+class Teller(Protocol):
+    """Who says what sets count as: at once and for good, or after repeating."""
+
+    @property
+    def sure(self) -> float: ...  # of the claims proven so far
+    @property
+    def rate(self) -> float | None: ...  # how often what should fail does; None: always
+    def each(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+    ) -> Iterator[CountsAs]: ...  # each told at least so many times
+
+
+class Judge(Teller, Protocol):
+    """Who also finds where a chain begins to fail."""
+
+    def edge(self, chain: Chain, purpose: Purpose) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Units that fail together. `sampled`: of so many members only some were dropped; `unjudged`: that said nothing."""
+
+    members: Subset
+    sampled: bool = False
+    unjudged: Subset = frozenset()
+
+
+def told(judge: Teller, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> CountsAs:
+    return next(judge.each([subset], purpose, among or subset, times))
+
+
+def fails(judge: Teller, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
+    return told(judge, subset, purpose, among, times) is CountsAs.BAD
+
+
+def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
+    """What fails within a pool that fails: from its first set of prefixes that does, cut off what is not needed.
+
+    One item is decided first, then both ends: to reduce a wide range item by item is dear.
+    """
+    right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
+    last = frozenset({pool[right - 1]})
+    if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
+        return last
+    left = right - 1 - judge.edge(Chain(base=last, order=pool[: right - 1][::-1]), Purpose.LEFT_EDGE)
+    return _inside(judge, pool[left:right])
+
+
+def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
+    """Both ends of the span are needed; is what lies between?"""
+    ends = frozenset({span[0], span[-1]})
+    if fails(judge, ends, Purpose.ENDS_ONLY, span):
+        return ends
+    quarter = len(span) // 4 or 1
+    outer = frozenset(span[:quarter] + span[-quarter:])
+    if fails(judge, outer, Purpose.WITHOUT_MIDDLE, span):
+        return reduced(judge, outer, ends)
+    return frozenset(span)
+
+
+def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
+    """A smallest part of a failing set that fails. Each pass finds one more member and keeps it on."""
+    while needed != failing and not fails(judge, needed, Purpose.REDUCE, failing):
+        order = tuple(sorted(failing - needed))
+        edge = judge.edge(Chain(base=needed, order=order), Purpose.REDUCE)
+        failing = needed | frozenset(order[:edge])
+        needed |= {order[edge - 1]}
+    return needed
+
+
+def minimal(judge: Judge, members: Subset, sample: int) -> Culprit:
+    """Each member is dropped; of more than `sample` between the ends only so many. Whoever fails without, shrinks.
+
+    Of few members each is dropped more than once: a flaky run that passed by chance made one look needed.
+    """
+    while len(members) > 1:
+        dropped = _dropped(members, sample)
+        spare, kept, unjudged = _spare(judge, members, dropped, -(-sample // len(dropped)))
+        if spare is None:
+            return Culprit(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
+        members = reduced(judge, members - {spare}, kept)
+    return Culprit(members=members)
+
+
+def _spare(judge: Judge, members: Subset, dropped: Sequence[int], times: int) -> tuple[int | None, Subset, Subset]:
+    """The first member without which it still fails, those that are needed, and those of which nothing is known."""
+    without = [members - {member} for member in dropped]
+    kept, unjudged = set[int](), set[int]()
+    answers = judge.each(without, Purpose.DROP_ONE, members, times)
+    for member, counts_as in zip(dropped, answers, strict=True):
+        if counts_as is CountsAs.BAD:
+            return member, frozenset(kept), frozenset()
+        (kept if counts_as is CountsAs.GOOD else unjudged).add(member)
+    return None, frozenset(kept), frozenset(unjudged)
+
+
+def _dropped(members: Subset, sample: int) -> list[int]:
+    """The middle first: that a range has both its ends the search has shown already."""
+    first, *between, last = sorted(members)
+    step = max(len(between) / sample, 1.0)
+    return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
+
+
+def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """Whether it matters how many are on, not which: other sets of the size all fail, those one smaller all pass.
+
+    Only asked of the first so many: whatever they are, a search by prefixes ends there if only the number counts.
+    """
+    count = len(members)
+    if members != frozenset(among[:count]) or count == len(among):
+        return False
+    others = [other for other in _scattered(among, count, sample + 1) if other != members][:sample]
+    smaller = _scattered(among, count - 1, sample) if count > 1 else []
+    return (
+        fails(judge, others[0], Purpose.ELSEWHERE, among)
+        and all(told is CountsAs.BAD for told in judge.each(others[1:], Purpose.AS_MANY, among))
+        and all(told is CountsAs.GOOD for told in judge.each(smaller, Purpose.ONE_FEWER, among))
+    )
+
+
+def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
+    """Different sets of one size, spread over all: no few items, no range can be in each of them."""
+    total = len(among)
+    stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if _coprime(step, total))
+    turned = [among[(1 + i * stride) % total] for i in range(total)]
+    starts = [(start * max(total // sample, 1)) % total for start in range(total)]
+    sets = [frozenset((turned + turned)[start : start + count]) for start in starts]
+    return list(dict.fromkeys(sets))[:sample]
+
+
+def _coprime(one: int, other: int) -> bool:
+    while other:
+        one, other = other, one % other
+    return one == 1

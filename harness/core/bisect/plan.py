@@ -1,0 +1,214 @@
+"""Plan: the whole protocol of a bisection, from the two controls to the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from harness.core.bisect.answer import Answer
+from harness.core.bisect.asked import BAD, GOOD, Asked
+from harness.core.bisect.asking import CountsAs, OutOfBudget, Probe, Purpose, Subset
+from harness.core.bisect.chain import Chain
+from harness.core.bisect.concluded import nothing, of_culprits, of_number, of_threshold, so_far
+from harness.core.bisect.ddmin import Literal, ddmin
+from harness.core.bisect.edge import Certain, Contradicted, Unjudged
+from harness.core.bisect.minimal import Culprit, Judge, Teller, fails, minimal, only_the_number, standing_out, told
+from harness.core.bisect.noisy import Noisy, Unsettled, tries
+from harness.core.bisect.question import Question, QuestionKind
+
+_RAREST = 0.2  # a bad end that fails less often may be taken for a good one
+_HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
+_ENOUGH_FAILURES = 3  # to know how often the bad end fails
+_MOST_CONTROLS = 60  # at which a failure in one of twenty runs has shown three times
+
+
+def find(question: Question, probe: Probe) -> Answer:
+    """The smallest difference that matters, proven, or what is known and why it is not more.
+
+    Controls, search, proof, controls again. Raises only what the probe raises, but OutOfBudget.
+    """
+    asked = Asked(question, probe)
+    try:
+        return _between_ends(asked)
+    except OutOfBudget:
+        return so_far(asked, "the budget ended before an answer was found and proven")
+    except Unsettled as reason:
+        return so_far(asked, str(reason), reason.open_units)
+
+
+def _between_ends(asked: Asked) -> Answer:
+    """Nothing is searched between ends that do not differ."""
+    good_end = next(asked.ask([frozenset()], Purpose.CONTROL_GOOD, asked.everything))
+    if good_end is not GOOD:
+        return so_far(asked, f"the good end is not good: it {_says(good_end)}")
+    end = _gallop(asked) or asked.everything
+    bad_end = BAD if BAD in asked.told(frozenset(end)) else _control_bad(asked)
+    if bad_end is GOOD:
+        times = len(asked.told(frozenset(end)))
+        return nothing(asked, times, asked.question.confidence, _RAREST)
+    if bad_end is not BAD:
+        return so_far(asked, f"the bad end is not bad: it {_says(bad_end)}")
+    return _searched(asked, end)
+
+
+def _searched(asked: Asked, end: tuple[int, ...]) -> Answer:
+    """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
+    if GOOD in asked.told(frozenset(end)):
+        return _among_flaky_runs(asked, end)
+    try:
+        return _proven(asked, Certain(asked), end)
+    except Contradicted as seen:
+        return _among_flaky_runs(asked, end) if _changes(asked, seen) else _against_order(asked, end)
+    except Unjudged as gap:
+        return _around_unjudged(asked, end, gap)
+
+
+def _proven(asked: Asked, judge: Judge, end: tuple[int, ...]) -> Answer:
+    ordered = asked.question.kind is QuestionKind.ORDERED
+    answer = _threshold(asked, judge, end) if ordered else _culprits(asked, judge)
+    _recheck(judge, end)
+    return answer
+
+
+def _threshold(asked: Asked, judge: Judge, end: tuple[int, ...]) -> Answer:
+    """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
+    length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
+    _must_fail(asked, judge, frozenset(end[:length]))
+    if _rest(asked, judge, end[: length - 1], at_least=tries(_HALF, asked.question.confidence) - 1) is not GOOD:
+        raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
+    return of_threshold(asked, judge, length)
+
+
+def _culprits(asked: Asked, judge: Judge) -> Answer:
+    """One after the other: what is found is taken out, until the rest passes."""
+    sample = tries(_HALF, asked.question.confidence)
+    sampled = 1 - _HALF**sample
+    found: list[Culprit] = []
+    rest, counts_as = asked.everything, BAD
+    while counts_as is BAD:
+        members = standing_out(judge, rest)
+        if not found and not asked.question.together and only_the_number(judge, members, rest, sample):
+            return _number(asked, judge, members, sampled)
+        found.append(_smallest(asked, judge, members, sample))
+        rest = tuple(unit for unit in rest if unit not in found[-1].members)
+        counts_as = _rest(asked, judge, rest)
+    return of_culprits(asked, judge, found, counts_as is GOOD, sampled)
+
+
+def _number(asked: Asked, judge: Judge, first: Subset, sampled: float) -> Answer:
+    _must_fail(asked, judge, first)
+    _rest(asked, judge, sorted(first)[1:])
+    return of_number(asked, judge, len(first), sampled)
+
+
+def _smallest(asked: Asked, judge: Judge, members: Subset, sample: int) -> Culprit:
+    culprit = minimal(judge, members, sample)
+    _must_fail(asked, judge, culprit.members)
+    if culprit.unjudged:
+        raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
+    return culprit
+
+
+def _must_fail(asked: Asked, judge: Teller, subset: Subset) -> None:
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=asked.question.repeat):
+        raise Unsettled("what stands out does not fail alone when asked again", subset)
+
+
+def _rest(asked: Asked, judge: Teller, subset: Iterable[int], at_least: int = 1) -> CountsAs:
+    return told(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(asked.question.repeat, at_least))
+
+
+def _recheck(judge: Teller, end: tuple[int, ...]) -> None:
+    """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
+    for name, subset, purpose, expected in (
+        ("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD),
+        ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD),
+    ):
+        counts_as = told(judge, subset, purpose, end)
+        if counts_as not in (expected, CountsAs.UNRESOLVED):
+            raise Unsettled(f"the {name} end is no longer {name}: asked again it {_says(counts_as)}")
+
+
+def _gallop(asked: Asked) -> tuple[int, ...] | None:
+    """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails."""
+    if not asked.question.unbounded:
+        return None
+    total = len(asked.units)
+    lengths = [*(1 << i for i in range((total - 1).bit_length())), total]
+    answers = asked.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, asked.everything)
+    found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as is BAD), None)
+    return None if found is None else asked.everything[:found]
+
+
+def _control_bad(asked: Asked) -> CountsAs:
+    """Good only after enough repetitions: a failure that is rare is still one."""
+    everything = frozenset(asked.everything)
+    first = next(asked.ask([everything], Purpose.CONTROL_BAD, everything))
+    if first is not GOOD:
+        return first
+    more = tries(_RAREST, asked.question.confidence) - 1
+    again: list[CountsAs] = []
+    for counts_as in asked.ask([everything] * more, Purpose.CONTROL_BAD, everything):
+        again.append(counts_as)
+        if counts_as is BAD:
+            return BAD
+    return next((counts_as for counts_as in again if counts_as is not GOOD), GOOD)
+
+
+def _changes(asked: Asked, seen: Contradicted) -> bool:
+    """Whether one of two answers that contradict each other changes when asked again."""
+    if seen.good == seen.bad:
+        return True
+    often = [seen.good] * tries(_HALF, asked.question.confidence)
+    return BAD in asked.ask(often, Purpose.REPEAT, seen.good) or GOOD in asked.ask([seen.bad], Purpose.REPEAT, seen.bad)
+
+
+def _among_flaky_runs(asked: Asked, end: tuple[int, ...]) -> Answer:
+    """How often the bad end fails is measured first: it decides how much a run that passes tells."""
+    failing = frozenset(end)
+    while asked.told(failing).count(BAD) < _ENOUGH_FAILURES:
+        if len(asked.told(failing)) >= _MOST_CONTROLS:
+            raise Unsettled("the bad end fails in less than one of twenty runs: make it fail more often first")
+        next(asked.ask([failing] * asked.question.at_once, Purpose.CONTROL_BAD, failing))
+    # A single wrong turn among so many ends in a proof that fails. The next attempt starts from all that was seen.
+    doubt = (1 - asked.question.confidence) / 2
+    for stricter in (1, 5):
+        with suppress(Unsettled):
+            return _proven(asked, Noisy(asked, failing, doubt / stricter), end)
+    return _proven(asked, Noisy(asked, failing, doubt / 25), end)
+
+
+def _against_order(asked: Asked, end: tuple[int, ...]) -> Answer:
+    """More items may turn bad into good here, so nothing follows from anything: only what was asked counts."""
+    if asked.question.kind is QuestionKind.ORDERED:
+        raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
+    failing = min((seen.subset for seen in asked.observations if seen.counts_as is BAD), key=len)
+    return _literally(asked, end, failing, "more items may pass where fewer fail, and what decides cannot be judged")
+
+
+def _around_unjudged(asked: Asked, end: tuple[int, ...], gap: Unjudged) -> Answer:
+    """Other sets than those of the search may be judged, if the question allows to ask them."""
+    why = "between what passes and what fails, the rest could not be judged"
+    if asked.question.kind is QuestionKind.ORDERED:
+        raise Unsettled(why, gap.failing - gap.passing)
+    return _literally(asked, end, gap.failing, why)
+
+
+def _literally(asked: Asked, end: tuple[int, ...], failing: Subset, why: str) -> Answer:
+    culprit = ddmin(asked, failing)
+    if culprit.unjudged:
+        raise Unsettled(why, culprit.members)
+    literal = Literal(asked)
+    _must_fail(asked, literal, culprit.members)
+    rest_passes = _rest(asked, literal, frozenset(asked.everything) - culprit.members) is GOOD
+    _recheck(literal, end)
+    return of_culprits(asked, literal, [culprit], rest_passes, 1.0)
+
+
+def _says(counts_as: CountsAs) -> str:
+    return {
+        CountsAs.GOOD: "passes",
+        CountsAs.BAD: "fails in the way sought",
+        CountsAs.DIFFERENT: "fails in another way",
+        CountsAs.UNRESOLVED: "could not be judged",
+    }[counts_as]

@@ -1,0 +1,79 @@
+"""The script of repro/: it runs the program as the failing probe did, without the harness watching."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from harness.core.plan import Launcher, RunSpec
+
+NAME = "repro.py"
+
+
+def repro_script(spec: RunSpec, *, working_dir: str, told: str) -> str | None:
+    """None for a launch that is no Python program under torchrun: its command is all there is."""
+    if spec.launcher is Launcher.PLAIN:
+        return None
+    return "\n".join(_lines(spec, working_dir, told)) + "\n"
+
+
+def repro_command(spec: RunSpec) -> str:
+    return f"torchrun --standalone --nproc-per-node={spec.ranks} {NAME}"
+
+
+def _lines(spec: RunSpec, working_dir: str, told: str) -> Iterator[str]:
+    head, *words = spec.program
+    module = head == "-m"
+    program, args = (words[0], words[1:]) if module else (head, words)
+    yield f'"""{_one_line(told)}'
+    yield ""
+    yield f"    {repro_command(spec)}"
+    yield '"""'
+    yield ""
+    yield "import os"
+    yield "import runpy"
+    yield "import sys"
+    if spec.fault is not None:
+        yield "import torch"
+    yield ""
+    yield f"os.chdir({_text(spec.cwd or working_dir)})"
+    yield f"os.environ.update({_mapping(spec.env)})"
+    yield f"sys.argv[1:] = {_list(args)}"
+    if spec.fault is not None:
+        yield from _fault(spec)
+    if module:
+        yield "sys.path.insert(0, os.getcwd())"
+        yield f"runpy.run_module({_text(program)}, run_name='__main__', alter_sys=True)"
+        return
+    yield f"sys.argv[0] = {_text(program)}"
+    yield f"sys.path[0] = os.path.dirname(os.path.abspath({_text(program)}))"
+    yield f"runpy.run_path({_text(program)}, run_name='__main__')"
+
+
+def _fault(spec: RunSpec) -> Iterator[str]:
+    """A planted fault is no part of the program: the package plants it, as it did in the probe."""
+    assert spec.fault is not None
+    yield "from harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
+    yield f"plant({_text(json.dumps(asdict(spec.fault)))})"
+
+
+def _mapping(pairs: tuple[tuple[str, str], ...]) -> str:
+    return "{" + ", ".join(f"{_text(name)}: {_text(value)}" for name, value in pairs) + "}"
+
+
+def _list(words: list[str]) -> str:
+    """Ten words a line keep a long command on a screen."""
+    if len(words) <= 10:
+        return "[" + ", ".join(map(_text, words)) + "]"
+    rows = [", ".join(map(_text, words[place : place + 10])) for place in range(0, len(words), 10)]
+    return "[\n    " + ",\n    ".join(rows) + ",\n]"
+
+
+def _text(text: str) -> str:
+    """A Python literal of plain ASCII, whatever the text holds."""
+    return ascii(text)
+
+
+def _one_line(text: str) -> str:
+    return ascii(text)[1:-1].replace('"', "'")[:200]

@@ -1,0 +1,165 @@
+"""What a bisection varies: the items it chooses from, and the configuration that each choice of them stands for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.declared.yaml_tree import Plain, scalar
+
+Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
+
+_BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
+ENV = "run.env."
+_VANILLA: Config = {"model.attention": "vanilla", "model.branch": "all"}
+
+
+class Form(StrEnum):
+    """How a choice of items becomes a configuration."""
+
+    LAYERS = "layers"  # the numbers of the chosen ones, in a list
+    VALUE = "value"  # the largest of the chosen ones
+    WORDS = "words"  # the chosen ones, in a list
+    BRANCHES = "branches"  # of the attention; without any it is the dense one
+    KEYS = "keys"  # dotted keys that have their bad value instead of their good one
+    COMMIT = "commit"  # the newest of the chosen ones
+
+
+ORDERED = (Form.VALUE, Form.COMMIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A question: `items` are what the answer may name, in the order in which they are searched."""
+
+    form: Form
+    key: str  # "gc.layers"; for people where the form has several keys
+    noun: str  # one item: "layer"
+    items: tuple[Plain, ...]
+    good: Plain = None  # ordered: the value of the good end, below the first item
+    bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to
+    good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
+    together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
+    labels: tuple[str, ...] = ()  # the items for people, where they are not their own
+
+    @property
+    def ordered(self) -> bool:
+        return self.form in ORDERED
+
+    @property
+    def declared(self) -> bool:
+        """Keys of a scenario say it; otherwise only what the program's own words or environment take."""
+        return "." in self.key or self.form in (Form.KEYS, Form.COMMIT)
+
+    @property
+    def question(self) -> str:
+        """ "gc.layers in [0,12)", "model.seq_len in (16, 256]"."""
+        if self.ordered:
+            return f"{self.key} in ({self._shown(self.good)}, {self.label(len(self.items) - 1)}]"
+        if self.form is Form.LAYERS:
+            first, stop = _number(self.items[0]), _number(self.items[-1]) + 1
+            return f"{self.key} in [{first},{stop})"
+        return f"{self.key} of {', '.join(self.label(place) for place in range(len(self.items)))}"
+
+    def label(self, place: int) -> str:
+        return self.labels[place] if self.labels else self._shown(self.items[place])
+
+    def config(self, subset: Collection[int]) -> Config:
+        """The configuration in which just these items are switched on."""
+        chosen = [self.items[place] for place in sorted(subset)]
+        if self.ordered:
+            return {self.key: chosen[-1] if chosen else self.good}
+        if self.form is Form.BRANCHES:
+            if not chosen:
+                return _VANILLA
+            whole = len(chosen) == len(self.items)
+            return {"model.branch": "all" if whole else "+".join(map(str, chosen))}
+        if self.form is Form.KEYS:
+            pairs = zip(self.items, self.good_values, self.bad_values, strict=True)
+            return {str(key): bad if place in subset else good for place, (key, good, bad) in enumerate(pairs)}
+        return {self.key: list(chosen)}
+
+    def swept_away(self, subset: Collection[int]) -> frozenset[str]:
+        """Environment variables that the configuration leaves unset."""
+        unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
+        return frozenset(key.removeprefix(ENV) for key in unset)
+
+    def words(self, subset: Collection[int]) -> tuple[str, ...]:
+        """The configuration as overrides of a command line; no override can take a variable away."""
+        away = self.swept_away(subset)
+        config = self.config(subset).items()
+        return tuple(override_word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
+
+    def told(self, subset: Collection[int]) -> str:
+        """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
+        places = sorted(subset)
+        if self.ordered:
+            return f"{self.key} {self.label(places[-1]) if places else self._shown(self.good)}"
+        if not places:
+            return f"no {self.noun}"
+        if len(places) == len(self.items) and len(places) > 1:
+            return f"all {len(places)} {self.noun}s"
+        plural = "" if len(places) == 1 else "s"
+        if self.form is Form.LAYERS:
+            return f"{self.noun}{plural} {layer_spans([_number(self.items[place]) for place in places])}"
+        return f"{self.noun}{plural} {', '.join(self.label(place) for place in places)}"
+
+    @staticmethod
+    def _shown(value: Plain) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
+
+
+def in_its_words(subject: Subject, answer: Answer) -> Answer:
+    """The answer as this subject can be spoken of: only layers lie side by side; of other items a range is a set."""
+    if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
+        return answer
+    return replace(answer, kind=AnswerKind.SET, items=tuple(range(*answer.items)))
+
+
+def override_word(key: str, value: Plain) -> str:
+    """`gc.layers=[2,6]`: what a command line takes; an empty list of layers is `none`."""
+    if key == "gc.layers":
+        return f"{key}={layers_word(value)}"
+    return f"{key}={value if isinstance(value, str) and _bare(value) else json.dumps(value)}"
+
+
+def layers_word(value: Plain) -> str:
+    """A list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
+    numbers = sorted(map(_number, value)) if isinstance(value, list) else None
+    if numbers is None:
+        return str(value)
+    if not numbers:
+        return "none"
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}:{numbers[-1] + 1}"
+    return f"[{','.join(_spans(numbers))}]"
+
+
+def layer_spans(numbers: Collection[int]) -> str:
+    """For people, inclusive, with the code's form behind a span: "0-5 [0:6]", "3 and 8", "7"."""
+    ordered = sorted(numbers)
+    spans = list(_spans(ordered))
+    if len(ordered) > 1 and len(spans) == 1:
+        return f"{spans[0]} [{ordered[0]}:{ordered[-1] + 1}]"
+    return spans[0] if len(spans) == 1 else f"{', '.join(spans[:-1])} and {spans[-1]}"
+
+
+def _spans(numbers: Collection[int]) -> Iterator[str]:
+    for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}"
+
+
+def _number(item: Plain) -> int:
+    assert isinstance(item, int)
+    return item
+
+
+def _bare(text: str) -> bool:
+    """YAML reads these letters as this very text."""
+    return _BARE_WORD.fullmatch(text) is not None and scalar(text) == text

@@ -1,0 +1,332 @@
+"""Bisect, where a run does the same each time: the right answer, its proof, and no probe more than promised."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from bisected import (
+    BAD,
+    DIFFERENT,
+    EDGES,
+    GOOD,
+    UNRESOLVED,
+    Asked,
+    Rule,
+    at_least,
+    bisected,
+    named,
+    needs,
+    ordered,
+    question,
+    shown,
+    unjudged,
+)
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Subset
+from harness.core.bisect.plan import find
+from harness.core.bisect.split import cuts, probes_at_worst
+from harness.core.bisect.worst_case import at_most, worst_case
+
+AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
+SIZES = [(12, 4), (48, 6), (96, 7)]
+SMALL = [1, 2, 3, 5, 8, 12]
+
+
+def spread(items: int) -> list[tuple[int, int]]:
+    """Every pair of few items; of many those near the powers of two and the ends, where searches are longest."""
+    if items <= 12:
+        return list(combinations(range(items), 2))
+    chosen = sorted({0, 1, 2, 7, 8, 15, 16, items // 2 - 1, items // 2, items - 17, items - 2, items - 1})
+    return list(combinations(chosen, 2))
+
+
+def proven(answer: Answer, rule: Rule) -> bool:
+    assert answer.passing is not None
+    assert answer.failing is not None
+    return (rule(answer.passing), rule(answer.failing)) == (GOOD, BAD)
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", SMALL)
+def test_every_single_culprit_is_found_and_proven(items: int, at_once: int) -> None:
+    asked = question(items, at_once=at_once)
+    for culprit in range(items):
+        answer, probe = bisected(asked, needs({culprit}))
+        assert (*shown(answer), answer.confidence, answer.why) == (AnswerKind.SINGLE, (culprit,), 1.0, "")
+        assert answer.failing == {culprit}
+        assert answer.passing == frozenset(range(items)) - {culprit}
+        assert probe.count() <= at_most(worst_case(asked))
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", [2, 3, 5, 8, 12])
+def test_every_range_is_found_and_proven(items: int, at_once: int) -> None:
+    asked = question(items, at_once=at_once)
+    for start, last in combinations(range(items), 2):
+        rule = needs(range(start, last + 1))
+        answer, probe = bisected(asked, rule)
+        assert shown(answer) == (AnswerKind.RANGE, (start, last + 1))
+        assert (answer.confidence == 1.0) == (last + 1 - start <= 7)
+        assert proven(answer, rule)
+        assert probe.count() <= at_most(worst_case(asked))
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", [3, 5, 8, 12])
+def test_every_pair_is_found_and_proven(items: int, at_once: int) -> None:
+    asked = question(items, at_once=at_once)
+    for pair in combinations(range(items), 2):
+        answer, probe = bisected(asked, needs(pair))
+        assert (*shown(answer), answer.confidence) == (*named(pair), 1.0)
+        assert answer.failing == frozenset(pair)
+        assert probe.count() <= at_most(worst_case(asked))
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", [2, 3, 5, 8, 12])
+def test_every_number_is_told_as_a_number(items: int, at_once: int) -> None:
+    asked = question(items, at_once=at_once)
+    sizes = next(part.probes for part in worst_case(asked) if part.name == "sizes")
+    for count in range(1, items):
+        answer, probe = bisected(asked, at_least(count))
+        assert shown(answer) == (AnswerKind.COUNT, (count,))
+        assert 0.95 < answer.confidence < 1.0
+        assert proven(answer, at_least(count))
+        assert probe.count() <= at_most(worst_case(asked)) + sizes
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", [3, 5, 8, 12])
+def test_two_independent_culprits_are_both_found(items: int, at_once: int) -> None:
+    asked = question(items, at_once=at_once)
+    more = sum(part.probes for part in worst_case(asked) if part.name in ("next culprit", "sizes"))
+    for pair in combinations(range(items), 2):
+        answer, probe = bisected(asked, needs(pair[:1], pair[1:]))
+        assert (*shown(answer), answer.confidence) == (AnswerKind.SEVERAL, pair, 1.0)
+        assert set(answer.groups) == {frozenset({one}) for one in pair}
+        assert answer.passing == frozenset(range(items)) - set(pair)
+        assert probe.count() <= at_most(worst_case(asked)) + more
+
+
+@pytest.mark.parametrize("items", [5, 8])
+def test_every_interaction_of_three_is_found_and_proven(items: int) -> None:
+    asked = question(items)
+    more = sum(part.probes for part in worst_case(asked) if part.name == "next member")
+    for triple in combinations(range(items), 3):
+        answer, probe = bisected(asked, needs(triple))
+        assert (*shown(answer), answer.confidence) == (*named(triple), 1.0)
+        assert probe.count() <= at_most(worst_case(asked)) + more
+
+
+def test_a_culprit_inside_a_range_does_not_make_it_a_range() -> None:
+    for middle in range(1, 23):
+        assert shown(bisected(question(24), needs({0, middle, 23}))[0])[1] == (0, middle, 23)
+
+
+@AT_ONCE
+@pytest.mark.parametrize("items", SMALL)
+@pytest.mark.parametrize("unbounded", [False, True])
+def test_every_threshold_is_found_and_proven(items: int, at_once: int, unbounded: bool) -> None:
+    asked = ordered(items, at_once=at_once, unbounded=unbounded)
+    for smallest in range(1, items + 1):
+        answer, probe = bisected(asked, at_least(smallest))
+        assert (*shown(answer), answer.confidence) == (AnswerKind.THRESHOLD, (smallest,), 1.0)
+        assert (answer.passing, answer.failing) == (frozenset(range(smallest - 1)), frozenset(range(smallest)))
+        assert probe.count() <= at_most(worst_case(asked))
+        assert all(subset == frozenset(range(len(subset))) for one in probe.rounds for subset in one.subsets)
+
+
+@pytest.mark.parametrize(("items", "halvings"), SIZES)
+def test_a_single_culprit_or_a_threshold_takes_a_halving_each(items: int, halvings: int) -> None:
+    single = max(bisected(question(items), needs({one}))[1].count(*EDGES) for one in range(items))
+    threshold = max(bisected(ordered(items), at_least(one))[1].search() for one in range(1, items + 1))
+    assert (single, threshold) == (halvings, halvings)
+
+
+@pytest.mark.parametrize(("items", "halvings"), SIZES)
+def test_a_range_takes_two_searches_and_the_whole_plan_four_shape_tests_more(items: int, halvings: int) -> None:
+    probes = [bisected(question(items), needs(range(start, last + 1)))[1] for start, last in spread(items)]
+    assert max(probe.count(*EDGES) for probe in probes) <= 2 * halvings
+    assert max(probe.plan() for probe in probes) <= 2 + 2 * halvings + 4
+    assert max(bisected(question(items), at_least(one))[1].plan() for one in (1, 2, 5, items - 1)) <= 6 + 2 * halvings
+
+
+@pytest.mark.parametrize(("items", "halvings"), SIZES)
+def test_a_pair_takes_two_searches_and_two_shape_tests(items: int, halvings: int) -> None:
+    pairs = [pair for pair in spread(items) if pair[0] > 0]  # {0, 1} is asked whether only the number counts
+    assert max(bisected(question(items), needs(pair))[1].search() for pair in pairs) <= 2 * halvings + 2
+
+
+@pytest.mark.parametrize(
+    ("items", "rounds"), [(12, {1: 4, 2: 3, 3: 2, 8: 2, 11: 1}), (48, {2: 4, 4: 3, 7: 2}), (96, {2: 5, 3: 4, 8: 3})]
+)
+def test_more_at_once_take_fewer_rounds(items: int, rounds: dict[int, int]) -> None:
+    for at_once, expected in rounds.items():
+        probes = [bisected(ordered(items, at_once=at_once), at_least(one))[1] for one in range(1, items + 1)]
+        searched = [[one for one in probe.rounds if one.purpose is Purpose.RIGHT_EDGE] for probe in probes]
+        assert max(map(len, searched)) == expected
+        assert all(len(one.subsets) <= at_once for probe in probes for one in probe.rounds)
+
+
+def spent(smallest: int, cost: float) -> tuple[int, float]:
+    """Probes and time of the search for one threshold of 96."""
+    rule = at_least(smallest)
+    probe = bisected(ordered(96, bad_cost=lambda: cost), rule)[1]
+    searched = [one.subsets[0] for one in probe.rounds if one.purpose is Purpose.RIGHT_EDGE]
+    return len(searched), sum(8.0 if rule(subset) is BAD else 1.0 for subset in searched)
+
+
+def test_a_dear_bad_answer_moves_the_cut_but_takes_no_probe_more() -> None:
+    assert [cuts(12, 1, 4, cost)[0] for cost in (1.0, 8.0)] == [6, 5]
+    blind, aware = ([spent(smallest, cost) for smallest in range(1, 97)] for cost in (1.0, 8.0))
+    assert (max(probes for probes, _ in blind), max(probes for probes, _ in aware)) == (7, 7)
+    assert sum(time for _, time in aware) < 0.96 * sum(time for _, time in blind)
+
+
+def test_the_cost_is_read_after_both_controls() -> None:
+    probe = Asked(at_least(3))
+
+    def cost() -> float:
+        assert [one.purpose for one in probe.rounds[:2]] == [Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD]
+        return 1.0
+
+    assert find(ordered(9, bad_cost=cost), probe).items == (3,)
+
+
+def test_a_large_question_is_cut_by_the_proportions_of_a_smaller_one() -> None:
+    worst = max(bisected(ordered(3000, bad_cost=lambda: 8.0), at_least(one))[1].search() for one in (1, 2999, 1500, 7))
+    assert worst <= probes_at_worst(3000, 1) == 12
+
+
+def test_a_round_tells_what_is_open_and_how_many_probes_are_left() -> None:
+    probe = bisected(question(12), needs({7}))[1]
+    told = [(one.purpose.value, one.open, one.left) for one in probe.rounds]
+    assert told == [
+        ("control_good", (0, 12), 0),
+        ("control_bad", (0, 12), 0),
+        ("right_edge", (0, 12), 3),
+        ("right_edge", (6, 12), 2),
+        ("right_edge", (6, 9), 1),
+        ("right_edge", (7, 9), 0),
+        ("alone", (0, 8), 0),
+        ("proof_bad", (7, 8), 0),
+        ("proof_good", (0, 12), 0),
+        ("recheck_good", (0, 12), 0),
+        ("recheck_bad", (0, 12), 0),
+    ]
+
+
+def test_items_that_travel_together_are_asked_together() -> None:
+    groups = (frozenset({1, 8}), frozenset({8, 3}), frozenset({5, 6}))
+    answer, probe = bisected(question(9, together=groups), needs({3}))
+    assert shown(answer) == (AnswerKind.SET, (1, 3, 8))
+    asked = [subset for one in probe.rounds for subset in one.subsets]
+    assert all(len(subset & group) in (0, len(group)) for subset in asked for group in ({1, 3, 8}, {5, 6}))
+
+
+def test_the_proof_is_run_as_often_as_asked() -> None:
+    for at_once in (1, 2):
+        probe = bisected(question(12, repeat=3, at_once=at_once), needs({7}))[1]
+        assert (probe.count(Purpose.PROOF_BAD), probe.count(Purpose.PROOF_GOOD)) == (3, 3)
+
+
+def test_a_range_with_an_independent_culprit_beside_it_are_two_groups() -> None:
+    answer, _ = bisected(question(12), needs({2, 3, 4}, {9}))
+    assert (answer.kind, set(answer.groups)) == (AnswerKind.SEVERAL, {frozenset({2, 3, 4}), frozenset({9})})
+
+
+def test_a_healthy_program_has_nothing_to_bisect() -> None:
+    answer, probe = bisected(question(12), needs())
+    assert (answer.kind, answer.items, answer.failing) == (AnswerKind.NONE, (), None)
+    assert answer.why == "the bad end was good 14 of 14 times: nothing to bisect, unless it fails in less than 20%"
+    assert probe.count() == 15
+
+
+def test_a_value_that_never_fails_has_nothing_to_bisect() -> None:
+    answer, probe = bisected(ordered(20, unbounded=True), needs())
+    assert (answer.kind, probe.count(Purpose.GALLOP), probe.count(Purpose.CONTROL_BAD)) == (AnswerKind.NONE, 6, 14)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "why"),
+    [
+        (BAD, BAD, "the good end is not good: it fails in the way sought"),
+        (UNRESOLVED, BAD, "the good end is not good: it could not be judged"),
+        (GOOD, DIFFERENT, "the bad end is not bad: it fails in another way"),
+        (GOOD, UNRESOLVED, "the bad end is not bad: it could not be judged"),
+    ],
+)
+def test_ends_that_are_not_what_they_should_be_are_not_searched_between(
+    good: CountsAs, bad: CountsAs, why: str
+) -> None:
+    answer, probe = bisected(question(12), lambda subset: bad if subset else good)
+    assert (answer.kind, answer.confidence, answer.why) == (AnswerKind.UNDECIDED, 0.0, why)
+    assert probe.count() <= 2
+
+
+def test_points_that_cannot_be_judged_are_walked_around() -> None:
+    for smallest in range(1, 13):
+        for blind in set(range(1, 12)) - {smallest, smallest - 1}:
+            answer, _ = bisected(ordered(12), unjudged(at_least(smallest), blind))
+            assert (*shown(answer), answer.confidence) == (AnswerKind.THRESHOLD, (smallest,), 1.0)
+
+
+@AT_ONCE
+def test_what_only_unjudged_points_keep_apart_stays_open(at_once: int) -> None:
+    answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=DIFFERENT))
+    assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (3, 4, 5, 6))
+    assert answer.why == "between what passes and what fails, the rest could not be judged"
+    assert (answer.passing, answer.failing) == (frozenset(range(3)), frozenset(range(7)))
+
+
+def test_a_set_whose_prefixes_cannot_be_judged_is_found_among_other_sets() -> None:
+    def rule(subset: Subset) -> CountsAs:
+        return UNRESOLVED if 0 in subset and 6 <= len(subset) <= 9 else needs({7})(subset)
+
+    answer, _ = bisected(question(12), rule)
+    assert (*shown(answer), answer.confidence) == (AnswerKind.SINGLE, (7,), 1.0)
+
+
+def test_a_member_that_could_not_be_left_out_leaves_it_undecided() -> None:
+    answer, _ = bisected(question(12), lambda subset: UNRESOLVED if subset == {7} else needs({7})(subset))
+    assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (6, 7))
+    assert answer.why == "it fails together, but without some of its members it cannot be judged"
+
+
+def test_more_items_that_turn_bad_into_good_leave_an_answer_that_was_asked_for_itself() -> None:
+    def masked(subset: Subset) -> CountsAs:
+        return BAD if len(subset) == 12 or ({2, 9} <= subset and 5 not in subset) else GOOD
+
+    answer, _ = bisected(question(12), masked)
+    assert (*shown(answer), answer.failing) == (AnswerKind.SET, (2, 9), {2, 9})
+
+
+def test_values_that_change_more_than_once_have_no_threshold() -> None:
+    answer, _ = bisected(ordered(12, at_once=4), lambda subset: BAD if len(subset) in (3, 4, 12) else GOOD)
+    assert (answer.kind, answer.why) == (
+        AnswerKind.UNDECIDED,
+        "it fails at a smaller value and passes at a larger one: there is no threshold",
+    )
+
+
+@pytest.mark.parametrize("limit", range(14))
+def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
+    probe = Asked(needs({7}))
+    answer = find(question(12, max_probes=limit), probe)
+    assert probe.count() <= limit
+    assert (answer.kind is AnswerKind.SINGLE) == (limit >= 11)
+    assert answer.kind is AnswerKind.SINGLE or set(answer.open) >= {7}
+
+
+def test_a_probe_may_say_that_its_budget_is_out() -> None:
+    probe = Asked(needs({7}))
+
+    def until_the_fifth(asked: Round) -> list[CountsAs]:
+        if len(probe.rounds) == 4:
+            raise OutOfBudget
+        return probe(asked)
+
+    answer = find(question(12), until_the_fifth)
+    assert (answer.open, answer.passing, answer.failing) == ((6, 7, 8), frozenset(range(6)), frozenset(range(9)))

@@ -1,0 +1,114 @@
+"""Bisect against any program at all: it ends, and what it claims for certain is true."""
+
+from __future__ import annotations
+
+from random import Random
+
+from bisected import BAD, GOOD, UNRESOLVED, Rule, bisected, named, needs, ordered, question, shown
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import CountsAs, Subset
+
+BOUND = 4000  # probes: far above any search, far below one that does not end
+
+AT_ONCE = st.sampled_from([1, 2, 4])
+
+
+def members(answer: Answer) -> list[Subset]:
+    if answer.kind is AnswerKind.SEVERAL:
+        return list(answer.groups)
+    if answer.kind is AnswerKind.RANGE:
+        return [frozenset(range(*answer.items))]
+    return [frozenset(answer.items)]
+
+
+def is_smallest(rule: Rule, subset: Subset) -> bool:
+    return rule(subset) is BAD and all(rule(subset - {member}) is not BAD for member in subset)
+
+
+def holds(answer: Answer, rule: Rule) -> bool:
+    """What is claimed for certain; the rest says itself that it is not."""
+    if answer.confidence < 1.0 or answer.kind in (AnswerKind.NONE, AnswerKind.UNDECIDED):
+        return bool(answer.why) or answer.p_bad is not None
+    if answer.kind is AnswerKind.THRESHOLD:
+        (length,) = answer.items
+        return (rule(frozenset(range(length - 1))), rule(frozenset(range(length)))) == (GOOD, BAD)
+    return all(is_smallest(rule, subset) for subset in members(answer))
+
+
+def chosen_by(seed: int, answers: tuple[CountsAs, ...], items: int) -> Rule:
+    """Any answer for each set, the same each time; the ends are what they should be."""
+
+    def rule(subset: Subset) -> CountsAs:
+        if len(subset) in (0, items):
+            return BAD if subset else GOOD
+        return Random(f"{seed} {sorted(subset)}").choice(answers)
+
+    return rule
+
+
+@given(items=st.integers(13, 120), at_once=AT_ONCE, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_interaction_among_many_items_is_found(items: int, at_once: int, data: st.DataObject) -> None:
+    culprit = data.draw(st.frozensets(st.integers(0, items - 1), min_size=1, max_size=4))
+    answer, probe = bisected(question(items, at_once=at_once), needs(culprit))
+    assert shown(answer) == named(culprit)
+    assert probe.count() <= BOUND
+
+
+@given(items=st.integers(13, 60), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_independent_culprits_among_many_items_are_all_found(items: int, data: st.DataObject) -> None:
+    culprits = data.draw(st.frozensets(st.integers(0, items - 1), min_size=2, max_size=5))
+    answer, _ = bisected(question(items), needs(*({one} for one in culprits)))
+    assert shown(answer) == (AnswerKind.SEVERAL, tuple(sorted(culprits)))
+
+
+@given(items=st.integers(1, 10), seed=st.integers(0), at_once=AT_ONCE)
+@settings(max_examples=150, deadline=None)
+def test_answers_without_order_end_and_no_false_claim_is_certain(items: int, seed: int, at_once: int) -> None:
+    rule = chosen_by(seed, (GOOD, BAD), items)
+    answer, probe = bisected(question(items, at_once=at_once), rule)
+    assert holds(answer, rule)
+    assert probe.count() <= BOUND
+
+
+@given(items=st.integers(1, 10), seed=st.integers(0), at_once=AT_ONCE)
+@settings(max_examples=150, deadline=None)
+def test_answers_of_all_kinds_end_and_no_false_claim_is_certain(items: int, seed: int, at_once: int) -> None:
+    rule = chosen_by(seed, tuple(CountsAs), items)
+    for asked in (question(items, at_once=at_once), ordered(items, at_once=at_once)):
+        answer, probe = bisected(asked, rule)
+        assert holds(answer, rule)
+        assert probe.count() <= BOUND
+
+
+@given(items=st.integers(2, 12), seed=st.integers(0), share=st.floats(0, 0.6), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_points_that_cannot_be_judged_hide_an_answer_but_never_change_it(
+    items: int, seed: int, share: float, data: st.DataObject
+) -> None:
+    culprit = data.draw(st.frozensets(st.integers(0, items - 1), min_size=1, max_size=3))
+
+    def rule(subset: Subset) -> CountsAs:
+        blind = 0 < len(subset) < items and Random(f"{seed} {sorted(subset)}").random() < share
+        return UNRESOLVED if blind else needs(culprit)(subset)
+
+    answer, _ = bisected(question(items), rule)
+    assert answer.kind is AnswerKind.UNDECIDED or culprit <= members(answer)[0]
+    assert holds(answer, rule)
+
+
+@given(items=st.integers(1, 12), seed=st.integers(0), rate=st.floats(0.3, 1.0), at_once=AT_ONCE)
+@settings(max_examples=15, deadline=None)
+def test_answers_by_chance_end_and_say_that_they_are_not_certain(
+    items: int, seed: int, rate: float, at_once: int
+) -> None:
+    random = Random(seed)
+    answer, probe = bisected(
+        question(items, at_once=at_once), lambda subset: BAD if subset and random.random() < rate else GOOD
+    )
+    assert probe.count() <= BOUND
+    assert answer.p_bad is None or answer.confidence < 1.0

@@ -1,0 +1,49 @@
+"""Which failure counts, and when two are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.bisect.asking import CountsAs
+from harness.core.bisect.sought import Wanted, counts_as, parse_outcome, same, signature
+from harness.core.place import Place
+from harness.core.report import Culprit, Status
+from tests.core.runs import run
+
+
+def _at(line: int | None, status: Status = Status.HANG, cause: str = "lock_cycle"):
+    place = None if line is None else Place(file="/job/model.py", line=line)
+    return run("p01", status, cause=cause, culprit=Culprit(ranks=(1,), step=1, collective=None, place=place))
+
+
+def test_the_first_failure_shows_what_is_sought_and_another_line_is_another_failure():
+    sought = signature(_at(40))
+    assert counts_as(_at(40), Wanted(), None) is CountsAs.BAD
+    assert counts_as(_at(40), Wanted(), sought) is CountsAs.BAD
+    assert counts_as(_at(41), Wanted(), sought) is CountsAs.DIFFERENT
+    assert counts_as(_at(40, Status.FAIL), Wanted(), sought) is CountsAs.DIFFERENT
+
+
+def test_where_no_line_is_known_the_cause_decides():
+    assert same(signature(_at(None)), signature(_at(40)))
+    assert not same(signature(_at(None, cause="blocked_io")), signature(_at(40)))
+
+
+def test_what_passed_is_good_and_what_was_not_judged_is_neither():
+    assert counts_as(_at(None, Status.PASS), Wanted(), None) is CountsAs.GOOD
+    assert counts_as(_at(None, Status.SKIP), Wanted(), None) is CountsAs.UNRESOLVED
+    assert counts_as(_at(None, Status.ERROR), Wanted(), None) is CountsAs.UNRESOLVED
+
+
+def test_an_outcome_can_be_asked_for_by_its_kind_or_by_a_text_of_its_output():
+    assert counts_as(_at(40, Status.FAIL), parse_outcome("hang"), None) is CountsAs.DIFFERENT
+    assert counts_as(_at(41), parse_outcome("hang"), signature(_at(40))) is CountsAs.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA|nan"), None, "loss is nan") is CountsAs.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA"), None, "loss is nan") is CountsAs.DIFFERENT
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature(_at(40))) is CountsAs.BAD
+
+
+@pytest.mark.parametrize("text", ["hung", "fail:(", "hang:x", ""])
+def test_an_outcome_that_is_none_is_refused_with_the_reason(text):
+    with pytest.raises(ValueError, match=r"expected same|is not a regular expression"):
+        parse_outcome(text)

@@ -1,0 +1,84 @@
+"""What a bisection varies, said as a configuration, as words of a command line, and to people."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
+from harness.core.declared.layers import layers_of, parse_layers
+from harness.core.declared.overrides import parse_override
+from harness.core.declared.yaml_tree import plain
+
+LAYERS = Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
+LENGTH = Subject(form=Form.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)
+KEYS = Subject(
+    form=Form.KEYS,
+    key="keys",
+    noun="key",
+    items=("gc.mode", "run.env.NCCL_DEBUG", "train.steps"),
+    good_values=("non_reentrant", None, 1),
+    bad_values=("reentrant", "INFO", 2),
+)
+
+
+def test_layers_are_said_as_none_as_a_range_or_one_by_one():
+    assert LAYERS.words(()) == ("gc.layers=none",)
+    assert LAYERS.words(range(6)) == ("gc.layers=0:6",)
+    assert LAYERS.words((7,)) == ("gc.layers=[7]",)
+    assert LAYERS.words((0, 1, 2, 8)) == ("gc.layers=[0-2,8]",)
+
+
+@given(st.sets(st.integers(0, 95)))
+def test_what_is_said_of_layers_is_read_back_as_the_same_layers(layers):
+    word = override_word("gc.layers", sorted(layers))
+    choice = parse_layers(plain(parse_override(word).value))
+    assert set(layers_of(choice, 96)) == layers
+
+
+def test_a_range_for_people_is_inclusive_with_the_code_form_behind_it():
+    assert layer_spans((0, 1, 2, 3, 4, 5)) == "0-5 [0:6]"
+    assert layer_spans((3, 8)) == "3 and 8"
+    assert layer_spans((7,)) == "7"
+    assert layers_word("all") == "all"
+
+
+def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():
+    assert LENGTH.config(()) == {"model.seq_len": 16}
+    assert LENGTH.config((0, 1)) == {"model.seq_len": 64}
+    assert LENGTH.question == "model.seq_len in (16, 128]"
+
+
+def test_keys_have_their_good_value_where_they_are_off_and_no_override_takes_a_variable_away():
+    assert KEYS.config((0,)) == {"gc.mode": "reentrant", "run.env.NCCL_DEBUG": None, "train.steps": 1}
+    assert KEYS.words((0,)) == ("gc.mode=reentrant", "train.steps=1")
+    assert KEYS.swept_away((0,)) == {"NCCL_DEBUG"}
+    assert KEYS.swept_away((1,)) == frozenset()
+
+
+def test_without_any_branch_the_attention_is_the_dense_one():
+    branches = Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=("cmp", "sel", "win"))
+    assert branches.config(()) == {"model.attention": "vanilla", "model.branch": "all"}
+    assert branches.config((1, 2)) == {"model.branch": "sel+win"}
+    assert branches.config((0, 1, 2)) == {"model.branch": "all"}
+
+
+@pytest.mark.parametrize("text", ["off", "1e3", "null", "a b", "it's", "[x]", "", "0x10", "ok"])
+def test_a_text_survives_the_command_line_whatever_yaml_would_make_of_it(text):
+    assert plain(parse_override(override_word("run.env.X", text)).value) == text
+
+
+def test_people_read_a_choice_in_a_few_words():
+    assert LAYERS.told(range(12)) == "all 12 layers"
+    assert LAYERS.told(()) == "no layer"
+    assert LAYERS.told((7,)) == "layer 7"
+    assert LENGTH.told((0,)) == "model.seq_len 32"
+    assert KEYS.told((0, 2)) == "keys gc.mode, train.steps"
+
+
+def test_only_layers_lie_side_by_side_so_keys_that_interact_are_a_set():
+    found = Answer(kind=AnswerKind.RANGE, items=(0, 2))
+    assert in_its_words(LAYERS, found) == found
+    assert in_its_words(KEYS, found) == Answer(kind=AnswerKind.SET, items=(0, 1))
