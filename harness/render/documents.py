@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.core.bisect.told import BisectTold
 from harness.core.report import Report
 from harness.core.trouble import Trouble
 from harness.render.html import report_html
@@ -15,13 +16,16 @@ from harness.render.summary_md import summary_md
 from harness.supervisor.stored.rundir import RunDir, write_document
 
 
-def write_documents(run: RunDir, report: Report) -> tuple[Trouble, ...]:
-    """Each document by itself: a fault of one format never loses the others. Returns what could not be written."""
+def write_documents(run: RunDir, report: Report, search: BisectTold | None = None) -> tuple[Trouble, ...]:
+    """Each document by itself: a fault of one format never loses the others. Returns what could not be written.
+
+    `search`: the bisection whose probes the report holds.
+    """
     documents: tuple[tuple[Path, Callable[[], str]], ...] = (
         (run.report, lambda: to_json(report)),
         (run.summary, lambda: summary_md(report)),
         (run.junit, lambda: junit_xml(report)),
-        (run.html, lambda: report_html(report)),
+        (run.html, lambda: report_html(report, search)),
         (run.missing_params, lambda: _gathered(run, report, "  - MISSING: ")),
         (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
     )

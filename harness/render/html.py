@@ -7,17 +7,18 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from harness.core.bisect.told import BisectTold
 from harness.core.compared.severity import severity
 from harness.core.report import Report, counts
-from harness.render import lanes, words
+from harness.render import bisect_picture, bisect_words, lanes, words
 from harness.render.meaning import meaning
 from harness.render.tables import findings_line, tables
 from harness.render.text import escaped, link_target
 
 
-def report_html(report: Report) -> str:
-    """What SUMMARY.md says, with a picture of the ranks. Same report, same bytes."""
-    report = escaped(report)
+def report_html(report: Report, search: BisectTold | None = None) -> str:
+    """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
+    report, search = escaped((report, search))
     given = counts(report.outcomes)
     return _template().render(
         total=sum(given.values()),
@@ -32,6 +33,9 @@ def report_html(report: Report) -> str:
         severity=severity,
         draw=lanes.lanes,
         canvas=lanes,
+        search=search,
+        searched=bisect_picture,
+        said=bisect_words,
         link_target=link_target,
     )
 

@@ -25,7 +25,7 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
         word = glued.replace("\N{NO-BREAK SPACE}", " ")
         grown = f"{line} {word}" if line else word
         if line and cell_len(indent + grown) > width:
-            yield indent + line
+            yield (indent + line).rstrip()
             indent, line = hanging, word
         else:
             line = grown

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,18 +10,16 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from rich.console import Console
-from rich.text import Text
-
 from harness.core.observed.live import Progress, Told, news, time_left_s
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report, Status
 from harness.render import words
 from harness.render.layout import paragraph
 from harness.render.live_view import Ended, Running, View, interrupted_lines, view_lines
+from harness.render.paint import Paint
 from harness.render.plan_screen import done_lines, needs_a_screen, outcome_line
 from harness.render.screen import files_lines, launched_lines, news_line, outcome_lines, plan_lines
-from harness.render.text import ascii_only, escape
+from harness.render.text import escape
 from harness.render.writer import Writer
 
 _PLAIN_COLUMNS = 80
@@ -61,17 +57,10 @@ class Terminal:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`live`: a live view where the stream allows one; not where something else writes to the same terminal."""
-        environ = os.environ if environ is None else environ
-        self._lively = live and _lively(stream, environ)
-        self._stream = stream
-        # It paints and never writes: even the flush of an empty capture would wait for a terminal that is stopped.
-        self._console = Console(
-            file=io.StringIO(), force_terminal=self._lively, highlight=False, markup=False, _environ=environ
-        )
-        self._ascii = not _takes_our_signs(stream)
+        self._paint = Paint(stream, os.environ if environ is None else environ, _STYLES, live=live)
         self._version = version
         self._clock_s = clock_s
-        self._writer = Writer(stream, self.frame if self._lively else None)
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
         self._lock = Lock()  # between the listener's calls and the frame
         self._running: dict[str, tuple[Running, float]] = {}  # with the time it was heard of
         self._told: dict[str, Told] = {}
@@ -95,7 +84,7 @@ class Terminal:
             suspicion = known[0].suspicion if known else None
             running = Running(name=attempt, phase=phase, progress=progress, suspicion=suspicion)
             self._running[attempt] = (running, self._clock_s())
-        if self._lively:
+        if self._paint.lively:
             self._writer.start()
         elif told := news(self._told.get(attempt), phase, progress):
             self._told[attempt] = told
@@ -113,7 +102,7 @@ class Terminal:
     def interrupted(self, count: int) -> None:
         """The live view says it with its next frame; elsewhere it is a line."""
         self._interrupts = count
-        if not (self._lively and self._running):
+        if not (self._paint.lively and self._running):
             self._writer.write(self._interruption())
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
@@ -158,7 +147,7 @@ class Terminal:
                 return False
             running, heard_s = self._running[attempt]
             self._running[attempt] = (replace(running, suspicion=suspicion), heard_s)
-        return self._lively
+        return self._paint.lively
 
     def frame(self) -> list[str]:
         """Called by the writer, in its thread. The time goes on while the watch is busy; what ranks show does not."""
@@ -168,7 +157,7 @@ class Terminal:
             ended = tuple(self._ended)
         if not running:
             return []
-        width, height = self._size
+        width, height = self._paint.size
         view = View(
             running=running,
             ended=ended,
@@ -177,39 +166,19 @@ class Terminal:
             interrupts=self._interrupts,
         )
         # A full line or screen would scroll or wrap when the window shrinks.
-        return [self._painted(line) for line in view_lines(view, width - 1, height - 1)]
+        return [self._paint.painted(line) for line in view_lines(view, width - 1, height - 1)]
 
     @property
     def _width(self) -> int:
-        return self._size[0]
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        """Columns and rows of this stream's own terminal, asked each time: it may have been resized."""
-        if self._lively:
-            try:
-                columns, rows = os.get_terminal_size(self._stream.fileno())
-            except (OSError, ValueError):
-                columns = rows = 0
-            if columns and rows:
-                return columns, rows
-        return self._console.width, self._console.height
+        return self._paint.size[0]
 
     def _print(self, lines: Iterable[str]) -> None:
-        self._writer.write("".join(f"{self._painted(line)}\n" for line in lines))
+        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
 
     def _interruption(self) -> str:
         """Without colour: the console may be at work when the signal comes."""
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
-        return "".join(f"{ascii_only(line) if self._ascii else line}\n" for line in lines)
-
-    def _painted(self, line: str) -> str:
-        text = Text(ascii_only(line) if self._ascii else line)
-        for pattern, style in _STYLES:
-            text.highlight_regex(pattern, style)
-        with self._console.capture() as captured:
-            self._console.print(text, soft_wrap=True, end="")
-        return captured.get()
+        return "".join(f"{self._paint.bare(line)}\n" for line in lines)
 
 
 def _aged(running: Running, by_s: float) -> Running:
@@ -229,19 +198,3 @@ def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) ->
     ran = [one for one in ended if one.status is not Status.SKIP]
     waiting = max(planned - sum(one.counts for one in ran) - len(running), 0)
     return time_left_s([one.took_s for one in ran], [one.progress.elapsed_s for one in running], waiting)
-
-
-def _lively(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """A terminal that can move its cursor, that nobody asked to be plain, and that is not the log of a CI job."""
-    if not stream.isatty() or environ.get("NO_COLOR"):
-        return False
-    in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
-    return not in_ci and environ.get("TERM", "") not in ("", "dumb", "unknown")
-
-
-def _takes_our_signs(stream: TextIO) -> bool:
-    try:
-        "━▸◀│·→…".encode(codecs.lookup(stream.encoding or "ascii").name)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True

@@ -95,7 +95,7 @@ _MARKDOWN = re.compile(
 )
 _MARKDOWN_LABEL = re.compile(rf"{_MARKDOWN.pattern}|[\[\]]")
 _MARKDOWN_START = re.compile(r"^([0-9]*)(>|[#+=-](?![0-9A-Za-z])|(?<=[0-9])[.)](?= |$))")
-_ASCII = str.maketrans("━─│▸◀·×→–—…■", "=-|><-x>--~#")
+_ASCII = str.maketrans("━─│▸◀·×→–—…■▒", "=-|><-x>--~#+")
 
 
 def _visible(text: str) -> str:
@@ -124,6 +124,8 @@ def _walk(value: object) -> object:
             return escape(value)
         case tuple():
             return tuple(_walk(item) for item in value)
+        case list():
+            return [_walk(item) for item in value]
         case dict():
             return {_walk(key): _walk(item) for key, item in value.items()}
         case Place(text=str(text)):

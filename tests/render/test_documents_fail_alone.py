@@ -16,7 +16,7 @@ from harness.supervisor.stored.rundir import RunDir
     ("name", "file"), [("junit_xml", "junit.xml"), ("report_html", "report.html"), ("summary_md", "SUMMARY.md")]
 )
 def test_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str) -> None:
-    def broken(_: object) -> str:
+    def broken(*_: object) -> str:
         raise ValueError("planted")
 
     monkeypatch.setattr(documents, name, broken)

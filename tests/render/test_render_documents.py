@@ -247,7 +247,7 @@ def test_junit_names_the_attempt_only_where_two_count() -> None:
     assert [case.name for case in suite] == ["ddp_onestep~1", "ddp_onestep~2", "gc_baseline_full"]
 
 
-class _Page(html.parser.HTMLParser):
+class Page(html.parser.HTMLParser):
     """What a browser would load, run or follow."""
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class _Page(html.parser.HTMLParser):
 
 
 def test_the_page_needs_no_network_and_no_script_even_from_a_hostile_report() -> None:
-    page = _Page()
+    page = Page()
     page.feed(report_html(hostile()))
     assert page.open == []
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})

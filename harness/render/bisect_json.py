@@ -1,0 +1,203 @@
+"""bisect.json: a bisection for programs, schema 1, and the way back from the file to the value.
+
+The keys of the contract come first and are always there; "detail" holds what only people and `bisect --log` need.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.sought import Signature
+from harness.core.bisect.subject import Form, Subject
+from harness.core.bisect.told import BisectTold, Commands, ProbeTold
+from harness.core.place import Place
+from harness.core.report import HangKind, MachineFacts
+from harness.errors import StoredRunError
+from harness.render.text import escape, escaped
+from harness.supervisor.stored.adapters import adapter
+
+SCHEMA = 1
+_PROBE = ("n", "config", "verdict", "counts_as", "dir")
+_DETAIL = (
+    "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
+    "notes", "not_covered",
+)  # fmt: skip
+
+
+def bisect_json(told: BisectTold) -> str:
+    return json.dumps(_values(escaped(told)), indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str, where: str = "bisect.json") -> BisectTold:
+    """The bisection a file holds. Raises StoredRunError, which names every value that is wrong."""
+    try:
+        stored = json.loads(text)
+        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
+            raise _unreadable(where, [f'"schema": {SCHEMA} is what this harness reads'])
+        flat = _flat(stored)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(where, [f"not JSON, or cut short: {error}"]) from None
+    except (KeyError, TypeError) as error:
+        raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
+    try:
+        stored_told = adapter(_Stored).validate_json(json.dumps(flat), strict=True)
+    except ValidationError as error:
+        mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
+        raise _unreadable(where, mistakes) from None
+    return _told(stored_told)
+
+
+def answer_items(subject: Subject, answer: Answer) -> list[Any]:
+    """The answer as programs read it: layer numbers, a half-open range, values, names."""
+    if not answer.items:
+        return []
+    match answer.kind:
+        case AnswerKind.COUNT:
+            return [answer.items[0]]
+        case AnswerKind.THRESHOLD:
+            return [subject.items[answer.items[0] - 1] if subject.ordered else answer.items[0]]
+        case AnswerKind.RANGE:
+            places = range(*answer.items)
+            if subject.form is Form.LAYERS:
+                return [subject.items[places[0]], int(str(subject.items[places[-1]])) + 1]
+            return [subject.items[place] for place in places]
+    return [subject.items[place] for place in answer.items]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredSubject:
+    """A subject without its values, which may be anything that JSON can say: pydantic knows no such type."""
+
+    form: Form
+    key: str
+    noun: str
+    items: tuple[Any, ...]
+    good: Any
+    bad_values: tuple[Any, ...]
+    good_values: tuple[Any, ...]
+    together: tuple[tuple[int, ...], ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredProbe:
+    n: int
+    subset: tuple[int, ...]
+    config: dict[str, Any]
+    purpose: Purpose
+    open: tuple[int, int]
+    left: int
+    launcher: str
+    verdict: str | None
+    kind: HangKind | None
+    cause: str | None
+    summary: str
+    place: Place | None
+    culprits: tuple[int, ...]
+    phase: str | None
+    counts_as: CountsAs
+    wall_s: float
+    dir: str | None
+    spec_hash: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What the file holds, checked."""
+
+    run_id: str
+    harness: str
+    machine: MachineFacts
+    command: str
+    scenario: str
+    what: str
+    subject: _StoredSubject
+    sought: Signature | None
+    answer: Answer
+    probes: tuple[_StoredProbe, ...]
+    commands: Commands
+    floor_probes: int
+    search_probes: int
+    wall_s: float
+    interrupted: bool
+    notes: tuple[str, ...]
+    not_covered: tuple[str, ...]
+
+
+def _told(stored: _Stored) -> BisectTold:
+    subject = Subject(**vars(stored.subject))
+    probes = tuple(ProbeTold(**vars(probe)) for probe in stored.probes)
+    return BisectTold(**{**vars(stored), "subject": subject, "probes": probes})
+
+
+def _values(told: BisectTold) -> dict[str, Any]:
+    sought, commands = told.sought, told.commands
+    return {
+        "schema": SCHEMA,
+        "question": told.subject.question,
+        "outcome_sought": None if sought is None else asdict(sought),
+        "answer": _answer(told),
+        "controls": {"good": _control(told, Purpose.CONTROL_GOOD), "bad": _control(told, Purpose.CONTROL_BAD)},
+        "probes": [_probe(probe) for probe in told.probes],
+        "floor_probes": told.floor_probes,
+        "commands": asdict(commands),
+        "detail": {
+            **{key: value for key, value in asdict(told).items() if key in _DETAIL},
+            "answer": _plain(asdict(told.answer)),
+        },
+    }
+
+
+def _answer(told: BisectTold) -> dict[str, Any]:
+    answer = told.answer
+    flaky = {} if answer.p_bad is None else {"p_hang": answer.p_bad}
+    return {
+        "kind": answer.kind.value,
+        "items": answer_items(told.subject, answer),
+        "confidence": answer.confidence,
+        **flaky,
+    }
+
+
+def _control(told: BisectTold, purpose: Purpose) -> str | None:
+    """The directory of the last one that ended as it should; of one that did not, null."""
+    wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
+    dirs = [probe.dir for probe in told.probes if probe.purpose is purpose and probe.counts_as is wanted]
+    return dirs[-1] if dirs else None
+
+
+def _probe(probe: ProbeTold) -> dict[str, Any]:
+    values = asdict(probe)
+    return {**{key: values.pop(key) for key in _PROBE}, **values}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case frozenset():
+            return sorted(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value
+
+
+def _flat(stored: dict[str, Any]) -> dict[str, Any]:
+    detail = stored["detail"]
+    known = {key: detail[key] for key in (*_DETAIL, "answer")}
+    taken = {key: stored[key] for key in ("probes", "floor_probes", "commands")}
+    return {**known, **taken, "sought": stored["outcome_sought"]}
+
+
+def _unreadable(where: str, mistakes: list[str]) -> StoredRunError:
+    lines = "\n".join(f"  {escape(mistake)}" for mistake in mistakes)
+    return StoredRunError(
+        f"{escape(where)} cannot be read as a bisection:\n{lines}\n"
+        "Give the command of the bisection again, or name another run: nsa-harness bisect --log RUN"
+    )

@@ -1,0 +1,176 @@
+"""What the terminal shows of a bisection besides its picture, as lines: pure functions of the values and the width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.bisect.answer import AnswerKind
+from harness.core.bisect.asking import CountsAs, Round
+from harness.core.bisect.told import BisectTold, ProbeTold
+from harness.core.bisect.worst_case import Part, at_most
+from harness.render import bisect_words, words
+from harness.render.bisect_grid import Grid
+from harness.render.layout import NARROW, command, cropped, labelled, paragraph
+from harness.render.text import escape, escaped
+
+_LABEL = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control of the plan, before it is launched."""
+
+    name: str  # "good" or "bad"
+    config: str  # in words: "no layer"
+    command: str | None  # None: it cannot be launched, and `reason` says why
+    reason: str = ""
+
+
+def header_lines(told: BisectTold, width: int) -> Iterator[str]:
+    """What is asked, of what, and the choices made on the user's behalf."""
+    told = escaped(told)
+    yield from paragraph(f"BISECT  {told.scenario}   {bisect_words.question(told)}", width, "", "        ")
+    if told.what:
+        yield from paragraph(told.what, width, "        ")
+    for note in told.notes:
+        yield from paragraph(note, width, "        ")
+    yield ""
+
+
+def plan_lines(told: BisectTold, parts: Sequence[Part], controls: Sequence[Control], width: int) -> Iterator[str]:
+    """What --dry-run prints: the question, both controls, and how many probes it takes at worst. Launches nothing."""
+    told, controls = escaped((told, tuple(controls)))
+    yield from header_lines(told, width)
+    yield from _line("asks", told.subject.question, width)
+    for control in controls:
+        yield from _line(control.name, control.config, width)
+        if control.command is not None:
+            yield from command("", control.command, width, _LABEL)
+        else:
+            yield from _line("", f"cannot be launched: {control.reason}", width)
+    yield ""
+    always = [f"{part.name} {part.probes}" for part in parts if not part.only_if]
+    yield from _line("at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width)
+    for part in parts:
+        if part.only_if:
+            yield from _line("", f"{part.probes} more for {part.name}, if {part.only_if}", width)
+    yield from _line("", "more where runs are flaky or contradict each other", width)
+    yield from _line("time", "not known before the controls have run", width)
+    yield from _line("launched", "nothing", width)
+
+
+def progress_line(told: BisectTold, running: Round, elapsed_s: float, width: int) -> str:
+    """ "layers [0,12) → [4,8), about 2 probes, 40 s left   probe 5, 3.1 s"; one line, cropped."""
+    return cropped(f"  {escape(_standing(told, running))}   {_running(told, running, elapsed_s)}", width)
+
+
+def answer_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+    """The answer, how sure it is, what shows it, and the commands that go on."""
+    told = escaped(told)
+    open_ = told.answer.kind is AnswerKind.UNDECIDED
+    tag = "UNDECIDED" if open_ else "ANSWER"
+    found = bisect_words.open_word(told) if open_ else bisect_words.headline(told)
+    setting = bisect_words.setting_word(told)
+    head = f"{tag}  {found}{f'   ({setting})' if setting else ''}"
+    effort = f"{bisect_words.sureness(told.answer)} · {bisect_words.effort(told)}".removeprefix(" · ")
+    yield from paragraph(f"{head}   {effort}", width, "", " " * (len(tag) + 2))
+    yield ""
+    if told.interrupted:
+        yield from _line("note", "interrupted: only the probes above were made", width)
+    if often := bisect_words.how_often(told):
+        yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(told.answer)))), width)
+    if told.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(told)):
+        yield from _line("place", "   ".join(place), width)
+    yield from _commands(told, width)
+    if open_ or told.answer.kind is AnswerKind.NONE:
+        yield from _line("why", told.answer.why, width)
+    yield from (_open_lines(told, width) if open_ else _tells(told, width))
+    if told.not_covered:
+        yield from _line("not tried", " · ".join(told.not_covered), width)
+    yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
+    yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+def stored_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+    """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
+    told = escaped(told)
+    yield from header_lines(told, width)
+    yield from Grid(subject=told.subject, width=width).rows(told)
+    yield ""
+    yield from answer_lines(told, run_dir, width)
+
+
+def interrupted_line(count: int) -> str:
+    if count > 1:
+        return "  interrupted twice: killing now; the same command goes on where it stopped"
+    return "  interrupted: ending this probe; the same command goes on where it stopped"
+
+
+def _standing(told: BisectTold, running: Round) -> str:
+    """The question, what is left of it, how many probes that takes at most, and how long by the probes so far."""
+    subject = told.subject
+    whole = bisect_words.span(subject, (0, len(subject.items)))
+    now = bisect_words.span(subject, running.open)
+    name = subject.key.rpartition(".")[2] if subject.ordered else bisect_words.plural(subject.noun)
+    searching = running.purpose in bisect_words.SEARCHING
+    text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
+    if not searching:
+        return f"{text}, {bisect_words.round_word(running.purpose)}"
+    left = running.left + len(running.subsets)
+    left_s = _left_s(told.probes, left, len(running.subsets))
+    about = f"about {words.plural(left, 'probe')}"
+    return f"{text}, {about}, {left_s} left" if left_s else f"{text}, {about} left"
+
+
+def _left_s(probes: Sequence[ProbeTold], left: int, at_once: int) -> str:
+    """By the mean of the probes that were launched so far."""
+    took = [probe.wall_s for probe in probes if probe.verdict is not None]
+    if not took:
+        return ""
+    left_s = sum(took) / len(took) * left / at_once
+    return words.seconds(float(round(left_s))) if left_s >= 99.5 else f"{max(round(left_s), 1)} s"
+
+
+def _running(told: BisectTold, running: Round, elapsed_s: float) -> str:
+    first = len(told.probes) + 1
+    last = len(told.probes) + len(running.subsets)
+    which = f"probe {first}" if first == last else f"probes {first}-{last}"
+    return f"{which}, {words.seconds(elapsed_s)}"
+
+
+def _commands(told: BisectTold, width: int) -> Iterator[str]:
+    fails = bisect_words.fails_word(told.sought)
+    named = ((fails, told.commands.bad), ("passes", told.commands.good), ("alone", told.commands.alone))
+    for label, text in named:
+        if text is not None:
+            yield from command(label, text, width, _LABEL)
+
+
+def _tells(told: BisectTold, width: int) -> Iterator[str]:
+    """What was proven, claim by claim; where."""
+    claims = [*bisect_words.proven(told)]
+    for number, claim in enumerate(claims):
+        yield from _line("" if number else "tells", claim, width)
+    if claims and (where := bisect_words.where_proven(told)):
+        yield from _line("", f"{where}; nothing else was tried", width)
+
+
+def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in told.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in told.probes)
+    if unjudged or other:
+        text = f"{words.plural(unjudged, 'probe')} not judged · {other} with another failure"
+        yield from _line("open", text, width)
+    yield from _line("do", bisect_words.what_decides(told), width)
+
+
+def _line(label: str, text: str, width: int) -> Iterator[str]:
+    """A labelled paragraph with the narrow labels of this screen."""
+    if not text:
+        return
+    if width < NARROW:
+        yield from labelled(label, text, width) if label else paragraph(text, width, "    ")
+    else:
+        yield from paragraph(text, width, f"  {label:<{_LABEL}}", " " * (_LABEL + 2))

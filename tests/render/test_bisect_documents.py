@@ -1,0 +1,208 @@
+"""BISECT.md, bisect.json and the picture in report.html."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from bisect_samples import (
+    COUNT,
+    DIFFERENT,
+    FLAKY,
+    NINETY_SIX,
+    NONE,
+    ONE_KEY,
+    RANGE,
+    SAMPLES,
+    SEVERAL,
+    SINGLE,
+    THRESHOLD,
+    UNDECIDED,
+    hostile,
+)
+from render_samples import MIXED, POISON, QUIET
+from test_render_documents import Page
+
+from harness.core.bisect.told import BisectTold
+from harness.errors import StoredRunError
+from harness.render.bisect_json import bisect_json, from_json
+from harness.render.bisect_md import LIMIT, bisect_md
+from harness.render.bisect_picture import GRID_WIDTH, GRID_X, SHOWN, legend, picture
+from harness.render.html import report_html
+from harness.render.text import escaped
+
+Golden = Callable[[str, str], None]
+STACKS = {
+    "p09/dumps/rank0.txt": "Thread 1\n    all_reduce (distributed_c10d.py:2810)\n    step (train.py:88)\n",
+    "p10/dumps/rank0.txt": "Thread 1\n    step (train.py:90)\n",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_markdown_of_each_kind_of_answer_is_as_recorded(golden: Golden, name: str) -> None:
+    golden(f"bisect.{name}.md", bisect_md(SAMPLES[name], STACKS))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_json_of_each_kind_of_answer_is_as_recorded(golden: Golden, name: str) -> None:
+    golden(f"bisect.{name}.json", bisect_json(SAMPLES[name]))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_stored_bisection_comes_back_as_it_was(name: str) -> None:
+    assert from_json(bisect_json(SAMPLES[name])) == escaped(SAMPLES[name])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_keys_of_the_contract_come_first_and_are_always_there(name: str) -> None:
+    stored = json.loads(bisect_json(SAMPLES[name]))
+    contract = ["schema", "question", "outcome_sought", "answer", "controls", "probes", "floor_probes", "commands"]
+    assert list(stored) == [*contract, "detail"]
+    assert list(stored["answer"])[:3] == ["kind", "items", "confidence"]
+    assert list(stored["controls"]) == ["good", "bad"]
+    assert {tuple(probe)[:5] for probe in stored["probes"]} == {("n", "config", "verdict", "counts_as", "dir")}
+    assert list(stored["commands"])[:2] == ["bad", "good"]
+
+
+@pytest.mark.parametrize(
+    ("told", "items"),
+    [(SINGLE, [7]), (RANGE, [4, 9]), (SEVERAL, [2, 9]), (THRESHOLD, [96]), (COUNT, [5]), (NONE, [])],
+)
+def test_the_items_of_an_answer_are_those_of_the_question(told: BisectTold, items: list[object]) -> None:
+    assert json.loads(bisect_json(told))["answer"]["items"] == items
+
+
+def test_an_answer_of_keys_names_them_and_a_flaky_one_says_how_often() -> None:
+    assert json.loads(bisect_json(ONE_KEY))["answer"]["items"] == ["gc.mode"]
+    assert json.loads(bisect_json(FLAKY))["answer"]["p_hang"] == 0.5
+    assert "p_hang" not in json.loads(bisect_json(SINGLE))["answer"]
+
+
+def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
+    assert json.loads(bisect_json(SINGLE))["controls"] == {"good": "p01", "bad": "p02"}
+    assert json.loads(bisect_json(NONE))["controls"] == {"good": "p01", "bad": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda stored: stored.pop("detail"), "not as written: KeyError: 'detail'"),
+        (lambda stored: stored.update(schema=2), '"schema": 1'),
+        (lambda stored: stored["probes"][0].update(n="one"), "probes.0.n"),
+        (lambda stored: stored["detail"].update(subject=None), "subject"),
+    ],
+)
+def test_a_stored_bisection_that_is_not_one_is_refused_with_the_place(
+    change: Callable[[dict[str, object]], object], says: str
+) -> None:
+    stored = json.loads(bisect_json(SINGLE))
+    change(stored)
+    with pytest.raises(StoredRunError, match=re.escape(says)):
+        from_json(json.dumps(stored))
+
+
+def test_a_file_cut_short_is_refused() -> None:
+    with pytest.raises(StoredRunError, match="cut short"):
+        from_json(bisect_json(SINGLE)[:-40])
+
+
+def test_the_first_line_is_the_answer() -> None:
+    assert bisect_md(SINGLE).split("\n")[0] == "# It hangs with layer 7 alone."
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    for told in SAMPLES.values():
+        rows = [line for line in bisect_md(told, STACKS).split("\n") if line.startswith("| ")]
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {9}
+
+
+def test_an_issue_takes_every_document_whole() -> None:
+    many = tuple(replace(SINGLE.probes[3], n=n, summary="x" * 3000, counts_as=DIFFERENT) for n in range(1, 900))
+    stacks = {f"p{n}/dumps/rank0.txt": "frame\n" * 10_000 for n in range(40)}
+    text = bisect_md(replace(NINETY_SIX, probes=many), stacks)
+    assert len(text) <= LIMIT
+    assert text.startswith("# It hangs with layer 63 alone.")
+    assert "The rest is left out" in text
+    assert text.count("```") % 2 == 0
+
+
+def test_no_text_of_a_program_becomes_markup() -> None:
+    text = bisect_md(hostile(), {POISON: POISON})
+    outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.M | re.S)
+    prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
+    assert "<script>" not in prose
+    assert not re.search(r"(?<!\\)\]\(http://evil", prose)
+    assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(text)
+
+
+def drawn(told: BisectTold) -> ElementTree.Element:
+    page = report_html(QUIET, told)
+    found = re.search(r'<svg class="search".*?</svg>', page, re.S)
+    assert found is not None
+    return ElementTree.fromstring(found.group())
+
+
+def test_the_page_with_a_search_is_as_recorded(golden: Golden) -> None:
+    golden("bisect.report.html", report_html(MIXED, SINGLE))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_picture_has_a_row_a_probe_and_all_of_it_lies_within(name: str) -> None:
+    told = SAMPLES[name]
+    svg = drawn(told)
+    width, height = map(float, svg.attrib["viewBox"].split()[2:])
+    assert len(svg.findall("g")) - len(told.probes) in (0, 1)
+    for rect in svg.iter("rect"):
+        assert float(rect.attrib["x"]) >= 0
+        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= min(width, GRID_X + GRID_WIDTH + 4)
+        assert float(rect.attrib["y"]) + float(rect.attrib["height"]) <= height
+
+
+def test_the_picture_is_told_to_who_cannot_see_it() -> None:
+    svg = drawn(SINGLE)
+    title = svg.find("title")
+    assert title is not None
+    assert svg.attrib["role"] == "img"
+    assert svg.attrib["aria-labelledby"] == title.attrib["id"]
+    assert title.text == "12 probes against 12 layers. It hangs with layer 7 alone."
+    rows = [group.findtext("title") for group in svg.findall("g")]
+    assert rows[3] == "probe 4 · [6,12) → [6,9) · gc.layers=0:9 · HANG · 4.2 s · same"
+
+
+def test_the_verdict_stands_in_the_picture_as_text_and_not_as_colour_alone() -> None:
+    texts = {text.text for text in drawn(UNDECIDED).iter("text")}
+    assert {"PASS", "HANG", "FAIL", "ERROR", "none"} <= texts
+
+
+def test_a_long_search_is_drawn_in_part_and_says_so() -> None:
+    many = tuple(replace(SINGLE.probes[3], n=n) for n in range(1, SHOWN + 51))
+    told = replace(SINGLE, probes=many)
+    made = picture(told)
+    assert made is not None
+    assert (len(made.rows), made.left_out) == (SHOWN, 50)
+    assert "50 more probes are not drawn" in report_html(QUIET, told)
+
+
+def test_numbers_over_the_columns_are_explained_where_names_are_long() -> None:
+    assert legend(ONE_KEY)[2] == "gc.mode: reentrant instead of non_reentrant"
+    assert legend(SINGLE) == legend(NINETY_SIX) == legend(THRESHOLD) == ()
+
+
+def test_a_search_without_a_probe_has_no_picture() -> None:
+    assert picture(replace(SINGLE, probes=())) is None
+    assert '<svg class="search"' not in report_html(QUIET, replace(SINGLE, probes=()))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_tag_of_the_page_is_closed_and_none_is_a_programs(name: str) -> None:
+    page = report_html(QUIET, SAMPLES[name])
+    assert "<script>" not in page
+    Page().feed(page)
+
+
+def test_a_report_without_a_search_says_nothing_of_one() -> None:
+    assert "Bisection" not in report_html(QUIET)

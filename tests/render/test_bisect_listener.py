@@ -1,0 +1,164 @@
+"""What people see while a bisection runs: on a terminal, in a log, and when the stream breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bisect_samples import SINGLE, BisectTold, ProbeTold, hostile
+from glass import Glass
+from render_samples import POISON
+from test_live_view import COLOUR
+from test_render_terminal import Screen
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import Round
+from harness.render.bisect_grid import following_each
+from harness.render.bisect_listener import BisectScreen
+from harness.render.bisect_screen import stored_lines
+
+Golden = Callable[[str, str], None]
+RUN_DIR = Path("reports/20261121T101500-3f2a")
+UNKNOWN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+
+
+def so_far(told: BisectTold, count: int) -> BisectTold:
+    return replace(told, probes=told.probes[:count], answer=UNKNOWN)
+
+
+def round_of(probe: ProbeTold) -> Round:
+    return Round(subsets=(frozenset(probe.subset),), purpose=probe.purpose, open=probe.open, left=probe.left)
+
+
+def tell(screen: BisectScreen, told: BisectTold) -> None:
+    """A whole search, one probe a round."""
+    screen.begun(so_far(told, 0))
+    for count, probe in enumerate(told.probes):
+        screen.asked(round_of(probe), so_far(told, count))
+        screen.probed(probe, so_far(told, count + 1))
+    screen.answered(told, RUN_DIR)
+    screen.close()
+
+
+def screen_on(stream: Screen, **environ: str) -> BisectScreen:
+    return BisectScreen(stream, environ={"COLUMNS": "100", **environ}, clock_s=lambda: 0.0)
+
+
+def test_without_a_terminal_a_search_is_plain_lines(golden: Golden) -> None:
+    stream = Screen(tty=False)
+    screen = screen_on(stream)
+    tell(screen, SINGLE)
+    assert screen.trouble == ()
+    golden("bisect.plain.txt", stream.getvalue())
+
+
+def test_a_stream_that_is_not_utf_8_gets_ascii(golden: Golden) -> None:
+    stream = Screen(tty=False, encoding="ascii")
+    tell(screen_on(stream), SINGLE)
+    assert stream.getvalue().isascii()
+    golden("bisect.plain.ascii.txt", stream.getvalue())
+
+
+def test_a_search_that_runs_shows_what_a_stored_one_does() -> None:
+    stream = Screen(tty=False)
+    tell(screen_on(stream), SINGLE)
+    running = [line for line in stream.getvalue().splitlines() if line]
+    stored = [line for line in stored_lines(SINGLE, RUN_DIR, 100) if line]
+    # Before the first failure nobody knows that it hangs.
+    assert running[0] == stored[0]
+    assert running[1:] == stored[1:]
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) -> None:
+    plain, asked = Screen(tty=False), Screen(tty=True)
+    tell(screen_on(plain), SINGLE)
+    tell(screen_on(asked, **environ), SINGLE)
+    assert asked.getvalue() == plain.getvalue()
+
+
+def test_on_a_terminal_the_running_line_stands_below_the_rows_and_leaves_nothing() -> None:
+    stream = Screen(tty=True)
+    screen = BisectScreen(stream, environ={**COLOUR, "COLUMNS": "100", "LINES": "40"}, clock_s=lambda: 0.0)
+    screen.begun(so_far(SINGLE, 0))
+    for count, probe in enumerate(SINGLE.probes[:4]):
+        screen.asked(round_of(probe), so_far(SINGLE, count))
+        screen.probed(probe, so_far(SINGLE, count + 1))
+    screen.asked(round_of(SINGLE.probes[4]), so_far(SINGLE, 4))
+    screen.settle()
+    glass = Glass(100)
+    glass.write(stream.getvalue())
+    assert [line for line in glass.shown() if line][-1].startswith("  layers [0,12) → [6,9), about")
+    screen.close()
+    glass = Glass(100)
+    glass.write(stream.getvalue())
+    assert glass.cursor_is_visible
+    assert not [line for line in glass.shown() if "about" in line]
+    assert [line for line in glass.shown() if line][-1].startswith("  4  [6,12) → [6,9)")
+
+
+def test_the_row_of_a_probe_waits_for_the_round_that_says_what_is_left() -> None:
+    stream = Screen(tty=False)
+    screen = screen_on(stream)
+    screen.begun(so_far(SINGLE, 0))
+    probe = SINGLE.probes[2]
+    screen.asked(round_of(probe), so_far(SINGLE, 2))
+    screen.probed(probe, so_far(SINGLE, 3))
+    screen.settle()
+    assert "[0,12)" not in stream.getvalue()
+    screen.asked(replace(round_of(probe), open=(3, 12)), so_far(SINGLE, 3))
+    screen.settle()
+    assert "[0,12) → [3,12)" in stream.getvalue()
+
+
+def test_probes_side_by_side_are_shown_as_they_end() -> None:
+    stream = Screen(tty=False)
+    screen = screen_on(stream)
+    screen.begun(so_far(SINGLE, 0))
+    both = Round(subsets=(frozenset(), frozenset(range(12))), purpose=SINGLE.probes[0].purpose, open=(0, 12), left=0)
+    screen.asked(both, so_far(SINGLE, 0))
+    screen.probed(SINGLE.probes[1], so_far(SINGLE, 2))
+    screen.probed(SINGLE.probes[0], so_far(SINGLE, 2))
+    screen.close()
+    assert [line.split()[0] for line in stream.getvalue().splitlines() if "control" in line] == ["2", "1"]
+
+
+def test_probes_of_one_round_are_followed_by_the_next_round() -> None:
+    first = replace(SINGLE.probes[3], n=1)
+    probes = (first, replace(first, n=2), replace(SINGLE.probes[4], n=3))
+    following = list(following_each(probes))
+    assert [None if one is None else one.open for one in following] == [(6, 9), (6, 9), None]
+
+
+def test_a_stream_that_breaks_costs_the_lines_and_is_told() -> None:
+    stream = Screen(tty=False)
+    stream.close()
+    screen = screen_on(stream)
+    tell(screen, SINGLE)
+    assert {item.what for item in screen.trouble} == {"output through BisectScreen"}
+
+
+def test_hostile_text_cannot_steer_the_terminal() -> None:
+    stream = Screen(tty=False)
+    screen = screen_on(stream)
+    tell(screen, hostile())
+    screen.note(POISON)
+    screen.error(POISON)
+    screen.interrupted(1)
+    screen.settle()
+    assert screen.trouble == ()
+    assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
+
+
+def test_an_interruption_says_how_to_go_on() -> None:
+    stream = Screen(tty=False)
+    screen = screen_on(stream)
+    screen.interrupted(1)
+    screen.interrupted(2)
+    screen.close()
+    assert stream.getvalue().splitlines() == [
+        "  interrupted: ending this probe; the same command goes on where it stopped",
+        "  interrupted twice: killing now; the same command goes on where it stopped",
+    ]

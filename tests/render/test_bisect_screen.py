@@ -1,0 +1,293 @@
+"""What the terminal shows of a bisection: the question, the picture, the line while it runs, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bisect_samples import (
+    BAD,
+    COUNT,
+    DIFFERENT,
+    FLAKY,
+    GOOD,
+    INTERRUPTED,
+    MANY,
+    NINETY_SIX,
+    NONE,
+    ONE_KEY,
+    RANGE,
+    SAMPLES,
+    SET,
+    SEVERAL,
+    SINGLE,
+    THRESHOLD,
+    TWELVE,
+    UNDECIDED,
+    R,
+    bisection,
+    hostile,
+    layers,
+    probe,
+)
+from render_samples import POISON
+from rich.cells import cell_len
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import Purpose, Round
+from harness.core.bisect.subject import Form, Subject
+from harness.core.bisect.told import BisectTold
+from harness.core.bisect.worst_case import Part
+from harness.render import bisect_words
+from harness.render.bisect_grid import Grid, Next
+from harness.render.bisect_screen import Control, answer_lines, header_lines, plan_lines, progress_line, stored_lines
+from harness.render.text import ascii_only
+
+Golden = Callable[[str, str], None]
+OPEN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+RUN_DIR = Path("reports/20261121T101500-3f2a")
+
+
+def shown(told: BisectTold, width: int) -> list[str]:
+    return list(stored_lines(told, RUN_DIR, width))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_screen_of_each_kind_of_answer_is_as_recorded(golden: Golden, name: str) -> None:
+    golden(f"bisect.{name}.txt", "\n".join(shown(SAMPLES[name], 100)) + "\n")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_screen_of_many_layers_is_as_recorded(golden: Golden, width: int) -> None:
+    golden(f"bisect.ninety_six.{width}.txt", "\n".join(shown(NINETY_SIX, width)) + "\n")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", set(SAMPLES) - {"hostile"})
+def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_whole(name: str, width: int) -> None:
+    told = SAMPLES[name]
+    whole = {*vars(told.commands).values(), f"{RUN_DIR}/BISECT.md", f"{RUN_DIR}/report.html"}
+    assert [line for line in shown(told, width) if cell_len(line) > width and line.strip() not in whole] == []
+
+
+def test_a_terminal_without_our_signs_gets_the_same_columns() -> None:
+    lines = shown(NINETY_SIX, 80)
+    plain = [ascii_only(line) for line in lines]
+    assert all(line.isascii() for line in plain)
+    assert [len(line) for line in plain] == [len(line) for line in lines]
+    assert any("###+" in line for line in plain)
+
+
+def test_hostile_text_cannot_steer_the_terminal() -> None:
+    text = "".join(shown(hostile(), 80))
+    assert POISON not in text
+    assert set("\x1b\x9b\x07\x00\r\n\u202e").isdisjoint(text)
+
+
+def test_the_pools_hold_every_item_once_and_none_is_wider_than_the_room() -> None:
+    for count in (1, 2, 11, 12, 37, 48, 96, 500, 5000):
+        for width in (40, 80, 120):
+            subject = layers(count)
+            told = bisection(subject, [probe(subject, 1, R, range(count), BAD)], OPEN)
+            rows = list(Grid(subject=subject, width=width).row(told.probes[0], told, None))
+            picture = "".join(rows[: 2 if width < 60 else 1])
+            assert max(map(cell_len, rows)) <= width
+            assert set("■▒·") & set(picture) == {"■"}
+
+
+def test_a_column_of_several_items_says_when_some_of_them_are_on() -> None:
+    told = bisection(MANY, [probe(MANY, 1, R, {63}, BAD)], SINGLE.answer)
+    row = next(Grid(subject=MANY, width=100).row(told.probes[0], told, None))
+    assert row.count("▒") == 1
+    assert "■" not in row
+
+
+def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
+    subject = layers(4, start=4)
+    told = bisection(
+        subject, [probe(subject, 1, R, {0, 1}, BAD)], Answer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1}))
+    )
+    head, row, *_ = Grid(subject=subject, width=100).rows(told)
+    assert head.split() == ["layer", "4", "5", "6", "7"]
+    assert row.split()[1:4] == ["[4,8)", "→", "[4,6)"]
+    assert bisect_words.headline(told) == "layer 5 alone"
+    assert bisect_words.setting_word(told) == "NSA_GC_RANGE=5:6"
+
+
+def test_the_next_round_says_what_is_left_and_not_the_answer_alone() -> None:
+    told = bisection(TWELVE, [probe(TWELVE, 1, R, range(6), GOOD)], SINGLE.answer)
+    grid = Grid(subject=TWELVE, width=100)
+    (alone,) = grid.row(told.probes[0], told, None)
+    (followed,) = grid.row(told.probes[0], told, Next(purpose=R, open=(3, 12)))
+    assert "[0,12) → [6,12)" in alone
+    assert "[0,12) → [3,12)" in followed
+
+
+def test_one_answer_of_a_flaky_run_narrows_nothing_by_itself() -> None:
+    last = FLAKY.probes[7]
+    (row,) = Grid(subject=TWELVE, width=100).row(last, FLAKY, None)
+    assert "[6,8)  " in row
+    assert "→" not in row
+
+
+def test_another_failure_is_said_to_be_another() -> None:
+    remarks = [bisect_words.remark(UNDECIDED, one) for one in UNDECIDED.probes]
+    assert remarks[3] == "another failure: host_oom, rank 0 was killed: the machine ran out of memory"
+    assert remarks[4] == "could not be launched: gc.layers: expected at most 8 layers"
+    assert remarks[5] == "not judged: torchrun could not bind its port"
+
+
+def test_a_failure_elsewhere_that_counts_is_not_called_the_same() -> None:
+    elsewhere = replace(SINGLE.probes[3], cause="exception", verdict="FAIL", place=None)
+    told = replace(SINGLE, probes=(*SINGLE.probes[:3], elsewhere))
+    assert bisect_words.remark(told, SINGLE.probes[3]) == "same"
+    assert bisect_words.remark(told, elsewhere) == "counts too: FAIL · exception"
+
+
+def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
+    assert [bisect_words.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (SINGLE, "It hangs with layer 7 alone."),
+        (RANGE, "It hangs with layers 4-8 [4:9], all of them together."),
+        (SET, "It hangs with layers 3 and 8, only together."),
+        (SEVERAL, "It hangs with layer 2; layer 9: each is enough."),
+        (THRESHOLD, "It hangs with model.seq_len 96 and above, not 95."),
+        (COUNT, "It hangs with any 5 layers, whichever they are."),
+        (ONE_KEY, "It hangs with key gc.mode alone."),
+        (SAMPLES["commit"], "It hangs since c300 Change 2."),
+        (UNDECIDED, "It is not decided: between layers 0-5 and all 12 nothing could be judged."),
+    ],
+)
+def test_each_answer_is_one_sentence(told: BisectTold, sentence: str) -> None:
+    assert bisect_words.sentence(told) == sentence
+
+
+def test_a_flaky_answer_says_how_often_and_how_sure() -> None:
+    lines = list(answer_lines(FLAKY, RUN_DIR, 100))
+    assert lines[0].startswith("ANSWER  layer 7 alone   (NSA_GC_RANGE=7:8)   97 % sure")
+    assert "  often      hangs in about 50 % of runs; 97 % sure" in lines
+
+
+def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
+    answer = replace(FLAKY.answer, confidence=0.9999, p_bad=0.999)
+    assert bisect_words.sureness(answer) == "99 % sure"
+    assert bisect_words.how_often(replace(FLAKY, answer=answer)) == "hangs in about 99 % of runs"
+
+
+def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
+    unasked = replace(SINGLE, probes=SINGLE.probes[:6])
+    assert list(bisect_words.proven(unasked)) == [
+        "layer 7: not run by itself",
+        "layers 0-6 and 8-11: not run by itself",
+    ]
+
+
+def test_of_several_culprits_each_is_claimed_by_itself() -> None:
+    assert list(bisect_words.proven(SEVERAL))[:2] == [
+        "with layer 2 it hangs: 1 of 1 under fork",
+        "with layer 9 it hangs: 1 of 1 under fork",
+    ]
+
+
+def test_an_interrupted_search_says_what_is_open_and_how_to_go_on() -> None:
+    text = "\n".join(answer_lines(INTERRUPTED, RUN_DIR, 100))
+    assert text.startswith("UNDECIDED  layers 6-11 [6:12] are still open")
+    assert "give the same command again: finished probes are not repeated" in text
+
+
+def test_nothing_to_bisect_claims_no_place_and_no_proof() -> None:
+    text = "\n".join(answer_lines(NONE, RUN_DIR, 100))
+    assert text.startswith("ANSWER  nothing to bisect")
+    assert "  place" not in text
+    assert "  tells" not in text
+
+
+def test_no_screen_guesses() -> None:
+    for told in SAMPLES.values():
+        text = "\n".join(shown(told, 100)).lower()
+        assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
+
+
+def asking(subject: Subject, sought: bool = False) -> str:
+    told = bisection(subject, (), OPEN, sought=SINGLE.sought if sought else None)
+    return next(iter(header_lines(told, 200))).split("   ")[1]
+
+
+def test_every_form_of_a_question_has_its_words() -> None:
+    forms = {
+        Form.LAYERS: TWELVE,
+        Form.VALUE: THRESHOLD.subject,
+        Form.COMMIT: SAMPLES["commit"].subject,
+        Form.KEYS: ONE_KEY.subject,
+        Form.BRANCHES: Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
+        Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
+    }
+    assert set(forms) == set(Form)
+    assert {form: asking(subject) for form, subject in forms.items()} == {
+        Form.LAYERS: "which checkpointed layers make it fail?",
+        Form.VALUE: "from which model.seq_len on does it fail?",
+        Form.COMMIT: "since which commit does it fail?",
+        Form.KEYS: "which of 5 keys make it fail?",
+        Form.BRANCHES: "which branches of the attention make it fail?",
+        Form.WORDS: "which values make it fail?",
+    }
+    assert asking(TWELVE, sought=True) == "which checkpointed layers make it HANG?"
+    assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"
+
+
+def test_every_purpose_has_its_words() -> None:
+    told = bisection(TWELVE, [probe(TWELVE, 1, purpose, {7}, BAD) for purpose in Purpose], SINGLE.answer)
+    rows = list(Grid(subject=TWELVE, width=120).rows(told))
+    assert len(rows) == 1 + len(Purpose)
+    steps = {" ".join(row[5:24].split()) for row in rows[1:]}
+    assert len(steps) >= len(Purpose) - 6  # controls, edges and re-checks share theirs
+    assert all(steps)
+
+
+def running(told: BisectTold, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
+    round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, left=left)
+    return progress_line(told, round_, 3.1, 100)
+
+
+def test_the_line_of_a_running_probe_says_what_is_left() -> None:
+    so_far = replace(SINGLE, probes=SINGLE.probes[:4])
+    assert running(so_far, R, (6, 9), 1) == "  layers [0,12) → [6,9), about 2 probes, 5 s left   probe 5, 3.1 s"
+    assert running(so_far, Purpose.PROOF_BAD, (7, 8), 0) == "  layers [0,12), proof   probe 5, 3.1 s"
+    first = replace(THRESHOLD, probes=())
+    assert running(first, Purpose.CONTROL_GOOD, (0, 240), 0) == ("  seq_len (16, 256], controls first   probe 1, 3.1 s")
+    assert running(first, R, (0, 240), 5, 3) == "  seq_len (16, 256], about 8 probes left   probes 1-3, 3.1 s"
+
+
+def test_the_line_of_a_running_probe_never_wraps() -> None:
+    for width in (10, 39, 79):
+        round_ = Round(subsets=(frozenset(),), purpose=R, open=(0, 12), left=3)
+        assert cell_len(progress_line(hostile(), round_, 3.1, width)) <= width
+
+
+def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golden) -> None:
+    controls = (
+        Control(name="good", config="no layer", command="nsa-harness run gc_baseline_full gc.layers=none"),
+        Control(name="bad", config="all 12 layers", command=None, reason="needs 2 GPUs, this machine has none"),
+    )
+    parts = (
+        Part(name="controls", probes=2),
+        Part(name="right edge", probes=4),
+        Part(name="left edge", probes=4),
+        Part(name="shape", probes=4),
+        Part(name="next culprit", probes=21, only_if="there are several"),
+    )
+    told = replace(SINGLE, probes=(), sought=None)
+    golden("bisect.plan.txt", "\n".join(plan_lines(told, parts, controls, 100)) + "\n")
+
+
+def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
+    last = replace(SINGLE.probes[4], n=99, counts_as=DIFFERENT)
+    found = bisect_words.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
+    assert found is not None
+    assert found.n == 9  # the last proof of layer 7 alone
