@@ -11,14 +11,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness import cli_health, cli_run, cli_watch
+from harness import cli_bisect, cli_health, cli_run, cli_watch
 from harness.cli_ci import app as ci_app
 from harness.errors import HarnessError, UsageError
 
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
-_BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--resume")
+_BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
 _DEBUG = "NSA_HARNESS_DEBUG"
 _NOT_JUDGED = 125
+_USAGE = 2
 
 app = typer.Typer(
     name="nsa-harness",
@@ -28,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(cli_run.run)
+app.command()(cli_bisect.bisect)
 app.command()(cli_watch.watch)
 app.command()(cli_watch.attach)
 app.command()(cli_health.doctor)
@@ -40,7 +42,13 @@ def main() -> NoReturn:
         # A name that the terminal's encoding lacks must not end the program.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run_command_line(sys.argv[1:]))
+    code = run_command_line(sys.argv[1:])
+    sys.exit(_NOT_JUDGED if code == _USAGE and _for_git_bisect(sys.argv[1:]) else code)
+
+
+def _for_git_bisect(argv: Sequence[str]) -> bool:
+    """git would take a mistake on our command line for a bad commit; 125 makes it skip."""
+    return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 
 def run_command_line(argv: Sequence[str]) -> int:
@@ -118,7 +126,7 @@ def _options(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    if context.obj and context.invoked_subcommand not in ("run", "watch", "doctor"):
+    if context.obj and context.invoked_subcommand not in ("run", "bisect", "watch", "doctor"):
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
 
 

@@ -123,6 +123,10 @@ def run(
         bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
     ] = False,
     probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+    git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
+        bool,
+        typer.Option("--git-bisect", envvar="NSA_HARNESS_GIT_BISECT", help="For `git bisect run`: a mistake is 125."),
+    ] = False,
 ) -> None:
     """Run scenarios and judge them."""
     from harness.core.attempts import Policy

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from harness import __version__
 from harness.core.attempts import as_expected
@@ -29,6 +30,9 @@ from harness.run_plan import Execution, Told
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.stored.record import Record, plan_to_resume, read_record, write_record
 from harness.supervisor.stored.rundir import RunDir, create_run, find_run, locked
+
+if TYPE_CHECKING:
+    from harness.core.bisect.told import BisectTold
 
 
 @dataclass(kw_only=True)
@@ -123,10 +127,10 @@ def _judged(run: RunDir) -> list[Outcome]:
     return [judge_stored(attempt) for attempt in run.attempts()]
 
 
-def write_report(run: RunDir, report: Report) -> None:
+def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
     from harness.run_judge import write_documents
 
-    for trouble in write_documents(run, report):
+    for trouble in write_documents(run, report, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from harness.core.observed.live import Progress
-from harness.core.plan import RunSpec
+from harness.core.plan import Launcher, RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.render.listener import Listener
 from harness.supervisor.environment import describe
+from harness.supervisor.fork_server import ForkServer, anew
 from harness.supervisor.launch import command_line, launch
 from harness.supervisor.stored.adapters import json_text
 from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
@@ -44,11 +45,14 @@ def run_one(
     tell: Tell,
     interruption: Interrupts,
     devices: tuple[int, ...] | None = None,
+    server: ForkServer | None = None,
 ) -> Outcome:
-    """One attempt. With `devices` it sees only these GPUs."""
+    """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one."""
+    if spec.launcher is Launcher.FORK:
+        spec = server.settled(spec) if server else anew(spec)
     prepare(attempt, spec, facts)
     tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
-    guarded = launch(spec, attempt, probe, devices)
+    guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
     try:
         from harness.run_judge import Watch
 

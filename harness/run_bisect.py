@@ -1,0 +1,299 @@
+"""A bisection: the search asks, each question is a launch like any other, and the answer is proven and written down."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Subset
+from harness.core.bisect.plan import find
+from harness.core.bisect.question import Question, QuestionKind
+from harness.core.bisect.sought import Signature, counts_as
+from harness.core.bisect.subject import in_its_words
+from harness.core.bisect.told import ProbeTold
+from harness.core.compared.same_place import place_word
+from harness.core.plan import Launcher, RunSpec
+from harness.core.report import MachineFacts, Outcome
+from harness.render.bisect_listener import BisectScreen
+from harness.render.silent import Silent
+from harness.request import RunRequest
+from harness.run import Interruption, interruptible, listeners
+from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
+from harness.run_one import run_one
+from harness.run_plan import Told
+from harness.supervisor.bisected.commits import worktrees
+from harness.supervisor.bisected.journal import BY_TORCHRUN, Journal, Kept, question_key, unfinished, write_state
+from harness.supervisor.bisected.launches import CannotLaunch, Launches
+from harness.supervisor.bisected.request import BisectRequest
+from harness.supervisor.fork_server import ForkServer
+from harness.supervisor.machine import machine_facts
+from harness.supervisor.stored.rundir import RunDir, create_run, locked, log_tail
+
+ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
+_STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
+_STALL_FACTOR = 3.0  # times the longest quiet of the good control
+_CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
+
+
+class _Interrupted(Exception):
+    """Ctrl-C or TERM: no further probe. The same command goes on."""
+
+
+def run_bisection(request: BisectRequest) -> int:
+    """Search, prove, write the documents; returns the exit code."""
+    facts = machine_facts()
+    parent = request.out or Path("reports")
+    launches = launches_of(request, facts)
+    key = _key(request, launches)
+    known = unfinished(parent, key)
+    run = known or create_run(parent)
+    with locked(run), _open(request, run, launches, facts) as bisection:
+        write_state(run, key, request.subject.question, request.command, ended=False)
+        if known is not None:
+            count = len(bisection.journal.kept)
+            bisection.screen.note(f"goes on with {run.path}: {count} probe{'' if count == 1 else 's'} already made")
+        code = bisection.carry_out()
+        write_state(run, key, request.subject.question, request.command, ended=code != INTERRUPTED)
+    return code
+
+
+@dataclass(kw_only=True)
+class Bisection:
+    """One search while it is carried out."""
+
+    request: BisectRequest
+    run: RunDir
+    launches: Launches
+    facts: MachineFacts
+    journal: Journal
+    screen: BisectScreen
+    told: Told
+    interruption: Interruption
+    server: ForkServer | None
+    probes: list[ProbeTold] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
+    specs: list[RunSpec] = field(default_factory=list)
+    sought: Signature | None = None
+    notes: list[str] = field(default_factory=list)
+    _number: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def carry_out(self) -> int:
+        self.screen.begun(telling(self._seen))
+        try:
+            answer = find(replace(question_of(self.request), bad_cost=self._bad_cost), self.probe)
+        except _Interrupted:
+            why = "interrupted; the same command goes on where it stopped"
+            self._finish(replace(NOTHING_YET, why=why), cut_short=True)
+            return INTERRUPTED
+        answer = in_its_words(self.request.subject, answer)
+        self._finish(answer, cut_short=False)
+        return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
+
+    def probe(self, asked: Round) -> list[CountsAs]:
+        """One launch for each subset, or what was kept of it by a search that was cut short."""
+        self.screen.asked(asked, telling(self._seen))
+        places = [(self._next(), subset) for subset in asked.subsets]
+        if len(places) == 1:
+            made = [self._one(*places[0], asked)]
+        else:
+            with ThreadPoolExecutor(max_workers=len(places)) as pool:
+                made = list(pool.map(lambda place: self._one(place[0], place[1], asked), places))
+        return [one.counts_as for one in made]
+
+    def _one(self, n: int, subset: Subset, asked: Round) -> ProbeTold:
+        with self._lock:
+            kept = self.journal.take(subset, asked.purpose)
+        if kept is None:
+            kept = self._made(n, subset, asked)
+        with self._lock:
+            self._learn(kept)
+            told = self._probe_told(replace(kept, n=n))
+            self.probes = sorted([*self.probes, told], key=lambda one: one.n)
+            self.screen.probed(told, telling(self._seen))
+        return told
+
+    def _made(self, n: int, subset: Subset, asked: Round) -> Kept:
+        if self.interruption.count:
+            raise _Interrupted
+        if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
+            raise OutOfBudget
+        blank = Kept(
+            n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,
+            launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(), phase=None,
+            counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+        )  # fmt: skip
+        try:
+            spec = self.launches.spec(subset)
+        except CannotLaunch as why:
+            kept = replace(blank, summary=str(why))
+        else:
+            kept = self._launched(spec, blank)
+        with self._lock:
+            self.journal.keep(kept)
+        return kept
+
+    def _launched(self, spec: RunSpec, blank: Kept) -> Kept:
+        name = self._free_name(blank.n)
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
+        spec = self._settled(replace(spec, scenario=name, about=about), blank.purpose)
+        outcome = run_one(
+            spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
+            tell=self.told, interruption=self.interruption, server=self.server,
+        )  # fmt: skip
+        if self.interruption.count:
+            raise _Interrupted
+        self.told(lambda one: one.outcome(outcome, self.run.path))
+        with self._lock:
+            self.outcomes[outcome.dir] = outcome
+            self.specs.append(spec)
+            output = log_tail(self.run.attempt(name).output)
+            counts = counts_as(outcome, self.request.wanted, self.sought, output)
+        culprit, verdict = outcome.culprit, outcome.verdict
+        quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
+        return replace(
+            blank,
+            launcher=spec.launcher.value,
+            verdict=verdict.status.value,
+            kind=verdict.kind,
+            cause=verdict.cause,
+            summary=verdict.summary,
+            place=culprit.place if culprit else None,
+            culprits=culprit.ranks if culprit else (),
+            phase=outcome.phase,
+            counts_as=counts,
+            wall_s=outcome.timing.wall_s,
+            longest_quiet_s=max(quiet, default=None),
+            dir=outcome.dir,
+            spec_hash=spec.spec_hash,
+        )
+
+    def _settled(self, spec: RunSpec, purpose: Purpose) -> RunSpec:
+        """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
+        if self.server is None or purpose in BY_TORCHRUN:
+            return spec
+        settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
+        if settled.launcher is not Launcher.FORK:
+            self._note(settled.notes[-1])
+        return settled
+
+    def _learn(self, kept: Kept) -> None:
+        """What the controls teach: how quiet a sound run is, and what the failure looks like."""
+        if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
+            self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
+        if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
+            place = place_word(kept.place) or None
+            self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=place)
+
+    def _probe_told(self, kept: Kept) -> ProbeTold:
+        facts = {name: value for name, value in vars(kept).items() if name != "longest_quiet_s"}
+        return ProbeTold(**facts, config=self.request.subject.config(kept.subset))
+
+    @property
+    def _seen(self) -> Seen:
+        return Seen(
+            request=self.request, run=self.run, launches=self.launches, facts=self.facts, probes=tuple(self.probes),
+            sought=self.sought, notes=tuple(self.notes),
+        )  # fmt: skip
+
+    def _finish(self, answer: Answer, *, cut_short: bool) -> None:
+        told = write_answer(self._seen, answer, self.outcomes, self.specs, cut_short=cut_short)
+        self.screen.answered(told, self.run.path)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _free_name(self, n: int) -> str:
+        """A probe that was killed in its middle has left a folder; it answers for nothing and keeps its name."""
+        names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
+        return next(name for name in names if not self.run.attempt(name).path.exists())
+
+    def _note(self, text: str) -> None:
+        with self._lock:
+            new = text not in self.notes
+            if new:
+                self.notes.append(text)
+        if new:
+            self.screen.note(text)
+
+    def _bad_cost(self) -> float:
+        """How much longer a failing probe takes than a passing one, as the probes so far have shown."""
+        good = [one.wall_s for one in self.probes if one.counts_as is CountsAs.GOOD]
+        bad = [one.wall_s for one in self.probes if one.counts_as is CountsAs.BAD]
+        return max(0.1, (sum(bad) / len(bad)) / (sum(good) / len(good))) if good and bad and sum(good) else 1.0
+
+
+class _Ctrl(Silent):
+    """Of what a launch tells, the screen of a bisection shows Ctrl-C alone."""
+
+    def __init__(self, screen: BisectScreen) -> None:
+        self._screen = screen
+
+    def interrupted(self, count: int) -> None:
+        self._screen.interrupted(count)
+
+
+@contextmanager
+def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
+    """Everything that a search holds while it runs; all of it is gone at the end."""
+    as_run = RunRequest(
+        specs=(), out=request.out, json=request.json, strict=False, probe=request.probe, command=request.command,
+        jobs=request.jobs,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        if request.subject.key == "commit":
+            launches.trees = stack.enter_context(worktrees(request.question.working_dir, run.path / "worktrees"))
+        screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
+        stack.callback(screen.close)
+        told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
+        interruption = stack.enter_context(interruptible(told, as_run))
+        server = stack.enter_context(ForkServer()) if request.fork else None
+        yield Bisection(
+            request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
+            told=told, interruption=interruption, server=server,
+        )  # fmt: skip
+
+
+def question_of(request: BisectRequest) -> Question:
+    subject = request.subject
+    return Question(
+        kind=QuestionKind.ORDERED if subject.ordered else QuestionKind.SET,
+        items=len(subject.items),
+        together=tuple(map(frozenset, subject.together)),
+        at_once=request.jobs,
+        confidence=request.confidence,
+        repeat=request.repeat,
+    )
+
+
+def launches_of(request: BisectRequest, facts: MachineFacts) -> Launches:
+    return Launches(
+        question=request.question,
+        subject=request.subject,
+        templates=request.templates,
+        base_args=request.base_args,
+        facts=facts,
+    )
+
+
+def _key(request: BisectRequest, launches: Launches) -> str:
+    """The same command about the same program on the same packages is the same question."""
+    ends = [_hash_or_reason(launches, subset) for subset in ((), range(len(request.subject.items)))]
+    return question_key(
+        request.subject, request.templates, request.question.words, request.question.script, ends, request.wanted,
+        request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+    )  # fmt: skip
+
+
+def _hash_or_reason(launches: Launches, subset: Sequence[int]) -> str:
+    try:
+        return launches.spec(subset).spec_hash
+    except CannotLaunch as why:
+        return str(why)

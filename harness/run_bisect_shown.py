@@ -1,0 +1,76 @@
+"""A bisection that is not carried out: its plan, and a stored one again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.core.bisect.answer import AnswerKind
+from harness.core.bisect.worst_case import worst_case
+from harness.errors import StoredRunError
+from harness.render.bisect_json import from_json
+from harness.render.bisect_listener import STYLES
+from harness.render.bisect_screen import Control, plan_lines, stored_lines
+from harness.render.paint import Paint
+from harness.run_bisect import ANSWERED, UNDECIDED, launches_of, question_of
+from harness.run_bisect_told import Seen, telling
+from harness.supervisor.bisected.launches import CannotLaunch, Launches
+from harness.supervisor.bisected.request import BisectRequest
+from harness.supervisor.machine import machine_facts
+from harness.supervisor.stored.rundir import RunDir, find_run
+
+
+def show_plan(request: BisectRequest) -> int:
+    """What would be asked, and how many probes that takes at worst. Launches nothing, writes nothing."""
+    facts = machine_facts()
+    launches = launches_of(request, facts)
+    everything = range(len(request.subject.items))
+    seen = Seen(
+        request=request,
+        run=RunDir(Path("reports/none")),
+        launches=launches,
+        facts=facts,
+        probes=(),
+        sought=None,
+        notes=(),
+    )
+    controls = [_control(launches, name, subset) for name, subset in (("good", ()), ("bad", everything))]
+    paint = _paint()
+    for line in plan_lines(telling(seen), worst_case(question_of(request)), controls, paint.size[0]):
+        print(paint.painted(line))
+    return ANSWERED
+
+
+def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
+    config = launches.subject.told(subset)
+    try:
+        launches.spec(subset)
+    except CannotLaunch as why:
+        return Control(name=name, config=config, command=None, reason=str(why))
+    return Control(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
+
+
+def show_stored(path: Path, out: Path | None) -> int:
+    """A bisection again, from its bisect.json. Raises StoredRunError."""
+    run = find_run(path, out or Path("reports"))
+    told = from_json(_stored_text(run), str(run.path / "bisect.json"))
+    paint = _paint()
+    for line in stored_lines(told, run.path, paint.size[0]):
+        print(paint.painted(line))
+    return UNDECIDED if told.answer.kind is AnswerKind.UNDECIDED else ANSWERED
+
+
+def _stored_text(run: RunDir) -> str:
+    try:
+        return (run.path / "bisect.json").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        why = (
+            f"{run.path} holds no bisect.json: {error.strerror}; a bisection that was cut short goes on by its command"
+        )
+        raise StoredRunError(why) from None
+
+
+def _paint() -> Paint:
+    return Paint(sys.stdout, os.environ, STYLES, live=False)

@@ -1,0 +1,175 @@
+"""What a bisection tells: the values that its screen and documents show, its files, and a stored one again."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import __version__
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Subset
+from harness.core.bisect.repro import NAME, repro_command, repro_script
+from harness.core.bisect.sought import Signature
+from harness.core.bisect.told import BisectTold, Commands, ProbeTold
+from harness.core.plan import RunSpec
+from harness.core.report import MachineFacts, Outcome
+from harness.render.bisect_json import bisect_json
+from harness.render.bisect_md import bisect_md
+from harness.render.words import launch_line
+from harness.run import report_of, write_report
+from harness.supervisor.bisected.launches import CannotLaunch, Launches
+from harness.supervisor.bisected.request import BisectRequest
+from harness.supervisor.stored.record import Record, write_record
+from harness.supervisor.stored.rundir import RunDir, write_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
+NOTHING_YET = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+_RANKS_SHOWN = 4  # stacks in BISECT.md
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Everything that a bisection has seen so far."""
+
+    request: BisectRequest
+    run: RunDir
+    launches: Launches
+    facts: MachineFacts
+    probes: Sequence[ProbeTold]
+    sought: Signature | None
+    notes: Sequence[str]
+
+
+def telling(
+    seen: Seen, answer: Answer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
+) -> BisectTold:
+    """What is known, for a screen or a document."""
+    spec = _any_spec(seen.launches)
+    search = [one for one in seen.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
+    return BisectTold(
+        run_id=seen.run.run_id,
+        harness=__version__,
+        machine=seen.facts,
+        command=seen.request.command,
+        scenario=spec.scenario if spec else seen.request.subject.key,
+        what=launch_line(spec.ranks, spec.backend, spec.subject) if spec else "",
+        subject=seen.request.subject,
+        sought=seen.sought,
+        answer=answer,
+        probes=tuple(seen.probes),
+        commands=_commands(seen, answer, alone),
+        floor_probes=_floor(answer, len(seen.request.subject.items)),
+        search_probes=len(search),
+        wall_s=sum(one.wall_s for one in seen.probes),
+        interrupted=cut_short,
+        notes=(*(spec.notes if spec else ()), *seen.notes),
+        not_covered=spec.not_covered if spec else (),
+    )
+
+
+def write_answer(
+    seen: Seen, answer: Answer, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec], *, cut_short: bool
+) -> BisectTold:
+    """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
+    told = telling(seen, answer, alone=_write_repro(seen, answer), cut_short=cut_short)
+    _write_run_documents(seen, told, outcomes, specs)
+    documents: dict[str, Callable[[], str]] = {
+        "bisect.json": lambda: bisect_json(told),
+        "BISECT.md": lambda: bisect_md(told, _stacks(seen.run, told)),
+    }
+    for name, render in documents.items():
+        try:
+            write_document(seen.run.path / name, render())
+        except Exception as error:  # a fault of one document never loses the other
+            with seen.run.log.open("a") as log:
+                traceback.print_exc(file=log)
+            print(f"{name} could not be written: {type(error).__name__}: {error}; see {seen.run.log}", file=sys.stderr)
+    return told
+
+
+def _any_spec(launches: Launches) -> RunSpec | None:
+    """The launch at the bad end, or at the good one, for the words that describe all of them."""
+    for subset in (range(len(launches.subject.items)), ()):
+        try:
+            return launches.spec(subset)
+        except CannotLaunch:
+            continue
+    return None
+
+
+def _commands(seen: Seen, answer: Answer, alone: str | None) -> Commands:
+    def command(subset: Subset | None) -> str | None:
+        return None if subset is None else seen.launches.command(subset, _stored(seen, subset))
+
+    return Commands(bad=command(answer.failing), good=command(answer.passing), alone=alone)
+
+
+def _stored(seen: Seen, subset: Collection[int]) -> Path | None:
+    """The spec of the newest probe of this configuration."""
+    dirs = [one.dir for one in reversed(seen.probes) if set(one.subset) == set(subset) and one.dir]
+    return seen.run.attempt(dirs[0]).spec if dirs else None
+
+
+def _floor(answer: Answer, items: int) -> int:
+    """What no search could do without: the bits in an answer of this kind."""
+    sizes = {
+        AnswerKind.RANGE: items * (items + 1) // 2,
+        AnswerKind.SET: math.comb(items, len(answer.items)),
+        AnswerKind.SEVERAL: math.comb(items, len(answer.items)),
+    }
+    return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
+
+
+def _write_repro(seen: Seen, answer: Answer) -> str | None:
+    """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
+    if answer.failing is None:
+        return None
+    try:
+        spec = seen.launches.spec(answer.failing)
+    except CannotLaunch:
+        return None
+    told = f"{seen.request.subject.told(answer.failing)}: {seen.sought}"
+    script = repro_script(spec, working_dir=os.getcwd(), told=told)
+    if script is None:
+        return None
+    folder = seen.run.path / "repro"
+    folder.mkdir(exist_ok=True)
+    write_document(folder / NAME, script)
+    return f"cd {folder} && {repro_command(spec)}"
+
+
+def _write_run_documents(
+    seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
+) -> None:
+    from harness.run_judge import judge_stored
+
+    dirs = [one.dir for one in told.probes if one.dir]
+    attempts = [seen.run.attempt(name) for name in dirs if name not in outcomes]
+    earlier = {one.path.name: judge_stored(one) for one in attempts if one.spec.is_file()}
+    known = {**earlier, **outcomes}
+    record = Record(
+        command=seen.request.command, harness=__version__, machine=seen.facts, controller=os.getpid(),
+        plan=tuple(specs), probe=seen.request.probe, interrupted=told.interrupted,
+    )  # fmt: skip
+    write_record(seen.run, record)
+    report = report_of(seen.run, record, [known[name] for name in dirs if name in known])
+    write_report(seen.run, report, told)
+
+
+def _stacks(run: RunDir, told: BisectTold) -> dict[str, str]:
+    """Of the newest failing probe and the newest passing one: where each rank stood, by the name of the file."""
+    found: dict[str, str] = {}
+    for counts in (CountsAs.BAD, CountsAs.GOOD):
+        directory = next((one.dir for one in reversed(told.probes) if one.counts_as is counts and one.dir), None)
+        files = sorted((run.path / directory / "dumps").glob("rank*.txt")) if directory else []
+        found |= {str(path.relative_to(run.path)): path.read_text(errors="replace") for path in files[:_RANKS_SHOWN]}
+    return found

@@ -1,0 +1,141 @@
+"""What a bisection keeps on disk: which question it is, and every probe as soon as it has ended.
+
+A bisection that was killed is found again by its question; it goes on where its last finished probe ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from harness.core.bisect.asking import CountsAs, Purpose, Subset
+from harness.core.place import Place
+from harness.core.report import HangKind
+from harness.supervisor.stored.adapters import adapter, json_text
+from harness.supervisor.stored.rundir import RunDir, append_line, read_lines, write_document
+
+_STATE, _PROBES = "bisection.json", "probes.jsonl"
+_PACKAGES = ("torch", "numpy", "triton", "flash-attn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A finished probe, without what follows from the question."""
+
+    n: int
+    subset: tuple[int, ...]
+    purpose: Purpose
+    open: tuple[int, int]
+    left: int
+    launcher: str
+    verdict: str | None
+    kind: HangKind | None
+    cause: str | None
+    summary: str
+    place: Place | None
+    culprits: tuple[int, ...]
+    phase: str | None
+    counts_as: CountsAs
+    wall_s: float
+    longest_quiet_s: float | None
+    dir: str | None
+    spec_hash: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    schema: int = 1
+    key: str
+    question: str
+    command: str
+    ended: bool
+
+
+class Journal:
+    """The probes of one bisection. What was kept answers first, each launch once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.path / _PROBES
+        self.kept: list[Kept] = list(_readable(self._path))
+        self._waiting: dict[tuple[Subset, bool], list[Kept]] = defaultdict(list)
+        for one in self.kept:
+            self._waiting[_key(one.subset, one.purpose)].append(one)
+
+    def take(self, subset: Subset, purpose: Purpose) -> Kept | None:
+        """The next kept launch of this configuration that has not answered yet."""
+        waiting = self._waiting[_key(subset, purpose)]
+        return waiting.pop(0) if waiting else None
+
+    def keep(self, one: Kept) -> None:
+        append_line(self._path, json.loads(json_text(one)))
+        self.kept.append(one)
+
+    @property
+    def next_number(self) -> int:
+        return max((one.n for one in self.kept), default=0) + 1
+
+
+def question_key(*facts: object) -> str:
+    """Sixteen hex digits over a question, what it runs, and the packages it runs with."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    text = repr((facts, versions, platform.python_version()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
+    state = _State(key=key, question=question, command=command, ended=ended)
+    write_document(run.path / _STATE, json.dumps(asdict(state), indent=1) + "\n")
+
+
+def unfinished(parent: Path, key: str) -> RunDir | None:
+    """The newest bisection of this very question below `parent` that nobody is running and that has not ended."""
+    found = (path.parent for path in sorted(parent.glob(f"2*/{_STATE}"), reverse=True))
+    return next((RunDir(path) for path in found if _waits(path, key)), None)
+
+
+def _waits(path: Path, key: str) -> bool:
+    try:
+        state = adapter(_State).validate_json((path / _STATE).read_bytes())
+    except (OSError, ValidationError):
+        return False
+    if state.key != key or state.ended:
+        return False
+    lock = FileLock(RunDir(path).lock)
+    try:
+        with lock.acquire(timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
+def _readable(path: Path) -> Iterable[Kept]:
+    """A torn last line is a probe that has not ended."""
+    for record in read_lines(path):
+        try:
+            yield adapter(Kept).validate_python(record)
+        except ValidationError:
+            continue
+
+
+def _key(subset: Iterable[int], purpose: Purpose) -> tuple[Subset, bool]:
+    """A proof is launched by torchrun, so no other probe can answer for it."""
+    return frozenset(subset), purpose in BY_TORCHRUN
+
+
+BY_TORCHRUN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD})
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,216 @@
+"""A bisection as a user starts it: planted differences under real ranks, the right answer and its kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import PROGRAMS, Ran, Workspace
+
+TWO_RANKS = ("run.ranks=2", "parallel.wrapper=ddp")
+
+
+def _when(text: str, kind: str = "deadlock", layer: str = "") -> str:
+    return f"fault={{kind: {kind}, rank: 1, {layer}when: {{{text}}}}}"
+
+
+def _answer(ran: Ran) -> dict[str, Any]:
+    return json.loads((ran.run_dir / "bisect.json").read_text())
+
+
+def _items(ran: Ran) -> tuple[str, list[Any]]:
+    answer = _answer(ran)["answer"]
+    return answer["kind"], answer["items"]
+
+
+def test_one_layer_is_found_and_proven_and_the_commands_say_the_truth(workspace: Workspace) -> None:
+    fault = _when("recomputed: [3]")
+    ran = workspace.harness("bisect", "gc_baseline_full", "--gc-range", "model.layers=6", *TWO_RANKS, fault)
+    stored = _answer(ran)
+    assert ran.code == 0, ran.out + ran.err
+    assert _items(ran) == ("single", [3])
+    assert stored["question"] == "gc.layers in [0,6)"
+    assert stored["outcome_sought"]["verdict"] == "HANG"
+    assert len([one for one in stored["probes"] if one["purpose"] == "right_edge"]) <= 3
+    launchers = {one["purpose"]: one["launcher"] for one in stored["probes"]}
+    assert launchers["control_good"] == "fork"
+    assert (launchers["proof_bad"], launchers["proof_good"]) == ("torchrun", "torchrun")
+    assert "gc.layers=[3]" in stored["commands"]["bad"]
+    assert "gc.layers=[0-2,4-5]" in stored["commands"]["good"]
+    assert "layer 3 alone" in ran.out
+    assert (ran.run_dir / "BISECT.md").read_text().strip()
+    compile((ran.run_dir / "repro" / "repro.py").read_text(), "repro.py", "exec")
+    again = workspace.harness("bisect", "--log", str(ran.run_dir))
+    assert again.code == 0
+    assert "layer 3 alone" in again.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("when", "kind", "items"),
+    [
+        ("recomputed: [7]", "single", [7]),
+        ('recomputed: "4:9"', "range", [4, 9]),
+        ("recomputed: [3, 8]", "set", [3, 8]),
+        ("recomputed_layers: 5", "count", [5]),
+        ("any_recomputed: [2, 9]", "several", [2, 9]),
+    ],
+)
+def test_what_is_planted_among_twelve_layers_is_found(
+    workspace: Workspace, when: str, kind: str, items: list[int]
+) -> None:
+    ran = workspace.harness("bisect", "--gc-range", *TWO_RANKS, _when(when))
+    assert _items(ran) == (kind, items), ran.out + ran.err
+    assert ran.code == 0
+
+
+@pytest.mark.slow
+def test_a_threshold_in_the_length_of_the_sequence_is_found(workspace: Workspace) -> None:
+    fault = _when("seq_len: 100", kind="raise", layer="layer: 0, ")
+    ran = workspace.harness("bisect", "ddp_onestep", "--seq-len=64:128", fault)
+    assert _items(ran) == ("threshold", [100]), ran.out + ran.err
+
+
+@pytest.mark.slow
+def test_one_key_of_nine_between_two_files_is_found(workspace: Workspace) -> None:
+    common = "extends: base/ddp\nmodel: {layers: 4"
+    workspace.scenario("good", f"{common}}}\n{_fault_in_yaml('recomputed: [2]')}")
+    workspace.scenario(
+        "bad",
+        f"{common}, seq_len: 128, compression: mean}}\ntrain: {{steps: 2, batch: 1, seed: 3, clip: 1.0}}\n"
+        f"gc: {{layers: [2]}}\nparallel: {{bucket_cap_mb: 5, gradient_as_bucket_view: true}}\n"
+        f"{_fault_in_yaml('recomputed: [2]')}",
+    )
+    ran = workspace.harness("bisect", "--set=good,bad")
+    assert _items(ran) == ("single", ["gc.layers"]), ran.out + ran.err
+    assert len(_answer(ran)["probes"][1]["config"]) == 9
+
+
+def _fault_in_yaml(when: str) -> str:
+    return f"fault: {{kind: deadlock, rank: 1, when: {{{when}}}}}\n"
+
+
+@pytest.mark.slow
+def test_a_hang_by_lot_is_found_all_the_same_and_said_to_be_one(workspace: Workspace) -> None:
+    fault = _when("recomputed: [2], chance: 0.5")
+    ran = workspace.harness("bisect", "gc_baseline_full", "--gc-range", "model.layers=4", *TWO_RANKS, fault)
+    answer = _answer(ran)["answer"]
+    assert (answer["kind"], answer["items"]) == ("single", [2]), ran.out + ran.err
+    assert answer["p_hang"] is None or 0.1 < answer["p_hang"] < 0.95
+
+
+@pytest.mark.slow
+def test_of_a_healthy_model_there_is_nothing_to_bisect(workspace: Workspace) -> None:
+    ran = workspace.harness("bisect", "gc_baseline_full", "--gc-range", "model.layers=2", *TWO_RANKS)
+    assert _items(ran) == ("none", []), ran.out + ran.err
+    assert ran.code == 0
+    assert "nothing to bisect" in ran.out
+
+
+def _script(*words: str) -> tuple[str, ...]:
+    return ("bisect", "--script", str(PROGRAMS / "layered.py"), "--ranks", "2", *words)
+
+
+@pytest.mark.slow
+def test_a_users_own_script_is_bisected_through_its_own_words(workspace: Workspace) -> None:
+    ran = workspace.harness(*_script("--gc-range=0:8", "--arg", "--gc-layers={layers}"))
+    assert _items(ran) == ("set", [5, 6]), ran.out + ran.err
+    assert "-- --gc-layers=5,6" in _answer(ran)["commands"]["bad"]
+
+
+@pytest.mark.slow
+def test_and_through_its_environment(workspace: Workspace) -> None:
+    ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_LAYERS={layers}"))
+    assert _items(ran) == ("set", [5, 6]), ran.out + ran.err
+
+
+@pytest.mark.slow
+def test_a_bisection_killed_at_any_moment_goes_on_and_repeats_no_finished_probe(workspace: Workspace) -> None:
+    words = ("bisect", "gc_baseline_full", "--gc-range", "model.layers=6", *TWO_RANKS, _when("recomputed: [3]"))
+    reports = workspace.directory / "reports"
+    seen = 0
+    for _ in range(10):
+        process = workspace.start(*words)
+        _wait_for_a_probe_more(process, reports, seen)
+        process.kill()
+        process.wait()
+        seen = _finished(reports)
+    ran = workspace.harness(*words)
+    assert _items(ran) == ("single", [3]), ran.out + ran.err
+    stored = _answer(ran)["probes"]
+    assert len([path for path in reports.glob("2*") if path.is_dir()]) == 1
+    kept = [json.loads(line) for line in (ran.run_dir / "probes.jsonl").read_text().splitlines()]
+    assert len(kept) == len(stored)
+    assert [one["n"] for one in stored] == list(range(1, len(stored) + 1))
+
+
+def _finished(reports: Path) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in reports.glob("2*/probes.jsonl"))
+
+
+def _wait_for_a_probe_more(process: subprocess.Popen[str], reports: Path, seen: int) -> None:
+    """Until one more probe has been kept, or launched: kills fall into both."""
+    while process.poll() is None and _finished(reports) <= seen:
+        if seen % 2 and any(reports.glob(f"2*/p{seen + 1:02d}*/watch.jsonl")):
+            return
+
+
+def test_mistakes_are_told_in_one_line_before_anything_runs(workspace: Workspace) -> None:
+    for words, said in (
+        (("bisect",), "one question at a time"),
+        (("bisect", "ddp_onestep", "--gc-range=9:4"), "expected A:B with A below B"),
+        (("bisect", "ddp_onestep", "--gc-range", "--budget", "soon"), "--budget: expected a time"),
+        (("bisect", "ddp_onestep", "--gc-range", "--outcome", "hung"), "--outcome: expected same, hang"),
+        (("bisect", "nothere", "--gc-range"), "nothere"),
+        (("bisect", "--log", "nothere"), "not a stored run"),
+    ):
+        ran = workspace.harness(*words)
+        assert ran.code == 2, words
+        assert said in ran.err, ran.err
+        assert "Traceback" not in ran.err
+    assert not (workspace.directory / "reports").exists()
+
+
+def test_git_bisect_run_skips_what_is_a_mistake_on_the_command_line(workspace: Workspace) -> None:
+    assert workspace.harness("run", "--git-bisect", "nothere").code == 125
+    assert workspace.harness("run", "nothere").code == 2
+    assert workspace.harness("run", "--git-bisect", "--no-such-option").code == 125
+
+
+@pytest.mark.slow
+def test_a_commit_is_found_in_any_repository(workspace: Workspace) -> None:
+    home = workspace.directory / "repo"
+    home.mkdir()
+    git = ["git", "-C", str(home), "-c", "user.email=a@b", "-c", "user.name=a"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for number in range(6):
+        (home / "train.py").write_text(f"import sys, torch.distributed as dist\ndist.init_process_group()\n"
+                                       f"dist.barrier()\nsys.exit({3 if number >= 4 else 0})\n")  # fmt: skip
+        (home / "version").write_text(str(number))
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", f"version {number}"], check=True)
+    done = subprocess.run(
+        ["nsa-harness", "bisect", "--script", "train.py", "--commits=HEAD~5..HEAD"],
+        cwd=home, capture_output=True, text=True, check=False, env=os.environ,
+    )  # fmt: skip
+    stored = json.loads((home / "reports" / "latest" / "bisect.json").read_text())
+    assert stored["answer"]["kind"] == "threshold", done.stdout + done.stderr
+    assert "version 4" in done.stdout
+    listed = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True)
+    assert len(listed.stdout.splitlines()) == 1
+
+
+def test_ctrl_c_ends_the_probe_and_the_same_command_goes_on(workspace: Workspace) -> None:
+    process = workspace.start("bisect", "gc_baseline_full", "--gc-range", "model.layers=2", *TWO_RANKS)
+    reports = workspace.directory / "reports"
+    while process.poll() is None and not any(reports.glob("2*/p01/watch.jsonl")):
+        psutil.wait_procs([psutil.Process(process.pid)], timeout=0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert "the same command goes on" in (workspace.directory / "out.txt").read_text()

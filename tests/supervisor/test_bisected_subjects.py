@@ -1,0 +1,202 @@
+"""From the options of `bisect` to what is varied, and from a choice of it to a launch."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.bisect.subject import Form
+from harness.core.report import MachineFacts
+from harness.errors import UsageError
+from harness.supervisor.bisected.commits import commits_between, worktrees
+from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates, parse_templates
+from harness.supervisor.bisected.subjects import Asking, arguments_of, subject_of
+from harness.supervisor.planning import Question, Script
+
+FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Question:
+    return Question(words=("gc_baseline_full",), working_dir=tmp_path, environ={})
+
+
+def _script(question: Question, *args: str) -> Question:
+    (question.working_dir / "train.py").write_text("print('trained')\n")
+    return replace(question, words=(), script=Script(file="train.py", ranks=2, args=args))
+
+
+def _launches(question: Question, asking: Asking, templates: Templates = Templates()) -> Launches:  # noqa: B008
+    question, subject = subject_of(asking, question, templated=bool(templates), facts=FACTS)
+    return Launches(
+        question=question,
+        subject=subject,
+        templates=templates.checked(subject),
+        base_args=arguments_of(question),
+        facts=FACTS,
+    )
+
+
+def _refused(question: Question, asking: Asking, templates: Templates = Templates()) -> str:  # noqa: B008
+    with pytest.raises(UsageError) as refused:
+        _launches(question, asking, templates)
+    return str(refused.value)
+
+
+def test_no_scenario_named_means_the_gradient_checkpointing_baseline_of_the_plan(typed):
+    launches = _launches(replace(typed, words=()), Asking(gc_range="auto"))
+    assert launches.subject.question == "gc.layers in [0,12)"
+    program = launches.spec((2, 6)).program
+    assert program[program.index("--gc") + 1] == "2,6"
+    assert launches.command((2, 6), None) == "nsa-harness run gc_baseline_full gc.layers=[2,6]"
+
+
+def test_a_range_beyond_the_model_is_refused_before_anything_runs(typed):
+    assert "the model has layers 0-11" in _refused(typed, Asking(gc_range="4:13"))
+    assert "expected A:B with A below B" in _refused(typed, Asking(gc_range="4:4"))
+
+
+def test_one_question_at_a_time(typed):
+    assert "one question at a time" in _refused(typed, Asking())
+    assert "--layers and --branch were given" in _refused(typed, Asking(branch=True, layers="auto"))
+
+
+def test_values_go_from_the_good_end_to_the_scenarios_own(typed):
+    launches = _launches(typed, Asking(layers="auto"))
+    assert (launches.subject.good, launches.subject.items[0], launches.subject.items[-1]) == (1, 2, 12)
+    assert launches.subject.ordered
+    program = launches.spec(range(3)).program
+    assert program[program.index("--layers") + 1] == "4"
+
+
+def test_a_configuration_that_makes_no_launch_says_why(typed):
+    question = replace(typed, words=("fault_deadlock", "fault.layer=3"))
+    launches = _launches(question, Asking(layers="2:4"))
+    with pytest.raises(CannotLaunch, match=r"got 3; the model has layers 0-1"):
+        launches.spec(())
+    assert launches.spec((0, 1)).fault.layer == 3
+
+
+def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_environment(typed):
+    templates = parse_templates(["--gc-layers={layers}"], ["GC={range}"])
+    launches = _launches(_script(typed, "--steps", "3"), Asking(gc_range="0:8"), templates)
+    spec = launches.spec((4, 5))
+    assert spec.program == ("train.py", "--steps", "3", "--gc-layers=4,5")
+    assert dict(spec.env)["GC"] == "4:6"
+    assert launches.spec(()).program[-1] == "--gc-layers="
+    assert dict(launches.spec(()).env)["GC"] == "0:0"
+    with pytest.raises(CannotLaunch, match="are no range"):
+        launches.spec((1, 4))
+    assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
+
+
+def test_the_command_for_people_repeats_a_script_with_its_words(typed):
+    launches = _launches(_script(typed), Asking(seq_len="128:256"), parse_templates(["--seq={value}"], []))
+    assert launches.command(range(4), None) == "nsa-harness run --script train.py --ranks 2 -- --seq=132"
+
+
+def test_a_placeholder_that_nothing_fills_is_refused(typed):
+    script = _script(typed)
+    templates = parse_templates(["--gc={layer}"], [])
+    assert '{layer} is not filled here; did you mean "layers"?' in _refused(script, Asking(gc_range="0:8"), templates)
+    assert "has no placeholder" in _refused(script, Asking(gc_range="0:8"), parse_templates(["--gc"], []))
+    assert "Say --arg" in _refused(script, Asking(gc_range="0:8"))
+    assert "Say --arg" in _refused(script, Asking(any="batch=[1, 2]"))
+    with pytest.raises(UsageError, match="expected NAME=TEXT"):
+        parse_templates([], ["{layers}"])
+
+
+def test_numbers_have_a_threshold_and_words_are_a_set(typed):
+    script, templates = _script(typed), parse_templates(["--x={value}"], [])
+    numbers = _launches(script, Asking(any="batch=[1, 2, 4.5]"), templates)
+    assert (numbers.subject.form, numbers.subject.good) == (Form.VALUE, 1)
+    words = _launches(script, Asking(any="augment=[flip, crop]"), templates)
+    assert words.spec((0, 1)).program[-1] == "--x=flip,crop"
+    assert "expected KEY=[A, B, ...]" in _refused(script, Asking(any="batch=4"), templates)
+    assert "a value is given twice" in _refused(script, Asking(any="batch=[1, 1]"), templates)
+
+
+def test_two_files_are_told_apart_key_by_key(typed):
+    (typed.working_dir / "good.yaml").write_text("extends: base/ddp\ntrain: {steps: 2}\nrun: {env: {A: x}}\n")
+    (typed.working_dir / "bad.yaml").write_text(
+        "extends: base/ddp\nabout: other words\nmodel: {attention: vanilla}\ngc: {layers: all}\n"
+        "train: {steps: 3}\nrun: {env: {B: y}}\nlimits: {stall_s: 9}\n"
+    )
+    launches = _launches(replace(typed, words=()), Asking(set="good.yaml,bad.yaml"))
+    assert set(launches.subject.items) == {"model.attention", "gc.layers", "train.steps", "run.env.A", "run.env.B"}
+    everything = range(len(launches.subject.items))
+    assert dict(launches.spec(everything).env).get("A") is None
+    assert dict(launches.spec(everything).env)["B"] == "y"
+    assert dict(launches.spec(()).env) == {"A": "x"}
+    program = launches.spec(everything).program
+    assert program[program.index("--steps") + 1] == "3"
+
+
+def test_keys_that_mean_nothing_alone_travel_with_their_head(typed):
+    (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nparallel: {static_graph: true}\n")
+    (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nparallel: {wrapper: manual}\ntrain: {steps: 4}\n")
+    subject = _launches(replace(typed, words=()), Asking(set="good.yaml,bad.yaml")).subject
+    (group,) = subject.together
+    assert {subject.items[place] for place in group} == {"parallel.wrapper", "parallel.static_graph"}
+
+
+def test_two_equal_scenarios_are_no_question(typed):
+    (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nabout: a\n")
+    (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nabout: b\n")
+    assert "differ in no key" in _refused(replace(typed, words=()), Asking(set="good.yaml,bad.yaml"))
+    assert "--set names both scenarios itself" in _refused(typed, Asking(set="a,b"))
+
+
+def test_variables_are_left_unset_at_the_good_end(typed):
+    question = replace(typed, words=("gc_baseline_full", "run.env.A=1", "run.env.B=2"))
+    launches = _launches(question, Asking(env="auto"))
+    assert dict(launches.spec(()).env) == {}
+    assert dict(launches.spec((1,)).env) == {"B": "2"}
+    assert launches.command((0,), Path("p03/spec.json")) == "nsa-harness run p03/spec.json"
+    assert "C is not among them" in _refused(question, Asking(env="C"))
+
+
+def _git(repository: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repo"
+    root.mkdir()
+    _git(root, "init", "-q", "-b", "main")
+    _git(root, "config", "user.email", "a@b")
+    _git(root, "config", "user.name", "a")
+    for number in range(4):
+        (root / "train.py").write_text(f"print({number})\n")
+        _git(root, "add", ".")
+        _git(root, "commit", "-qm", f"version {number}")
+    return root
+
+
+def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_stays(repository):
+    question = Question(words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=()))
+    launches = _launches(question, Asking(commits="HEAD~3..HEAD"))
+    assert [label.split(" ", 1)[1] for label in launches.subject.labels] == ["version 1", "version 2", "version 3"]
+    with worktrees(repository, repository.parent / "trees") as trees:
+        launches.trees = trees
+        spec = launches.spec((0, 1))
+        assert (Path(spec.cwd) / "train.py").read_text() == "print(2)\n"
+        assert (repository / "train.py").read_text() == "print(3)\n"
+    assert not Path(spec.cwd).exists()
+    assert len(_git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_commits_that_are_none_or_no_ancestors_are_refused(repository):
+    with pytest.raises(UsageError, match="is no commit of the repository"):
+        commits_between(repository, "nothere", "HEAD")
+    with pytest.raises(UsageError, match="is no ancestor of"):
+        commits_between(repository, "HEAD", "HEAD~2")
+    with pytest.raises(UsageError, match="no commit lies between"):
+        commits_between(repository, "HEAD", "HEAD")
+    with pytest.raises(UsageError, match="is no commit of the repository"):
+        commits_between(repository, "--all", "HEAD")
