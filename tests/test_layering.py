@@ -26,11 +26,14 @@ MAY_IMPORT = {
     "cli": {"request", "run", "engine", "render", "supervisor", "core", "protocol", "package"},
     "probe": {"protocol"},
     "faults": {"protocol"},
+    "forked": {"protocol"},
 }
 GUESTS = ("probe", "faults")
 # The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
 DOOR = ("harness/probe/enter.py", "harness.faults.plant")
-TORCH_USERS = ("nsa", "probe", "faults")
+# A fork of the server guards its launch as every guardian does.
+GUARD = ("harness/forked/serving.py", "harness.supervisor.guardian")
+TORCH_USERS = ("nsa", "probe", "faults", "forked")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
@@ -114,7 +117,7 @@ def violations(path: Path, layer: str) -> list[str]:
     allowed = MAY_IMPORT[layer] | {layer} | (set() if layer in GUESTS else {"errors"})
     ours = [module for module in imported(path) if module.split(".")[0] in ("harness", "nsa")]
     found = [(name_of(path), module) for module in ours if layer_of(module) not in allowed]
-    return [f"{name} imports {module}" for name, module in found if (name, module) != DOOR]
+    return [f"{name} imports {module}" for name, module in found if (name, module) not in (DOOR, GUARD)]
 
 
 def test_every_module_belongs_to_a_known_layer() -> None:
@@ -156,6 +159,11 @@ def test_a_guest_in_a_rank_needs_only_the_standard_library_and_torch_late(path: 
     # sitecustomize chain-loads the next module of its own name.
     assert packages(path) - sys.stdlib_module_names <= {"torch", "harness", path.stem}
     assert "torch" not in {name.split(".")[0] for name in top_level(path)}, "importing torch is the program's choice"
+
+
+@pytest.mark.parametrize("path", of_layer("forked"), ids=name_of)
+def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_name(path: Path) -> None:
+    assert packages(path) - sys.stdlib_module_names <= {"harness", "_nsa_harness"}
 
 
 @pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/guardian.py"])

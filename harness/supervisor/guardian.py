@@ -79,9 +79,19 @@ class Guardian:
             return
         # Made here, not by the controller: whoever makes it must live to remove it.
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
-        output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            child = subprocess.Popen(
+            self.launcher = self.spawn()
+        except OSError as error:
+            self.say("failed", error=str(error))
+            return
+        self.say("started", pid=self.launcher, guardian=os.getpid())
+
+    def spawn(self) -> int:
+        """Start the launcher in a session of its own; its output goes to the attempt."""
+        with open(self.order["output"], "ab") as output:
+            # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be
+            # lost.
+            self.child = subprocess.Popen(
                 self.order["argv"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -90,14 +100,7 @@ class Guardian:
                 cwd=self.order["cwd"],
                 start_new_session=True,
             )
-        except OSError as error:
-            self.say("failed", error=str(error))
-            return
-        finally:
-            os.close(output)
-        # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
-        self.child, self.launcher = child, child.pid
-        self.say("started", pid=child.pid, guardian=os.getpid())
+        return self.child.pid
 
     def obey(self, command: dict[str, Any], poll: select.poll) -> bool:
         """False ends the guardian."""
@@ -274,11 +277,11 @@ def outlive_signals() -> None:
         signal.signal(number, lambda *_: None)  # not SIG_IGN: the run would inherit it
 
 
-def main() -> None:
+def main(kind: type[Guardian] = Guardian) -> None:
     outlive_signals()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     order = json.loads(first_line())
-    Guardian(order).serve()
+    kind(order).serve()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from harness import protocol
 from harness.core.plan import Fault, Launcher, RunSpec
@@ -36,7 +36,7 @@ def subject_path() -> Path:
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
     """The command that is launched. Without an attempt directory: as one would type it."""
-    if spec.launcher is Launcher.PLAIN:
+    if is_command(spec):
         return list(spec.program)
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
     return [
@@ -49,6 +49,21 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
         *logs,
         *spec.program,
     ]
+
+
+def is_command(spec: RunSpec) -> bool:
+    """The program is the whole command. torchrun is never given an interpreter, so neither is a fork in its place."""
+    forked_alone = spec.launcher is Launcher.FORK and spec.ranks == 1 and spec.program[0] == sys.executable
+    return spec.launcher is Launcher.PLAIN or forked_alone
+
+
+class Guardian(Protocol):
+    """The guardian's process, as far as it is spoken with."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class Job(Protocol):
@@ -69,7 +84,7 @@ class Job(Protocol):
 class Guarded:
     """A launched run: the guardian's process, and what it has said so far."""
 
-    guardian: subprocess.Popen[bytes]
+    guardian: Guardian
     origin_ns: int
     boards: Path
     tag: str
@@ -121,8 +136,17 @@ class Guarded:
         self.guardian, self.pending, self.lost = fresh, b"", False
 
 
-def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
-    """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once."""
+def launch(
+    spec: RunSpec,
+    attempt: AttemptDir,
+    probe: str,
+    devices: Sequence[int] | None = None,
+    start: Callable[[dict[str, Any]], Guardian] | None = None,
+) -> Guarded:
+    """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once.
+
+    `start` makes the guardian from its order; None: in an interpreter of its own.
+    """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     boards = boards_dir(tag)
     order = {
@@ -138,7 +162,7 @@ def launch(spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int
     }
     origin_ns = time.monotonic_ns()
     return Guarded(
-        guardian=start_guardian([str(_GUARDIAN)], order),
+        guardian=start(order) if start else start_guardian([str(_GUARDIAN)], order),
         origin_ns=origin_ns,
         boards=boards,
         tag=tag,
@@ -156,10 +180,14 @@ def start_guardian(program: Sequence[str], order: dict[str, Any]) -> subprocess.
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    give_order(guardian, order)
+    return guardian
+
+
+def give_order(guardian: Guardian, order: dict[str, Any]) -> None:
     assert guardian.stdin is not None
     guardian.stdin.write(json.dumps(order).encode() + b"\n")
     guardian.stdin.flush()
-    return guardian
 
 
 def boards_dir(tag: str) -> Path:
@@ -169,31 +197,41 @@ def boards_dir(tag: str) -> Path:
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:
+    declared = dict(spec.env)
+    shared = shared_environment(spec)
+    ours = {
+        **probe_environment(declared.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")), tag, boards, probe),
+        "NSA_OUT_DIR": str(attempt.path.resolve()),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
+        **({protocol.ENV_SOLO: "1"} if is_command(spec) and spec.ranks == 1 else {}),
+        **_fault(spec.fault),
+    }
+    return {**_nccl_dump(boards), **shared, **declared, **ours}
+
+
+def shared_environment(spec: RunSpec) -> dict[str, str]:
+    """What every launch of such a program finds, whatever it declares and wherever its attempt lies."""
     subject = str(subject_path()) in spec.program
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
     }
-    declared = dict(spec.env)
-    ours = {
-        **probe_environment(declared.get("PYTHONPATH", inherited.get("PYTHONPATH", "")), tag, boards, probe),
-        "NSA_OUT_DIR": str(attempt.path.resolve()),
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
-        **({protocol.ENV_SOLO: "1"} if spec.launcher is Launcher.PLAIN and spec.ranks == 1 else {}),
-        **_fault(spec.fault),
-    }
-    return {**_unbuffered(spec), **_nccl_dump(boards), **inherited, **declared, **ours}
+    return {**_unbuffered(spec), **inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
 
 
 def probe_environment(python_path: str, tag: str, boards: Path, probe: str) -> dict[str, str]:
     """What lets the probe into every Python process that inherits it; `python_path` is what it would have otherwise."""
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), python_path])),
+        "PYTHONPATH": _python_path(python_path),
         protocol.ENV_RUN: tag,
         protocol.ENV_BOARDS: str(boards),
         protocol.ENV_PROBE: probe,
     }
+
+
+def _python_path(python_path: str) -> str:
+    return os.pathsep.join(filter(None, [str(BOOTSTRAP), python_path]))
 
 
 def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:
@@ -224,5 +262,6 @@ def _fault(fault: Fault | None) -> dict[str, str]:
         "layer": fault.layer,
         "step": fault.step,
         "heals_s": fault.heals_s,
+        "when": None if fault.when is None else asdict(fault.when),
     }
     return {protocol.ENV_FAULT: json.dumps(facts)}

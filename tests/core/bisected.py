@@ -1,0 +1,91 @@
+"""Builders: questions, programs that fail by rule, and a probe that writes down what it was asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from random import Random
+
+from harness.core.bisect.answer import Answer, AnswerKind
+from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Round, Subset
+from harness.core.bisect.plan import find
+from harness.core.bisect.question import Question, QuestionKind
+
+GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs.GOOD, CountsAs.BAD, CountsAs.DIFFERENT, CountsAs.UNRESOLVED
+CONTROLS = {Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD}
+EDGES = {Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE}
+
+Rule = Callable[[Subset], CountsAs]
+
+
+def question(items: int, **changes: object) -> Question:
+    return Question(**{"kind": QuestionKind.SET, "items": items, **changes})  # type: ignore[arg-type]
+
+
+def ordered(items: int, **changes: object) -> Question:
+    return question(items, kind=QuestionKind.ORDERED, **changes)
+
+
+def needs(*culprits: Iterable[int]) -> Rule:
+    """Fails where all of one of the culprits is on."""
+    sets = [frozenset(culprit) for culprit in culprits]
+    return lambda subset: BAD if any(culprit <= subset for culprit in sets) else GOOD
+
+
+def at_least(count: int) -> Rule:
+    return lambda subset: BAD if len(subset) >= count else GOOD
+
+
+def unjudged(rule: Rule, *lengths: int, counts_as: CountsAs = UNRESOLVED) -> Rule:
+    """Sets of these lengths say nothing."""
+    return lambda subset: counts_as if len(subset) in lengths else rule(subset)
+
+
+def sometimes(rule: Rule, rate: float, seed: int, false_bad: float = 0.0) -> Rule:
+    random = Random(seed)
+    return lambda subset: BAD if random.random() < (rate if rule(subset) is BAD else false_bad) else GOOD
+
+
+class Asked:
+    """A probe that keeps its rounds."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self.rounds: list[Round] = []
+
+    def __call__(self, asked: Round) -> list[CountsAs]:
+        self.rounds.append(asked)
+        return [self._rule(subset) for subset in asked.subsets]
+
+    def count(self, *purposes: Purpose) -> int:
+        """Probes for these purposes; of all, if none is named."""
+        return sum(len(one.subsets) for one in self.rounds if not purposes or one.purpose in purposes)
+
+    def plan(self) -> int:
+        """Controls, search and shape tests, without proofs and controls asked again."""
+        return sum(len(one.subsets) for one in self.rounds if one.purpose not in PROOFS)
+
+    def search(self) -> int:
+        return self.plan() - self.count(*CONTROLS)
+
+    def by_purpose(self) -> Counter[Purpose]:
+        return Counter(one.purpose for one in self.rounds for _ in one.subsets)
+
+
+def bisected(asked: Question, rule: Rule) -> tuple[Answer, Asked]:
+    probe = Asked(rule)
+    return find(asked, probe), probe
+
+
+def named(members: Iterable[int]) -> tuple[AnswerKind, tuple[int, ...]]:
+    """How one culprit is told."""
+    items = tuple(sorted(members))
+    if len(items) == 1:
+        return AnswerKind.SINGLE, items
+    if items[-1] - items[0] + 1 == len(items):
+        return AnswerKind.RANGE, (items[0], items[-1] + 1)
+    return AnswerKind.SET, items
+
+
+def shown(answer: Answer) -> tuple[AnswerKind, tuple[int, ...]]:
+    return answer.kind, answer.items

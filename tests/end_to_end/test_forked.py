@@ -1,0 +1,305 @@
+"""A forked launch ends as a started one does: the same verdict, culprit, line, exit codes and numbers; nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.plan import Launcher, RunSpec
+from harness.core.report import Outcome
+from harness.run_one import run_one
+from harness.supervisor.fork_server import ForkServer, can_fork
+from harness.supervisor.machine import machine_facts
+from harness.supervisor.planning import Question, Script, planned
+from harness.supervisor.stored.rundir import AttemptDir, create_run
+from harness.supervisor.stored.stored_spec import load_spec
+
+from .conftest import PROGRAMS
+from .jobs import until
+
+PROGRAM = PROGRAMS / "forked.py"
+# What a program sees of its start and two starts never share; the imports of the server leave one filter behind.
+UNLIKE = ("drawn", "seed", "filters")
+
+
+class Undisturbed:
+    count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """One attempt and its files."""
+
+    outcome: Outcome
+    attempt: AttemptDir
+
+    @property
+    def spec(self) -> RunSpec:
+        return load_spec(self.attempt.spec)
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        (path,) = self.attempt.evidence.glob("*.json")
+        evidence: dict[str, Any] = json.loads(path.read_text())
+        return evidence
+
+    @property
+    def ends(self) -> list[Any]:
+        """Exit codes, the launcher's last, and what each rank computed and raised."""
+        ranks = [
+            (
+                one["exit"]["status"],
+                one["last_loss"],
+                one["raised"] and (one["raised"]["type"], one["raised"]["frames"]),
+            )
+            for one in self.evidence["ranks"]
+        ]
+        return [*ranks, self.evidence["launcher"]["status"]]
+
+    @property
+    def told(self) -> list[Any]:
+        found = [(one.code, one.claim, one.ranks, one.place) for one in self.outcome.findings]
+        return [self.outcome.verdict.status, self.outcome.verdict.cause, self.outcome.verdict.kind, found]
+
+    def said(self, word: str) -> list[str]:
+        lines = self.attempt.output.read_text().splitlines()
+        return sorted(line for line in lines if re.match(rf"(\[rank\d\] )?{word} ", line))
+
+
+@dataclass(kw_only=True)
+class Launches:
+    """Attempts in one run directory, each forked from the same server or started anew."""
+
+    home: Path
+    server: ForkServer
+
+    def launch(self, spec: RunSpec, launcher: Launcher | None, name: str) -> Done:
+        attempt = AttemptDir(self.home / name)
+        outcome = run_one(
+            replace(spec, launcher=launcher or spec.launcher),
+            attempt,
+            number=1,
+            probe="full",
+            facts=machine_facts(),
+            tell=lambda _: None,
+            interruption=Undisturbed(),
+            server=self.server,
+        )
+        return Done(outcome=outcome, attempt=attempt)
+
+    def both(self, spec: RunSpec, name: str) -> tuple[Done, Done]:
+        """Started anew, and forked."""
+        anew, forked = self.launch(spec, None, f"{name}-anew"), self.launch(spec, Launcher.FORK, f"{name}-forked")
+        assert forked.spec.launcher is Launcher.FORK, forked.spec.notes
+        return anew, forked
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launches]:
+    with ForkServer() as server:
+        yield Launches(home=create_run(tmp_path_factory.mktemp("forked")).path, server=server)
+
+
+def script(way: str, *overrides: str) -> RunSpec:
+    return only(planned(question(*overrides, script=Script(file=str(PROGRAM), ranks=2, args=(way,))), machine_facts()))
+
+
+def scenario(*words: str) -> RunSpec:
+    return only(planned(question(*words), machine_facts()))
+
+
+def question(*words: str, script: Script | None = None) -> Question:
+    return Question(words=words, script=script, working_dir=Path.cwd(), environ={})
+
+
+def only(plan: Any) -> RunSpec:
+    (spec,) = plan.specs
+    assert isinstance(spec, RunSpec)
+    return spec
+
+
+def test_a_scenario_that_passes_computes_the_same_numbers(launches: Launches) -> None:
+    anew, forked = launches.both(scenario("ddp_onestep"), "ddp_onestep")
+    assert forked.told == anew.told
+    assert forked.ends == anew.ends
+    assert forked.outcome.metrics["loss_last"] == anew.outcome.metrics["loss_last"]
+    assert len(forked.outcome.artifacts) == len(anew.outcome.artifacts)
+
+
+def test_a_hang_has_the_same_proof_and_line(launches: Launches) -> None:
+    anew, forked = launches.both(scenario("fault_deadlock", "limits.stall_s=2"), "fault_deadlock")
+    assert anew.outcome.verdict.status == "HANG"
+    assert forked.told == anew.told
+
+
+@pytest.mark.parametrize("way", ["raises", *(pytest.param(way, marks=pytest.mark.slow) for way in ("exit3", "words"))])
+def test_a_rank_that_fails_is_blamed_for_the_same_line(launches: Launches, way: str) -> None:
+    anew, forked = launches.both(script(way), way)
+    assert anew.outcome.verdict.status == "FAIL"
+    assert forked.told == anew.told
+    assert forked.ends == anew.ends
+
+
+@pytest.mark.parametrize("way", ["os_exit", "abort"])
+@pytest.mark.slow
+def test_a_rank_that_leaves_at_once_is_blamed_for_the_same_line(launches: Launches, way: str) -> None:
+    anew, forked = launches.both(script(way), way)
+    assert forked.told[:2] == anew.told[:2]
+    assert [end[0] for end in forked.ends[:-1]][1] == [end[0] for end in anew.ends[:-1]][1]
+
+
+@pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_of_a_loader_load_the_same(launches: Launches, way: str) -> None:
+    anew, forked = launches.both(script(way), way)
+    assert forked.said("LOADED") == anew.said("LOADED") != []
+    assert forked.ends == anew.ends
+
+
+def test_a_forked_rank_sees_nothing_of_the_server(launches: Launches) -> None:
+    anew, forked = ([json.loads(line.partition("FACTS ")[2]) for line in one.said("FACTS")] for one in facts(launches))
+    assert len(forked) == 2
+    for one, other in zip(anew, forked, strict=True):
+        assert {k: v for k, v in other.items() if k not in UNLIKE} == {k: v for k, v in one.items() if k not in UNLIKE}
+    first, second = forked
+    assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
+    assert first["seed"] != second["seed"]
+
+
+def facts(launches: Launches) -> tuple[Done, Done]:
+    return launches.both(script("facts"), "facts")
+
+
+def test_a_program_may_close_files_take_signals_and_fork_itself(launches: Launches) -> None:
+    anew, forked = launches.both(script("ways"), "ways")
+    assert forked.said("DID") == anew.said("DID") != []
+    assert forked.outcome.verdict.status == "PASS"
+
+
+def test_one_process_without_torchrun_is_forked_as_well(launches: Launches) -> None:
+    anew, forked = launches.both(scenario("single_no_gc"), "alone")
+    assert anew.spec.launcher is Launcher.PLAIN
+    assert forked.told == anew.told
+    assert forked.ends == anew.ends
+
+
+def test_two_at_once_do_not_disturb_each_other(launches: Launches) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(launches.launch, script("fork"), Launcher.FORK, f"side{n}") for n in range(2)]
+    first, second = (one.result() for one in made)
+    assert (first.ends, first.outcome.verdict.status) == (second.ends, "PASS")
+    assert {first.spec.launcher, second.spec.launcher} == {Launcher.FORK}
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_many_in_a_row_leave_nothing_behind(launches: Launches, count: int) -> None:
+    spec = script("raises")
+    launches.launch(spec, Launcher.FORK, f"first{count}")
+    ours = psutil.Process()
+    before = held(ours)
+    for number in range(count):
+        assert launches.launch(spec, Launcher.FORK, f"row{count}-{number}").spec.launcher is Launcher.FORK
+    until(lambda: held(ours) == before, "the processes and files of the launches are gone")
+    assert [path.name for path in Path("/dev/shm").glob(f"nsa-harness-{launches.home.name}*")] == []
+
+
+def held(process: psutil.Process) -> list[Any]:
+    """Open files of this process and of its servers, and how many processes there are below, zombies too."""
+    family = [process, *process.children(recursive=True)]
+    return [(one.pid, one.num_fds()) for one in family]
+
+
+CONTROLLER = """
+import sys
+from tests.end_to_end.test_forked import *
+with ForkServer() as server:
+    Launches(home=Path(sys.argv[1]), server=server).launch(scenario("fault_deadlock"), Launcher.FORK, "killed")
+"""
+
+
+def test_nothing_outlives_a_controller_that_is_killed(tmp_path: Path) -> None:
+    home = create_run(tmp_path).path
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", CONTROLLER, str(home)]
+    controller = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    heartbeat = home / "killed" / "heartbeat_rank0.jsonl"
+    until(lambda: heartbeat.exists() and heartbeat.read_text() != "", "rank 0 trains", limit_s=200)
+    server = psutil.Process(controller.pid).children()
+    family = psutil.Process(controller.pid).children(recursive=True)
+    assert len(server) == 1
+    assert len(family) >= 5  # server, guardian, agent, two ranks
+    os.kill(controller.pid, signal.SIGKILL)
+    controller.wait()
+    until(lambda: not any(one.is_running() for one in family), "every process is gone")
+    assert (home / "killed" / "interrupted").exists()
+    assert list(Path("/dev/shm").glob(f"nsa-harness-{home.name}*")) == []
+
+
+def test_what_cannot_be_forked_is_started_anew_and_says_so(launches: Launches) -> None:
+    spec = replace(script("raises"), env=(("TORCH_LOGS", "-all"),))
+    done = launches.launch(spec, Launcher.FORK, "declared")
+    assert done.spec.launcher is Launcher.TORCHRUN
+    assert done.spec.notes[-1] == "launched anew, not forked: TORCH_LOGS is read when a program starts"
+    assert done.outcome.verdict.cause == "exception"
+
+
+def test_a_launch_goes_on_when_the_server_was_killed(tmp_path: Path) -> None:
+    with ForkServer() as server:
+        launches = Launches(home=create_run(tmp_path).path, server=server)
+        spec = script("raises")
+        others = psutil.Process().children()
+        server.settled(replace(spec, launcher=Launcher.FORK))
+        (process,) = (one for one in psutil.Process().children() if one not in others)
+        process.kill()
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the server is gone")
+        done = launches.launch(spec, Launcher.FORK, "without")
+    assert done.outcome.verdict.cause == "exception"
+    assert [one["what"] for one in done.evidence["trouble"]] == ["fork"]
+
+
+def test_a_stored_spec_that_was_forked_is_repeated_by_torchrun(launches: Launches) -> None:
+    forked = launches.launch(script("raises"), Launcher.FORK, "stored")
+    assert "-m torch.distributed.run --standalone --nproc-per-node=2" in forked.attempt.command.read_text()
+    again = Launches(home=launches.home, server=None).launch(forked.spec, None, "again")  # type: ignore[arg-type]
+    assert again.spec.launcher is Launcher.TORCHRUN
+    assert again.told == forked.told
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device": "cuda"}, "device cuda"),
+        ({"backend": "nccl"}, "backend nccl"),
+        ({"env": (("OMP_NUM_THREADS", "2"),)}, "OMP_NUM_THREADS"),
+        ({"launcher": Launcher.PLAIN, "program": ("bash", "run.sh")}, "command of the user's own"),
+        ({"program": ("train.sh",)}, "train.sh"),
+    ],
+)
+def test_a_spec_that_a_fork_would_change_says_why(change: dict[str, Any], why: str) -> None:
+    assert why in (can_fork(replace(script("raises"), **change)) or "")
+    assert can_fork(script("raises")) is None
+
+
+def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_forked(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import os\nos.environ.setdefault('OMP_NUM_THREADS', '2')\nimport torch\n")
+    why = can_fork(replace(script("raises"), program=(str(file),)))
+    assert why == "train.py sets OMP_NUM_THREADS, which is read when torch is imported"
+
+
+def test_a_file_that_shadows_an_imported_module_is_not_forked(launches: Launches, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import queue\n")
+    (tmp_path / "queue.py").write_text("")
+    asked = replace(script("raises"), program=(str(tmp_path / "train.py"),), launcher=Launcher.FORK)
+    assert "queue.py stands where a module" in launches.server.settled(asked).notes[-1]
