@@ -138,6 +138,7 @@ FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
 FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward: "3 ValueError run.py:30:forward"
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 STEPPED_JOIN = " < "
+FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above
 FACT_UNFED = "checkpoint without gradient"  # the user's line that gave a reentrant checkpoint no input with a gradient
 FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
 NODES_LIMIT = 50_000

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from harness.core.compared.deeper_runs import with_deeper_runs
 from harness.core.compared.flakiness import with_flakiness
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import Outcome, Report, exit_code
+from harness.errors import HarnessError
 from harness.render.events import Events
 from harness.render.listener import Listener
 from harness.render.terminal import Terminal
@@ -90,7 +92,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     from harness.core.told.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
-    report = report_of(run, record, [*_judged(run), *skips])
+    report = report_of(run, record, [*_judged_apart(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report)
     if json:
@@ -125,6 +127,21 @@ def _judged(run: RunDir) -> list[Outcome]:
     from harness.run_judge import judge_stored
 
     return [judge_stored(attempt) for attempt in run.attempts()]
+
+
+def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
+    """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
+    from harness.run_judge import judge_stored, log_fault, not_judged
+
+    outcomes = []
+    for attempt in run.attempts():
+        try:
+            outcomes.append(judge_stored(attempt))
+        except Exception as error:
+            outcomes.append(not_judged(attempt, record.plan, error))
+            if not isinstance(error, HarnessError):
+                log_fault(run, f"{attempt.path.name} could not be judged:\n{traceback.format_exc()}")
+    return outcomes
 
 
 def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from harness.core.bisect.told import BisectTold
@@ -35,10 +36,16 @@ def write_documents(run: RunDir, report: Report, search: BisectTold | None = Non
             write_document(path, render())
         except Exception as error:
             failed.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
-            with run.log.open("a") as log:
-                log.write(f"{path.name} could not be written:\n")
-                traceback.print_exc(file=log)
+            log_fault(run, f"{path.name} could not be written:\n{traceback.format_exc()}")
     return tuple(failed)
+
+
+def log_fault(run: RunDir, text: str) -> None:
+    """Not through a link or into a pipe: a stored run may come from somebody else."""
+    if run.log.is_symlink() or (run.log.exists() and not run.log.is_file()):
+        return
+    with suppress(OSError), run.log.open("a", encoding="utf-8", errors="backslashreplace") as log:
+        log.write(text)
 
 
 def _gathered(run: RunDir, report: Report, what: str) -> str:

@@ -89,9 +89,7 @@ class Guardian:
     def spawn(self) -> int:
         """Start the launcher in a session of its own; its output goes to the attempt."""
         with open(self.order["output"], "ab") as output:
-            # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be
-            # lost.
-            self.child = subprocess.Popen(
+            child = subprocess.Popen(
                 self.order["argv"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -100,7 +98,9 @@ class Guardian:
                 cwd=self.order["cwd"],
                 start_new_session=True,
             )
-        return self.child.pid
+        # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
+        self.child = child
+        return child.pid
 
     def obey(self, command: dict[str, Any], poll: select.poll) -> bool:
         """False ends the guardian."""

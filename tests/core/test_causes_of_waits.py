@@ -155,7 +155,7 @@ def test_two_receives_that_wait_for_each_other_are_named_both_with_their_lines()
         "p2p_unmatched",
         (0, 1),
         "no rank makes the other half of a transfer: rank 0 waits in recv from rank 1 at ada/train.py:40, and rank 1"
-        " waits in recv from rank 0 at ada/train.py:40",
+        " waits in recv from rank 0 at ada/train.py:40; which of them is wrong the run does not show",
     )
 
 
@@ -174,7 +174,8 @@ def test_a_key_that_nobody_sets_is_named() -> None:
     assert told(unset_key()) == (
         "store_key_missing",
         (0,),
-        "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too",
+        "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too; who"
+        " should have set it the run does not show",
     )
 
 
@@ -226,6 +227,19 @@ def test_a_worker_that_reads_for_too_long_is_named_as_likely() -> None:
 def test_a_forked_child_with_a_held_lock_is_named_with_the_childs_line() -> None:
     found = main_finding(forked())
     assert (found.code, found.ranks, found.place and found.place.line) == ("fork_lock", (0,), 50)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": "python -c from multiprocessing.spawn import spawn_main"},
+        {"target": "/dev/shm/sem.mp-1", "held_by": (100,)},
+    ],
+    ids=["another program", "a semaphore of several processes"],
+)
+def test_a_child_that_inherited_no_lock_is_not_said_to_have_been_forked_with_one(changes: dict[str, Any]) -> None:
+    found = main_finding(stalled(rank("wait4", child(300, **changes), held_by=(300,))))
+    assert found.code == "blocked_io"
 
 
 def test_a_stopped_child_is_named_by_its_number() -> None:

@@ -189,7 +189,8 @@ def test_an_endless_loop_is_named_with_the_users_line_that_most_samples_show() -
     found = main(spinning(39, user=50))
     assert short(found) == ("infinite_loop", (0,), line(50), ())
     assert found.claim == (
-        "rank 0 computes without end in step at ada/train.py:50: only line 39 in every sample, no mark, no step"
+        "rank 0 computes without end in step at ada/train.py:50: only line 39 in every sample, no mark, no step;"
+        " or a call of that line does not return"
     )
 
 
@@ -234,6 +235,29 @@ def test_a_run_at_its_deadline_that_was_seen_at_work_only_now_and_then_is_not_su
     found = main(deadline(rank_evidence(1), samples=samples))
     assert (found.code, found.confidence) == ("slow", 0.5)
     assert found.claim.endswith(", at work in only 1 of 9 samples")
+
+
+@pytest.mark.parametrize(("last_s", "confidence"), [(11.0, 0.9), (10.0, 0.75)], ids=["as the others", "longer"])
+def test_only_a_run_whose_steps_follow_each_other_is_surely_slow(last_s: float, confidence: float) -> None:
+    """Steps of 4 s each; 20 or 21 s after the last one the run is ended."""
+    working = board(mark("forward", step=4), steps_s=((1, last_s - 8), (2, last_s - 4), (3, last_s)))
+    samples = tuple(sample(0, user=frame(39)) for _ in range(4))
+    assert main(deadline(rank_evidence(0, board=working), samples=samples)).confidence == confidence
+
+
+def test_of_a_run_that_may_be_in_its_first_step_for_ever_slow_is_only_likely() -> None:
+    found = main(deadline(rank_evidence(0, board=board()), samples=tuple(sample(0, user=frame(39)) for _ in range(4))))
+    assert (found.code, found.confidence) == ("slow", 0.75)
+
+
+def test_at_a_deadline_at_which_nobody_works_the_rank_that_all_others_wait_for_is_named() -> None:
+    asleep = process(101, tasks=(task(101, syscall="clock_nanosleep", timed=True),))
+    looks = stalled(in_all_reduce(0, collective(6)), rank_snapshot(1, frame(70), process=asleep))
+    found = main(replace(looks, ending=Ending.DEADLINE))
+    assert (found.code, found.ranks, found.confidence) == ("slow", (1,), 0.5)
+    assert found.claim.endswith(
+        "; rank 1 stands in a sleep in step at ada/train.py:70, which may yet end, and all others wait for it"
+    )
 
 
 def test_a_slow_run_without_samples_names_nobody() -> None:

@@ -355,7 +355,7 @@ def test_groups_taken_in_opposite_order_are_a_deadlock_of_both_ranks() -> None:
     assert found.findings[0].claim == (
         "2 ranks wait for each other in different groups in step 3: rank 0 waits in all_reduce #2 of group 1"
         " (4 elements) at ada/train.py:37 for rank 1, rank 1 waits in all_reduce #2 of group 2 (4 elements) at"
-        " ada/train.py:37 for rank 0"
+        " ada/train.py:37 for rank 0; which of them is wrong the run does not show"
     )
     assert found.culprit is not None
     assert (found.culprit.ranks, found.culprit.step) == ((0, 1), 3)

@@ -236,3 +236,50 @@ def test_a_rank_that_compiles_is_told_from_one_that_loops() -> None:
         rank_snapshot(0, frame(1, file=f"{SITE}/sympy/core.py"), compiler, process=process(cpu_s=s)) for s in (1.0, 3.0)
     ]
     assert stands(looks[1], before=looks[0]).kind is WaitKind.COMPILE
+
+
+# Semaphores of several processes.
+
+SEMAPHORE = "/dev/shm/sem.mp-1 (deleted)"
+FETCHING, IDLE = (frame(31), FETCH, WORKER), (INDICES, WORKER)
+
+
+def slots(*held_by: int, others: tuple[Process, ...] = (), lines: Any = None, **changes: Any) -> Wait:
+    """A worker, 300, waits for a semaphore that these processes have in their memory too."""
+    worker = child(300, target=SEMAPHORE, held_by=held_by, **changes)
+    return stands(rank("poll", worker, *others, line=LOADER, lines={300: FETCHING, **(lines or {})}))
+
+
+def test_a_semaphore_that_only_those_who_wait_for_it_share_never_comes() -> None:
+    wait = slots(100)
+    assert (wait.kind, wait.closed) == (WaitKind.LOADER, True)
+    assert wait.child is not None
+    assert (wait.child.kind, wait.child.target) == (WaitKind.LOCK, SEMAPHORE)
+    assert slots().closed is True, "nobody else has it at all"
+
+
+def test_a_worker_without_orders_gives_no_semaphore_back_and_one_at_work_may() -> None:
+    idle = child(301, "poll", timed=True)
+    assert slots(100, 301, others=(idle,), lines={301: IDLE}).closed is True
+    reading = child(301, "read", target="/data")
+    worker = slots(100, 301, others=(reading,), lines={301: FETCHING}).child
+    assert worker is not None
+    assert (worker.pid, worker.closed) == (300, False)
+
+
+@pytest.mark.parametrize("changes", [{"held_by": (999,)}, {"held_by": None}, {"timed": True}])
+def test_a_semaphore_that_a_stranger_shares_or_that_is_waited_for_with_a_limit_is_open(changes: dict[str, Any]) -> None:
+    worker = child(300, **{"target": SEMAPHORE, "held_by": (100,), **changes})
+    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).closed is False
+
+
+def test_a_semaphore_is_waited_for_while_a_process_below_computes() -> None:
+    worker = child(301, "futex", cpu_s=9.0)
+    now = rank("futex", worker, target=SEMAPHORE, held_by=(301,), timed=False)
+    before = rank("futex", child(301, "futex"), target=SEMAPHORE, held_by=(301,), timed=False)
+    assert stands(now, before=before).motion is Motion.MOVING
+
+
+def test_of_so_many_sharers_that_not_all_are_named_none_is_left_out() -> None:
+    worker = child(300, target=SEMAPHORE, held_by=(100,) * 16)
+    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).closed is False

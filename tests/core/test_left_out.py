@@ -28,7 +28,7 @@ from harness.core.observed.evidence import Board, Collective, Evidence
 from harness.core.observed.marks import Call, Caught
 from harness.core.parted.divergence import Divergence, Track, analyse
 from harness.core.parted.ledger import first_skipped
-from harness.core.parted.order import added, first_departure, turned, went_ahead
+from harness.core.parted.order import added, first_departure, other_partner, turned, went_ahead
 from harness.core.parted.pace import GivenUp, OtherPace, given_up, other_pace
 from harness.core.parted.unlike import first_unlike
 from harness.core.place import Place
@@ -368,6 +368,76 @@ def test_the_rank_that_left_out_its_half_of_a_transfer_is_blamed_and_not_the_one
     found = main(unmatched(SEND, MEET, SEND, MEET, MEET))
     assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (0,), line(30), 0.9)
     assert found.claim.endswith("; rank 0 left out send at ada/train.py:30 in its round")
+
+
+def partners(*peers: int, rank: int) -> Board:
+    calls = [call(number, "recv", place=line(31), peer=peer) for number, peer in enumerate(peers, start=1)]
+    return board(calls=(*calls[:-1], replace(calls[-1], left_s=None)), rank=rank)
+
+
+def test_the_rank_whose_transfer_turned_to_another_partner_is_blamed() -> None:
+    boards = (partners(2, 2, 2, rank=0), partners(0, 0, 0, rank=1), partners(1, 1, 0, rank=2))
+    leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    looks = tuple(rank_snapshot(rank, leaf, frame(31), board=one) for rank, one in enumerate(boards))
+    found = main(stalled(*looks, ranks=tuple(rank_evidence(rank, board=one) for rank, one in enumerate(boards))))
+    assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (2,), line(31), 0.9)
+    assert found.claim.endswith("; rank 2 had another partner each time before in recv at ada/train.py:31")
+
+
+@pytest.mark.parametrize("peers", [(1, 1, 1), (1, 0, 2), (1, 0)], ids=["the same", "each round another", "only once"])
+def test_a_partner_that_was_never_the_usual_one_proves_nothing(peers: tuple[int, ...]) -> None:
+    assert other_partner(partners(*peers, rank=2)) is None
+
+
+def gathers(*sizes: int) -> Board:
+    """A step without them before; all are called from one line."""
+    first = call(1, "all_reduce", place=line(50), step=1)
+    made = [
+        call(number, "all_gather", place=line(12), step=2, position=number, elements=size)
+        for number, size in enumerate(sizes, start=2)
+    ]
+    return board(calls=(first, *made[:-1], replace(made[-1], left_s=None)))
+
+
+@pytest.mark.parametrize(
+    ("of_rank_0", "of_rank_1", "differ"),
+    [((8, 8, 8), (8, 8, 4), (1,)), ((8, 4, 8), (8, 4, 2), (0, 1)), ((8, 8), (8, 4), (0, 1))],
+    ids=["one size each time before", "sizes change there", "seen once before"],
+)
+def test_who_gave_another_size_is_told_by_its_line_before_where_that_had_one_size(
+    of_rank_0: tuple[int, ...], of_rank_1: tuple[int, ...], differ: tuple[int, ...]
+) -> None:
+    found = first_unlike({0: gathers(*of_rank_0), 1: gathers(*of_rank_1)}, "gloo")
+    assert found is not None
+    assert (found.kind, found.differ) == ("shape", differ)
+
+
+def test_a_rank_that_caught_an_exception_and_passed_a_call_in_that_step_swallowed_it() -> None:
+    def hung(*of_rank_0: Caught) -> Finding:
+        error = Caught(step=2, type="ValueError", place=line(31, "loss"))
+        sync = call(1, "all_reduce", place=line(48), step=2, position=5, left_s=None)
+        other = call(1, "all_reduce", place=line(48), step=3, position=5, left_s=None)
+        boards = (
+            board(mark("backward", step=2, position=5), calls=(sync,), caught=of_rank_0),
+            board(mark("backward", step=3, position=5), calls=(other,), caught=(error,)),
+        )
+        looks = [
+            replace(in_all_reduce(rank, collective(6, ("all_reduce", "broadcast")[rank])), board=one)
+            for rank, one in enumerate(boards)
+        ]
+        return main(stalled(*looks, ranks=tuple(rank_evidence(rank, board=one) for rank, one in enumerate(boards))))
+
+    found = hung()
+    assert (found.code, found.ranks, found.place, found.confidence) == (
+        "swallowed_exception",
+        (1,),
+        line(31, "loss"),
+        0.85,
+    )
+    assert found.claim.startswith(
+        "rank 1 raised ValueError at ada/train.py:31 in step 2, caught it and went on without"
+    )
+    assert hung(Caught(step=1, type="ValueError", place=line(31))).code == "rank_conditional_collective"
 
 
 def test_without_rounds_before_the_rank_that_waits_is_named_as_likely() -> None:

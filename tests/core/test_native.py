@@ -151,3 +151,24 @@ def test_a_python_loop_that_calls_small_c_functions_is_no_native_one() -> None:
 def test_a_c_function_that_keeps_the_lock_is_known_by_the_silence_of_the_beat() -> None:
     assert cause_of(spinning(*QSORT, gil=True, beat_s=80.0))[0] == "native_busy_loop"
     assert cause_of(spinning(*QSORT, gil=True))[0] == "infinite_loop", "without a beat nobody knows"
+
+
+def silent_at(beat_s: float | None, *native: str, gil: bool = True, lines: int = 1) -> str:
+    seen = spinning(*native, gil=gil, beat_s=beat_s, lines=lines)
+    return cause_of(seen)[0]
+
+
+def test_a_function_of_the_interpreter_that_keeps_its_lock_is_no_loop_in_python() -> None:
+    search = ("sre_ucs1_match (libpython3.11.so.1.0)", "pattern_match (libpython3.11.so.1.0)")
+    assert silent_at(9.0, *search) == "gil_held_native"
+    assert silent_at(9.0) == "gil_held_native", "the silence of the beat alone shows it"
+    code, claim = cause_of(spinning(*search, gil=True, beat_s=9.0))
+    assert code == "gil_held_native"
+    assert claim.startswith("rank 0 computes without end in native code (")
+
+
+def test_a_beat_that_was_heard_while_the_samples_were_taken_shows_a_loop_in_python() -> None:
+    assert silent_at(80.0) == "infinite_loop"
+    assert silent_at(None) == "infinite_loop"
+    assert silent_at(9.0, lines=2) == "infinite_loop"
+    assert silent_at(9.0, gil=False) == "infinite_loop"

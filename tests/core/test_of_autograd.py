@@ -313,6 +313,29 @@ def test_whoever_stands_before_the_line_of_the_optimizer_is_in_the_next_step(
     assert found.culprit.step == step
 
 
+def test_whoever_called_exit_before_the_line_of_the_optimizer_left_in_the_next_step() -> None:
+    left_from = (frame(18, function="spend", file="budget.py"), frame(17, function="main", file="train.py"))
+    at = board(mark("step", "SGD", step=3), steps_s=((3, 4.0),), stepped_from=LOOP, left_from=left_from)
+    found = diagnosed(rank_evidence(0, exit=ended(0, 3), board=at))
+    assert (found.cause, found.culprit and found.culprit.step) == ("bad_exit", 4)
+
+
+def test_a_step_without_a_mark_of_its_beginning_has_the_number_it_was_done_with() -> None:
+    at = board(mark("step", "SGD", step=2), steps_s=((2, 3.0), (3, 4.0)), stepped_from=LOOP)
+    error = raised(0, frames=(frame(17, function="main"),))
+    found = diagnosed(rank_evidence(0, exit=ended(0, 1), raised=error, board=at))
+    assert found.culprit is not None
+    assert found.culprit.step == 4
+
+
+def test_a_backward_pass_that_no_parameter_leads_to_is_no_gradient() -> None:
+    words = "element 0 of tensors does not require grad and does not have a grad_fn"
+    found = diagnosed(
+        *(rank_evidence(rank, exit=ended(rank, 1), raised=raised(rank, message=words)) for rank in (0, 1))
+    )
+    assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == ("no_gradient", (0, 1), 0.85)
+
+
 def test_whoever_has_begun_a_batch_is_in_the_step_that_the_board_says() -> None:
     at = board(mark("forward", "net", step=4), steps_s=((3, 4.0),), stepped_from=LOOP)
     found = diagnosed(

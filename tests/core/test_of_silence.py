@@ -160,6 +160,19 @@ def test_memory_that_grows_with_each_step_to_the_end_is_told_with_its_slope() ->
     )
 
 
+FEWER = range(1, 26)
+
+
+def test_of_a_short_run_more_growth_and_no_pause_in_it_is_asked() -> None:
+    leaking = memory({step: 200.0 + 20 * step for step in FEWER})
+    little = memory({step: 2000.0 + 20 * step for step in FEWER})
+    pausing = memory({step: 200.0 + 40 * (step // 2) for step in FEWER})
+    assert found(of_silence.memory_growth, rank(0, leaking)).ranks == (0,)
+    assert found(of_silence.memory_growth, rank(0, little)) is None
+    assert found(of_silence.memory_growth, rank(0, pausing)) is None
+    assert found(of_silence.memory_growth, rank(0, memory({step: 20.0 * step for step in range(1, 20)}))) is None
+
+
 def test_memory_of_the_gpu_counts_as_well() -> None:
     looks = memory(dict.fromkeys(STEPS, 250.0), {step: 100 + step for step in STEPS})
     assert found(of_silence.memory_growth, rank(0, looks)).claim.startswith("the GPU memory of rank 0 grows by 1.0 MiB")

@@ -46,6 +46,9 @@ def test_the_line_that_leaves_is_known_whoever_leaves_on_its_behalf(
     assert rank.status == status
     assert seen is not None
     assert (seen.file, seen.line, seen.function) == (str(path), 6, function)
+    left_from = Boards(tmp_path / "boards").board(rank.pid).left_from
+    assert [(one.file, one.line) for one in left_from[:1]] == [("train.py", 6)]
+    assert left_from[-1].function == "<module>"
 
 
 def test_a_child_and_another_thread_leave_without_a_word_of_the_rank(tmp_path: Path) -> None:

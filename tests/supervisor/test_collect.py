@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ from harness.core.observed.traces import RankTraces
 from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
 from harness.core.trouble import Trouble
-from harness.errors import HarnessError
 from harness.run_judge import judge_attempt
 from harness.supervisor.stored.collect import collect
 from harness.supervisor.stored.reported import foreign_metrics
@@ -64,6 +61,7 @@ def test_a_recorded_run_is_judged_again_to_the_same_verdict(case: str, tmp_path:
         "line": place.line if place else None,
         "module": place.module if place else None,
         "trouble": [one.what for one in outcome.trouble],
+        "silent": [[one.code, list(one.ranks)] for one in outcome.findings if outcome.verdict.status is Status.PASS],
     } == json.loads((STORED / case / "expected.json").read_text())
 
 
@@ -94,48 +92,6 @@ def test_a_verdict_is_not_lost_where_no_way_to_repeat_it_can_be_made(
     assert [one.absent for one in outcome.artifacts if one.path == "repro"] == [
         "it could not be made: ValueError: planted"
     ]
-
-
-def damages(data: bytes, source: random.Random) -> Iterator[bytes]:
-    """Cut short, written over with noise, and one byte changed: each at a few places."""
-    for _ in range(2):
-        place = source.randrange(len(data) + 1)
-        yield data[:place]
-        yield data[:place] + source.randbytes(8) + data[place + 8 :]
-        yield data[:place] + bytes([source.choice(b'0129,:"[]{}naNE-')]) + data[place + 1 :]
-    yield b""
-    yield b"[" * 100_000 + b"\n" + data
-
-
-def judged_or_refused(attempt: AttemptDir) -> str:
-    """The status, or the file that a clear error names. Any other exception is the test's."""
-    try:
-        return judged(attempt).verdict.status
-    except HarnessError as error:
-        return f"{Path(str(error).partition(':')[0]).name}: refused"
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", STORED_CASES)
-def test_a_damaged_run_is_still_judged_or_refused_with_one_clear_error(case: str, tmp_path: Path) -> None:
-    attempt = unpack(case, tmp_path / case)
-    source = random.Random(case)
-    for path in sorted(path for path in attempt.path.rglob("*") if path.is_file()):
-        whole = path.read_bytes()
-        for damaged in damages(whole, source):
-            path.write_bytes(damaged)
-            assert judged_or_refused(attempt) in (*Status, "spec.json: refused"), path
-        path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("case", STORED_CASES)
-def test_a_file_that_is_missing_is_no_reason_to_fail(case: str, tmp_path: Path) -> None:
-    attempt = unpack(case, tmp_path / case)
-    for path in sorted(path for path in attempt.path.rglob("*") if path.is_file() and path.name != "spec.json"):
-        whole = path.read_bytes()
-        path.unlink()
-        assert judged(attempt).verdict.status in Status, path
-        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("case", STORED_CASES)

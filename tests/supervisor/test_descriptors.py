@@ -194,3 +194,24 @@ def test_whoever_was_not_read_in_time_may_hold_the_other_end(monkeypatch: pytest
         holders.told(found)
     assert (task.target, task.held_by) == (str(fifo), None)
     assert holders.failures == ["descriptors of the host: not all read within -1 s"]
+
+
+SEMAPHORE = (
+    "import multiprocessing, os, signal; one = multiprocessing.get_context('fork').Semaphore(0); pid = os.fork()\n"
+    "if pid == 0: signal.pause()\n"
+    "print(); one.acquire()"
+)
+
+
+def test_a_semaphore_of_several_processes_names_its_file_and_who_else_has_it() -> None:
+    with program(SEMAPHORE) as process:
+        _, task = seen(process.pid, in_call("futex"))
+        children = tuple(stat.pid for stat in procfs.descendants(process.pid))
+    assert task.target.startswith("/dev/shm/sem.")
+    assert (task.timed, task.held_by) == (False, children)
+
+
+def test_a_lock_between_threads_is_nobody_elses() -> None:
+    with program("import threading; one = threading.Lock(); one.acquire(); print(); one.acquire()") as process:
+        _, task = seen(process.pid, in_call("futex"))
+    assert (task.target, task.held_by) == ("", None)

@@ -57,6 +57,13 @@ def test_what_ends_after_we_began_to_end_it_was_ended_by_us(attempt: AttemptDir,
     assert [(one.pid, one.by_us) for one in journals.exits()] == [(100, False), (101, True), (10, True)]
 
 
+@pytest.mark.parametrize("pids", [7, ["x"], [None], [1e300], {"pid": 7}])
+def test_a_signal_sent_to_what_is_no_process_is_left_out(attempt: AttemptDir, pids: object) -> None:
+    journals = read(attempt, started(), {"event": "signal", "t_ns": at(3.0), "signal": "SIGTERM", "pids": pids})
+    assert journals.signals() == ()
+    assert [one.what for one in journals.trouble] == ["processes.jsonl"]
+
+
 def test_an_end_that_nobody_saw_is_taken_from_torchruns_summary(attempt: AttemptDir) -> None:
     attempt.output.write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : -11 (pid: 101)\n  error_file: <N/A>\n")
     journals = read(attempt, started(), left(100, None, 2.0), left(101, None, 2.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.core.diagnosed.case import Case
+from harness.core.diagnosed.certainty import as_sure_as_proven
 from harness.core.diagnosed.naming import meshes, with_coordinates
 from harness.core.diagnosed.progress import step_in_progress
 from harness.core.diagnosed.rules import BESIDES, CAUSES, unknown
@@ -38,7 +39,8 @@ def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
 
 def _first(case: Case) -> Finding:
     answers = (rule(case) for rule in CAUSES)
-    return next((answer for answer in answers if answer is not None), None) or unknown(case)
+    found = next((answer for answer in answers if answer is not None), None)
+    return as_sure_as_proven(case, found) if found else unknown(case)
 
 
 def _culprit(case: Case, main: Finding | None) -> Culprit | None:

@@ -15,13 +15,17 @@ from harness.core.diagnosed.case import (
     place_of,
     shorten,
 )
+from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from harness.core.diagnosed.refused import raised_alike, ranks_of
 from harness.core.judged.verdict import FailureKind
+from harness.core.judged.waitfor import wait_for
 from harness.core.observed.evidence import Ending
 from harness.core.observed.stacks import user_frame
 from harness.core.place import Place
 from harness.core.report import Finding
 
+_SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
 
@@ -29,9 +33,9 @@ def slow(case: Case) -> Finding | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
     sampled = busiest(profiles(case.evidence))
+    if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
+        return held_up
     place = place_of(case, sampled.rank, sampled.lines[0].user) if sampled else None
-    deadline_s = case.evidence.limits.deadline_s
-    deadline = "its deadline" if deadline_s is None else f"its deadline of {deadline_s:g} s"
     works = sampled is not None and 2 * sampled.working >= sampled.samples
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
@@ -39,15 +43,55 @@ def slow(case: Case) -> Finding | None:
     idle = "" if sampled is None or works else f", at work in only {sampled.working} of {sampled.samples} samples"
     return finding(
         "slow",
-        f"not proven to hang: still there at {deadline}, {_pace(speed)};"
+        f"{_still_there(case)}, {_pace(speed)};"
         f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
         ranks=() if sampled is None else (sampled.rank,),
         place=place,
-        confidence=0.5 if not (place and works) else 0.75 if endless else 0.9,
+        confidence=0.5 if not (place and works) else 0.9 if speed and _goes_on(speed) else 0.75,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
-        advice="Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
-        " limits.deadline_s if the work is meant to take that long.",
+        advice=_SLOW_ADVICE,
     )
+
+
+_SLOW_ADVICE = (
+    "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
+    " limits.deadline_s if the work is meant to take that long."
+)
+
+
+def _goes_on(speed: Pace) -> bool:
+    """Step follows step: only then it is known that the one in progress ends as well."""
+    return speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+
+
+def _held_up(case: Case) -> Finding | None:
+    """Nobody works: the ranks that no other rank holds up, where all others wait for them.
+
+    That nobody moves the samples show; so one look is enough to see who waits for whom.
+    """
+    looks = case.evidence.snapshots[-2:]
+    graph = wait_for(looks[0], looks[-1], (), case.evidence.backend) if looks else None
+    if graph is None or graph.moved or not 0 < len(graph.roots) < len(graph.waits):
+        return None
+    root = graph.roots[0]
+    ranks = tuple(sorted(one.rank for one in graph.roots))
+    place = place_of(case, root.rank, (root.child.deepest.user if root.child else None) or root.user)
+    return finding(
+        "slow",
+        f"{_still_there(case)}, {_pace(pace(case.evidence))}; {ranks_text(ranks)}"
+        f" {'stands' if len(ranks) == 1 else 'stand'} in"
+        f" {root.stands_in}{at(place)}, which may yet end, and all others wait for it",
+        ranks=ranks,
+        place=place,
+        confidence=0.5,
+        proof=(PROFILE_FILE,),
+        advice="Look at what the named rank waits for. limits.open_wait_s says how long such a wait may last.",
+    )
+
+
+def _still_there(case: Case) -> str:
+    deadline_s = case.evidence.limits.deadline_s
+    return f"not proven to hang: still there at its deadline{'' if deadline_s is None else f' of {deadline_s:g} s'}"
 
 
 def _pace(speed: Pace | None) -> str:
@@ -81,10 +125,11 @@ def exception(case: Case) -> Finding | None:
         return None
     frame = user_frame(first.raised.frames)
     place = place_of(case, first.rank, frame)
+    ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
     return finding(
         "exception",
-        f"rank {first.rank} raised {shorten(first.text)}{at(place)}",
-        ranks=(first.rank,) if first.rank is not None else (),
+        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}",
+        ranks=ranks,
         place=place,
         confidence=0.95,
         proof=(first.raised.proof,),

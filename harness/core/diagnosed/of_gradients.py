@@ -9,6 +9,7 @@ from harness.core.diagnosed.case import Case, at, finding, layer_of
 from harness.core.diagnosed.entries import on_ranks
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.refused import (
+    NO_GRAPH,
     UNFINISHED,
     hints_of,
     names_of,
@@ -53,6 +54,23 @@ def reentrant_no_grad_input(case: Case) -> Finding | None:
         advice=_NO_INPUT_ADVICE,
     )
     return replace(found, place=_with_parameter(place, found.place))
+
+
+def nothing_to_differentiate(case: Case) -> Finding | None:
+    """A backward pass from a tensor that no parameter leads to."""
+    refused = raised_so(case, NO_GRAPH)
+    if not refused:
+        return None
+    return refusal(
+        case,
+        refused,
+        f"the backward pass of {ranks_text(ranks_of(refused))} began at a tensor that no parameter that requires a"
+        " gradient leads to",
+        code="no_gradient",
+        confidence=0.85,
+        advice="Look for what ended the graph: gradients switched off and not on again (set_grad_enabled, no_grad,"
+        " inference_mode), detach or .item() before the loss, a model that is frozen whole.",
+    )
 
 
 def silent_checkpoint(case: Case) -> Finding | None:

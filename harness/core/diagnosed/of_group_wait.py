@@ -12,7 +12,7 @@ from harness.core.judged.wait import Wait, WaitKind
 from harness.core.observed.marks import Call
 from harness.core.observed.process import Socket
 from harness.core.observed.stacks import user_frame
-from harness.core.parted.order import first_departure
+from harness.core.parted.order import first_departure, other_partner
 from harness.core.place import Place
 from harness.core.report import Finding
 
@@ -118,10 +118,10 @@ def p2p_unmatched(case: Case) -> Finding | None:
     more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
     departed = _departed(case, roots)
     ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
-    left_out = f"; rank {departed[0]} left out {departed[1].op}{at(departed[1].place)} in its round" if departed else ""
+    why = f"; rank {departed[0]} {departed[2]}" if departed else ""
     return finding(
         "p2p_unmatched",
-        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{left_out}",
+        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{why}",
         ranks=ranks,
         place=departed[1].place if departed else wait_place(case, roots[0]),
         confidence=0.9 if departed or _in_transfers(roots) else 0.8,
@@ -154,12 +154,21 @@ def _in_transfer(root: Wait) -> bool:
     return root.call is not None and operation(root.call) in TRANSFERS
 
 
-def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Call] | None:
+def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Call, str] | None:
     """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
     concerned = {rank for root in roots for rank in (root.rank, *root.peers)}
     boards = {rank: board for rank, board in case.boards.items() if rank in concerned}
-    found = [(rank, due) for rank, board in boards.items() if (due := first_departure(board))]
-    return found[0] if len(found) == 1 else None
+    left_out = [
+        (rank, due, f"left out {due.op}{at(due.place)} in its round")
+        for rank, board in boards.items()
+        if (due := first_departure(board))
+    ]
+    turned = [
+        (rank, one, f"had another partner each time before in {one.op}{at(one.place)}")
+        for rank, board in boards.items()
+        if (one := other_partner(board))
+    ]
+    return next((found[0] for found in (left_out, turned) if len(found) == 1), None)
 
 
 def _in_transfers(roots: Sequence[Wait]) -> bool:

@@ -26,6 +26,7 @@ from harness.core.report import Finding, Status
 
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.FILE_LOCK})
 _OUTSIDE = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD})
+_NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
 _COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
@@ -255,7 +256,9 @@ def _below(case: Case, wanted: Callable[[ChildWait], bool]) -> tuple[Wait, Child
 
 
 def _is_forked_lock(child: ChildWait) -> bool:
-    return child.kind is WaitKind.LOCK and child.closed
+    """A lock of its own memory, in a process that began as a copy of another: a new program has no locks to inherit."""
+    began_anew = any(word in child.command for word in _NEW_PROCESSES)
+    return child.kind is WaitKind.LOCK and child.closed and not child.target and not began_anew
 
 
 def _child_place(case: Case, root: Wait, child: ChildWait) -> Place | None:

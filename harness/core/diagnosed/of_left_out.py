@@ -40,6 +40,8 @@ def swallowed_exception(case: Case) -> Finding | None:
     """A rank that is a batch short, and that began again in one of its steps."""
     if again := _went_round_again(case):
         return again
+    if passed := _caught_and_passed(case):
+        return passed
     found = case.given_up if parted(case) else None
     if found is None or case.step_difference is not None or _departed_before(case, found):
         return None
@@ -82,6 +84,27 @@ def _went_round_again(case: Case) -> Finding | None:
         place=caught.place if caught else skipped.place,
         confidence=0.9 if caught else 0.8,
         proof=ledger_proof(case, rank),
+        advice=_GIVEN_UP_ADVICE,
+    )
+
+
+def _caught_and_passed(case: Case) -> Finding | None:
+    """An exception left a forward on the one rank, and it went on past a call that the others made in that step."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case):
+        return None
+    caught = next((one for one in case.boards[skipped.rank].caught if one.step == skipped.step), None)
+    others = [board for rank, board in case.boards.items() if rank != skipped.rank]
+    if caught is None or any(one.type == caught.type for board in others for one in board.caught):
+        return None
+    return finding(
+        "swallowed_exception",
+        f"rank {skipped.rank} raised {caught.type}{at(caught.place)} in step {skipped.step}, caught it and went on"
+        f" without {skipped.call.op}{at(skipped.place)}, which the others called there",
+        ranks=(skipped.rank,),
+        place=caught.place,
+        confidence=0.85,
+        proof=ledger_proof(case, skipped.rank),
         advice=_GIVEN_UP_ADVICE,
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.core.diagnosed.case import Case, at, dump_proof, finding, hung_roots, in_function, loop_place, wait_place
 from harness.core.judged.motion import rank_stack
-from harness.core.judged.proof import loop_lines
+from harness.core.judged.proof import LOOP_SAMPLES, loop_lines
 from harness.core.judged.wait import Wait, WaitKind
 from harness.core.observed.evidence import Stack
 from harness.core.report import Finding
@@ -18,7 +20,7 @@ def gil_held_native(case: Case) -> Finding | None:
     held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
     waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
     if waiting is None:
-        return None
+        return _computes_and_keeps(case, held)
     root, stack = waiting
     place = wait_place(case, root)
     return finding(
@@ -34,6 +36,38 @@ def gil_held_native(case: Case) -> Finding | None:
     )
 
 
+def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Finding | None:
+    """A function of the interpreter itself, such as a search with a regular expression, that never returns.
+
+    A loop in Python hands the lock on when another thread asks for it; so the beat is heard.
+    """
+    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(case, root))
+    root, stack = next(silent, (None, None))
+    if root is None or stack is None:
+        return None
+    place = loop_place(case, root)
+    return finding(
+        "gil_held_native",
+        f"rank {root.rank} computes without end in native code{_named(stack)} called{in_function(root)}{at(place)} and"
+        " keeps the interpreter's lock: no other Python thread of the process can run",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.85,
+        proof=dump_proof(case, root),
+        advice="Look at what the call is given: a regular expression with nested repetitions, a number with very many"
+        " digits, a huge list. Check sizes before it, or run it in a process that can be ended.",
+    )
+
+
+def _silent_in_all_samples(case: Case, root: Wait) -> bool:
+    last = case.evidence.snapshots[-1]
+    board = next((rank.board for rank in last.ranks if rank.rank == root.rank), None)
+    seen = [one.at_s for one in case.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
+    silent_s = last.at_s - board.beat_s if board is not None and board.beat_s is not None else 0.0
+    lines = loop_lines(root.rank, case.evidence.samples)
+    return len(lines) == 1 and bool(seen) and silent_s >= max(_SILENT_S, last.at_s - seen[0])
+
+
 def native_busy_loop(case: Case) -> Finding | None:
     looping = [root for root in hung_roots(case) if root.kind is WaitKind.COMPUTE]
     native = [(root, stack) for root in looping if (stack := _stack(case, root)) and _stays_native(case, root, stack)]
@@ -47,7 +81,7 @@ def native_busy_loop(case: Case) -> Finding | None:
         f"{at(place)}: no mark, no step",
         ranks=(root.rank,),
         place=place,
-        confidence=0.9,
+        confidence=0.85 if stack.gil else 0.9,  # a lock that is kept is a fault of its own
         proof=dump_proof(case, root),
         advice="The Python line only calls it: look at the arguments of that call (a size, a tolerance, a lock it spins"
         " on), or repeat it alone with a native debugger.",

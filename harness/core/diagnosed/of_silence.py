@@ -22,6 +22,7 @@ _LOOKS_WITHOUT = 4  # at gradients, before "never" is said
 # Growth: over at least this many steps, seen in so many looks, in the later half as fast as before it.
 _GROWTH_STEPS, _GROWTH_LOOKS = 32, 8
 _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
+_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
 _GOES_ON = 0.6  # of the earlier slope
 _RISING = 0.8  # of all pairs of looks
 _GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
@@ -181,7 +182,7 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tup
     points = [(one.step, amount) for one in memory if (amount := of(one)) is not None]
     last = points[-1][0] if points else 0
     points = [(step, amount) for step, amount in points if step >= last / 8]  # what warms up does so before
-    if last < _GROWTH_STEPS or len(points) < _GROWTH_LOOKS:
+    if last < _FEWER_STEPS or len(points) < _GROWTH_LOOKS:
         return None
     late = [point for point in points if point[0] >= last / 2]
     early = [point for point in points if point[0] <= last / 2]
@@ -189,9 +190,10 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tup
         return None
     slope, before = _slope(late), _slope(early)
     grown = points[-1][1] - points[0][1]
-    enough = grown >= max(_GROWTH_BYTES, _GROWTH_SHARE * points[0][1])
+    share, steady = (_GROWTH_SHARE, _RISING) if last >= _GROWTH_STEPS else (_LARGE_SHARE, _STEADY)
+    enough = grown >= max(_GROWTH_BYTES, share * points[0][1])
     rising = [b > a for (_, a), (_, b) in combinations(points, 2)]
-    if not enough or slope <= 0 or slope < _GOES_ON * before or sum(rising) < _RISING * len(rising):
+    if not enough or slope <= 0 or slope < _GOES_ON * before or sum(rising) < steady * len(rising):
         return None
     return slope, float(grown), points[0][0], last
 

@@ -16,13 +16,17 @@ def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
     if board is None:
         return None
     between = board.training is not None and board.training.kind == "step"
-    return board.step + 1 if between and _stands_before(_frames(case, rank), board.stepped_from) else board.step
+    # Where no forward or batch of a step was marked, its number is only known when it is done.
+    done = board.steps_s[-1][0] if between and board.steps_s else board.step
+    return done + 1 if between and _stands_before(_frames(case, rank), board.stepped_from) else done
 
 
 def _frames(case: Case, rank: RankEvidence) -> Sequence[Frame]:
-    """Where it stands, innermost first: as it failed, as the last look saw it, as its beat saw it."""
+    """Where it stands, innermost first: as it failed or left, as the last look saw it, as its beat saw it."""
     if rank.raised is not None and not hung_roots(case):  # a rank that stands has printed it, and went on
         return rank.raised.frames
+    if rank.board is not None and rank.board.left_from:
+        return rank.board.left_from
     looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
     seen = next((one for one in looked if one.rank == rank.rank), None)
     stack = training_stack(seen.stacks, seen.pid) if seen else None

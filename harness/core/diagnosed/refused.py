@@ -15,6 +15,7 @@ from harness.core.report import Finding
 # torch raises plain RuntimeErrors here, so its words are the only mechanism; the same in 2.11 and 2.13.
 UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")
 STATIC_GRAPH = re.compile(r"this is not compatible with static_graph set to True")
+NO_GRAPH = re.compile(r"does not require grad and does not have a grad_fn")
 READY_TWICE = re.compile(r"Expected to mark a variable ready only once")
 RECOMPUTED = re.compile(
     r"torch\.utils\.checkpoint: (?:A different number of tensors was saved|Recomputed values for the following"
@@ -60,6 +61,15 @@ def raised_so(case: Case, signature: re.Pattern[str]) -> list[Failure]:
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or not signature.search(first.text):
         return []
     return [one for one in case.judgement.failures if not one.collateral and signature.search(one.text)]
+
+
+def raised_alike(one: Failure, other: Failure) -> bool:
+    """The same kind of exception in the same line of the program: neither is the other's victim."""
+    if one.raised is None or other.raised is None or one.collateral or other.collateral:
+        return False
+    if one.raised.type != other.raised.type:
+        return False
+    return user_frame(one.raised.frames) == user_frame(other.raised.frames)
 
 
 def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ from harness.core.diagnosed.of_failure import bad_exit, crashed, early_exit, exc
 from harness.core.diagnosed.of_gradients import (
     find_unused_needless,
     gradient_order_differs,
+    nothing_to_differentiate,
     rank_conditional_unused_params,
     reentrant_no_grad_input,
     silent_checkpoint,
@@ -198,6 +199,7 @@ CAUSES: tuple[Rule, ...] = (
     checkpoint_recompute_mismatch,
     inplace_modification,
     model_mismatch,
+    nothing_to_differentiate,
     exception,
     group_creation_subset,
     p2p_unmatched,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.judged.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
-from harness.core.judged.threads import could_release
+from harness.core.judged.threads import another_thread_may_act, could_release
 from harness.core.judged.wait import ChildWait, WaitKind
 from harness.core.observed.evidence import Frame, RankSnapshot, Stack
 from harness.core.observed.process import Process, Task
@@ -63,6 +63,10 @@ class _Actor:
         """Apart from the thread that waits."""
         return self.stack is None or could_release(self.process, self.stacks, self.stack)
 
+    @property
+    def another_thread_may_act(self) -> bool:
+        return self.stack is None or another_thread_may_act(self.process, self.stacks, self.stack)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
@@ -107,7 +111,7 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))
     if name == "futex":
-        return _lock(family, actor, task)
+        return _shared_lock(family, actor, task, (*above, pid)) if task.target else _lock(family, actor, task)
     if name in _FILE_LOCKS:
         return _held(family, HostWait(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
     if name in _IO_CALLS:
@@ -118,6 +122,26 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
 def _lock(family: _Family, actor: _Actor, task: Task) -> HostWait:
     closed = task.timed is False and actor.stack is not None and not actor.may_act
     return _unless_busy(family, HostWait(kind=WaitKind.LOCK, closed=closed))
+
+
+def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
+    """A semaphore of several processes: each one that has it in its memory may give it back."""
+    wait = HostWait(kind=WaitKind.LOCK, target=task.target)
+    all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
+    if task.timed is not False or not all_named or actor.another_thread_may_act:
+        return _unless_busy(family, wait)
+    idle = {pid for pid, other in family.actors.items() if _waits_for_orders(other)}
+    sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
+    if not sharers:
+        return replace(wait, closed=True)
+    return _unless_busy(family, replace(_held(family, wait, replace(task, held_by=sharers), above), child=None))
+
+
+def _waits_for_orders(actor: _Actor) -> bool:
+    """A worker of a DataLoader that nobody has given anything to do."""
+    frames = actor.stack.frames if actor.stack else ()
+    within = any(frame.file.endswith(_WORKER) for frame in frames)
+    return within and not _fetches(actor.stack) and not actor.another_thread_may_act
 
 
 def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
@@ -232,6 +256,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
         until_s=found.until_s,
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
+        target=found.target,
         child=found.child,
     )
 

@@ -8,7 +8,12 @@ from harness.core.observed.evidence import Stack
 from harness.core.observed.process import Process, Task
 from harness.core.observed.stacks import in_function
 
-_LIBRARY_POLLERS = ("/harness/probe/", "tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py")
+_LIBRARY_POLLERS = (
+    "/harness/probe/",
+    "tqdm/_monitor.py",
+    "torch/utils/data/_utils/pin_memory.py",
+    "multiprocessing/resource_sharer.py",
+)
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
@@ -17,6 +22,11 @@ def could_release(process: Process, stacks: Sequence[Stack], waiting: Stack) -> 
     """Some other thread of the process, or another process that shares the lock, may still act."""
     if in_function(waiting.frames, "multiprocessing/synchronize.py") is not None:
         return True
+    return another_thread_may_act(process, stacks, waiting)
+
+
+def another_thread_may_act(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
+    """Any thread of this process but the one that waits."""
     tasks = {task.tid: task for task in process.tasks}
     in_python = {stack.tid for stack in stacks if stack.frames}
     native = (task for tid, task in tasks.items() if tid not in in_python)

@@ -54,6 +54,7 @@ class ChildWait:
     until_s: float | None
     leaf: Frame | None
     user: Frame | None
+    target: str = ""  # what it waits on, as of a rank
     child: ChildWait | None = None  # the one that it waits for itself
 
     @property

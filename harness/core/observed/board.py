@@ -60,7 +60,8 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         device_completed=reached,
         device_changed_s=clock.seconds_if_set(reached_ns),
         unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
-        stepped_from=_stepped(facts.get(protocol.FACT_STEPPED, "")),
+        stepped_from=_lines(facts.get(protocol.FACT_STEPPED, "")),
+        left_from=_lines(facts.get(protocol.FACT_LEFT, "")),
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,
@@ -205,7 +206,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
     return tuple(ranks[:_MAX_RANKS])
 
 
-def _stepped(text: str) -> tuple[Frame, ...]:
+def _lines(text: str) -> tuple[Frame, ...]:
     places = [read_place(one) for one in text.split(protocol.STEPPED_JOIN)]
     return tuple(
         Frame(file=place.file, line=place.line, function=place.function or "")

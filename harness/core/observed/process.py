@@ -21,7 +21,7 @@ class Task:
     timed: bool | None  # the wait has a timeout; None = not readable
     cpu_s: float
     fd: int | None = None  # descriptor of the system call; of a poll the first one
-    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of an open the path; "" if unreadable
+    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of a shared lock its file; "" if unreadable
     # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
     # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
     held_by: tuple[int, ...] | None = None

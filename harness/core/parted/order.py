@@ -10,6 +10,8 @@ from harness.core.observed.marks import Call
 from harness.core.observed.steps import SETUP
 from harness.core.parted.divergence import Divergence, Members, Track
 
+_TIMES = 2  # that a line was passed, before what it does can be called usual
+
 
 def went_ahead(found: Divergence, tracks: Mapping[int, Track]) -> Members:
     """The ranks that left something out: they entered what they usually enter later, and some other rank what is due.
@@ -42,6 +44,16 @@ def first_departure(board: Board) -> Call | None:
         if at is not None and made[at] != made[number] and made[number] in made[at + 1 : number]:
             return calls[at]
     return None
+
+
+def other_partner(board: Board) -> Call | None:
+    """The newest transfer, where its line has had one and the same partner each time before, and now another."""
+    made = [one for one in board.calls if not one.op.startswith(protocol.WAIT) and one.peer is not None]
+    if not made:
+        return None
+    newest = made[-1]
+    usual = [one.peer for one in made[:-1] if (one.op, one.group, one.place) == (newest.op, newest.group, newest.place)]
+    return newest if len(usual) >= _TIMES and len(set(usual)) == 1 and usual[0] != newest.peer else None
 
 
 def turned(board: Board) -> bool:

@@ -20,6 +20,8 @@ _COLLECTIVES = _EVEN_ON_GLOO | {
     "gather_object", "scatter", "scatter_object_list",
 }  # fmt: skip
 
+_TIMES = 2  # that a line was passed, before what it does can be called usual
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unlike:
@@ -108,7 +110,9 @@ def _unlike(
         return None
     if kind is Kind.OPERATION and len({call.position for call in calls.values()}) > 1:
         return None
-    differ = changed if 0 < len(changed) < len(calls) and len(apart) == len(calls) else apart
+    new = tuple(rank for rank, call in calls.items() if _unlike_every_time(kind, call, in_group[rank]))
+    own = changed if 0 < len(changed) < len(calls) else new
+    differ = own if 0 < len(own) < len(calls) and len(apart) == len(calls) else apart
     return Unlike(kind=kind, step=step, group=group, calls=tuple(calls.items()), differ=differ)
 
 
@@ -138,6 +142,13 @@ def _changed(kind: Kind, call: Call, calls: Sequence[Call]) -> bool:
     index = _index(call, calls)
     before = [one for one in calls if one.step < call.step and _index(one, calls) == index]
     return bool(before) and _key(kind, before[-1]) != _key(kind, call)
+
+
+def _unlike_every_time(kind: Kind, call: Call, calls: Sequence[Call]) -> bool:
+    """From the same line it did the same each time before; where several sizes go through it, nothing is usual."""
+    before = [one for one in calls if one.number < call.number]
+    usual = [_key(kind, one) for one in before if (one.op, one.place) == (call.op, call.place)]
+    return len(usual) >= _TIMES and len(set(usual)) == 1 and usual[0] != _key(kind, call)
 
 
 def _index(call: Call, calls: Sequence[Call]) -> int:

@@ -130,20 +130,25 @@ def skipped(skip: Skip) -> Outcome:
     )
 
 
-def unjudged(spec: RunSpec, *, attempt: int, directory: str, error: str) -> Outcome:
-    """A run that the harness itself failed: ERROR, never folded into FAIL."""
+def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str) -> Outcome:
+    """A run that the harness itself failed: ERROR, never folded into FAIL. Of a Skip no more than its name is known."""
     empty = skipped(Skip(scenario=spec.scenario, about=spec.about, reason=error))
-    return replace(
+    failed = replace(
         empty,
-        spec_hash=spec.spec_hash,
         attempt=attempt,
         verdict=Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary=error),
         expected=False,
         dir=directory,
+        ended="see processes.jsonl",
+    )
+    if isinstance(spec, Skip):
+        return failed
+    return replace(
+        failed,
+        spec_hash=spec.spec_hash,
         subject=spec.subject,
         ranks=spec.ranks,
         backend=spec.backend,
-        ended="see processes.jsonl",
         device=spec.device,
         tags=spec.tags,
         settings=_settings(spec),

@@ -75,6 +75,8 @@ class Holders:
             return self._lock_holders(pid, task)
         if task.syscall == "openat":
             return self._opened(task)
+        if task.syscall == "futex":
+            return self._sharers(pid, task)
         return self._other_ends(pid, task)
 
     def _other_ends(self, pid: int, task: Task) -> tuple[int, ...] | None:
@@ -95,6 +97,18 @@ class Holders:
             return None
         found = {holder for holder, _ in self._all().get(task.target, ())}
         return tuple(sorted(found)) if self._complete else None
+
+    def _sharers(self, pid: int, task: Task) -> tuple[int, ...] | None:
+        """The other processes that have a semaphore in their memory: any of them may give it back."""
+        found = []
+        deadline = time.thread_time() + _LIMIT_S
+        for other in _every_pid():
+            if time.thread_time() > deadline:
+                self._note(f"maps of the host: not all read within {_LIMIT_S:g} s")
+                return None
+            if other != pid and _maps(other, task.target):
+                found.append(other)
+        return tuple(sorted(found))
 
     def _lock_holders(self, pid: int, task: Task) -> tuple[int, ...] | None:
         try:
@@ -199,6 +213,13 @@ def _who_opened(path: str) -> Iterator[int]:
             continue
         if any(link(pid, int(name)) == path for name in names):
             yield pid
+
+
+def _maps(pid: int, path: str) -> bool:
+    try:
+        return path in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def _every_pid() -> Iterator[int]:

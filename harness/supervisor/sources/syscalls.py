@@ -32,6 +32,7 @@ _SYSCALLS = {
 _FUTEX_WAITS = {0, 9, 11, 13}  # WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
 _FUTEX_ABSOLUTE = 9
 _FUTEX_COMMAND_MASK = 0x7F
+_FUTEX_PRIVATE = 128  # between threads of one process
 _FUTEX_CLOCK_REALTIME = 256
 _CLOCK_REALTIME, _CLOCK_MONOTONIC = 0, 1
 _TIMER_ABSTIME = 1
@@ -65,9 +66,27 @@ def standing(pid: int, tid: int, origin_ns: int) -> Standing:
     name, arguments = _syscall(pid, tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
-    target = _path(pid, arguments[1]) if name == "openat" and len(arguments) > 1 else link(pid, fd)
+    target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
     return Standing(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+
+
+def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
+    if name == "openat" and len(arguments) > 1:
+        return _path(pid, arguments[1])
+    if name == "futex" and len(arguments) > 1 and not arguments[1] & _FUTEX_PRIVATE:
+        return shared_file(pid, arguments[0])
+    return link(pid, fd)
+
+
+def shared_file(pid: int, address: int) -> str:
+    """The file behind memory that processes share, as a semaphore of multiprocessing has one; "" for any other."""
+    for line in _read(f"/proc/{pid}/maps").splitlines():
+        span, access, _, _, _, *path = line.split(maxsplit=5)
+        first, _, end = span.partition("-")
+        if int(first, 16) <= address < int(end, 16):
+            return path[0] if path and access.endswith("s") else ""
+    return ""
 
 
 def link(pid: int, fd: int | None) -> str:

@@ -6,8 +6,7 @@ Every file may be missing, torn or hostile: what cannot be read becomes `trouble
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,14 +29,17 @@ from harness.core.parted.ledger import ledger_lines
 from harness.core.plan import RunSpec
 from harness.core.trouble import Trouble
 from harness.supervisor.stored.adapters import adapter, json_text
+from harness.supervisor.stored.brought import bring_home
 from harness.supervisor.stored.journals import Journals, first_line
 from harness.supervisor.stored.raised import raised_record
+from harness.supervisor.stored.reading import log_lines, log_tail, read_lines, read_whole
 from harness.supervisor.stored.reported import gates, last_number, training_metrics, whole
-from harness.supervisor.stored.rundir import AttemptDir, log_tail, read_lines, write_document
+from harness.supervisor.stored.rundir import AttemptDir, own_folder, write_document
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _KEPT_CALLS = 96
 _MAX_LINE = 4096
+_MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
 
 _Value = TypeVar("_Value")
@@ -47,8 +49,11 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
     """The evidence of one attempt; also written to evidence/<node>.json."""
     gather = _Gather(attempt=attempt, spec=spec)
     evidence, text = bounded(gather.evidence(node))
-    attempt.evidence.mkdir(exist_ok=True)
-    write_document(attempt.evidence / f"{node}.json", text)
+    try:
+        own_folder(attempt.evidence)
+        write_document(attempt.evidence / f"{node}.json", text)
+    except OSError as error:
+        evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
     return evidence
 
 
@@ -72,6 +77,7 @@ class _Gather:
     attempt: AttemptDir
     spec: RunSpec
     trouble: list[Trouble] = field(default_factory=list)
+    traced: list[str] = field(default_factory=list)  # lines of every rank's own traces
 
     def __post_init__(self) -> None:
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
@@ -81,6 +87,8 @@ class _Gather:
         exits = tuple(journals.exits())
         said = journals.said("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
+            self._write(self.attempt.traces, self.traced)
         self._write_step_ledger(ranks)
         ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
@@ -123,14 +131,12 @@ class _Gather:
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
         home = self.attempt.rank(rank)
-        home.mkdir(exist_ok=True)
         pid = self.journals.pids.get(rank)
-        self._bring_logs(rank, home)
-        if pid is not None:
-            self._bring_boards(pid, home)
+        for error in bring_home(self.attempt, rank, pid):
+            self._note(home.name, first_line(error), rank)
         board = self._board(home, rank, pid)
         if board is not None:
-            write_document(home / "calls.txt", "".join(f"{line}\n" for line in ledger_lines(board)))
+            self._write(home / "calls.txt", ledger_lines(board), rank)
         errors = log_tail(home / "stderr.log")
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
@@ -165,31 +171,7 @@ class _Gather:
     def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
         rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
         if rows:
-            text = "".join(f"{line}\n" for line in ledger_table(rows))
-            write_document(self.attempt.path / "step_ledger.txt", text)
-
-    def _bring_logs(self, rank: int, home: Path) -> None:
-        """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
-        for stream in ("stdout", "stderr"):
-            written = sorted(self.attempt.logs.glob(f"*/attempt_*/{rank}/{stream}.log"))
-            if written:
-                shutil.copyfile(written[-1], home / f"{stream}.log")
-            elif not self.attempt.logs.exists() and rank == 0 and self.attempt.output.exists():
-                shutil.copyfile(self.attempt.output, home / f"{stream}.log")
-
-    def _bring_boards(self, pid: int, home: Path) -> None:
-        names = {
-            protocol.BOARD: "board",
-            protocol.STACKS: "stacks.txt",
-            protocol.RAISED: "raised.json",
-            protocol.FLIGHT: "flight.json",
-            protocol.LOOKS: "looks.jsonl",
-            protocol.TROUBLE: "trouble.jsonl",
-        }
-        for pattern, name in names.items():
-            source = self.attempt.boards / pattern.format(pid=pid)
-            if source.exists() and (source.stat().st_size or pattern == protocol.BOARD):
-                shutil.copyfile(source, home / name)
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
         path = home / "board"
@@ -232,28 +214,18 @@ class _Gather:
         return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
 
     def _traces(self, rank: int, home: Path) -> RankTraces:
-        path = home / "stdout.log"
-        if not path.exists():
-            return read_traces(())
-        with path.open(encoding="utf-8", errors="replace") as log:
-            lines = list(trace_lines(line.rstrip("\n") for line in log))
-        with self.attempt.traces.open("w" if rank == 0 else "a", encoding="utf-8") as traces:
-            traces.writelines(f"[rank{rank}] {line}\n" for line in lines)
+        lines = list(trace_lines(line.rstrip("\n") for line in log_lines(home / "stdout.log", _MAX_TRACE_LINE)))
+        self.traced += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
 
     def _warned(self, home: Path) -> tuple[str, ...]:
         """Of the whole log: Python says a warning once, near the beginning."""
-        path = home / "stderr.log"
-        if not path.exists():
-            return ()
-        with path.open(encoding="utf-8", errors="replace") as log:
-            return warnings_of(iter(lambda: log.readline(_MAX_LINE), ""))
+        return warnings_of(log_lines(home / "stderr.log", _MAX_LINE))
 
     def _heartbeat_from_board(self, rank: int, board: Board) -> None:
         lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
         if lines:
-            path = self.attempt.path / f"heartbeat_rank{rank}.jsonl"
-            path.write_text("\n".join(lines) + "\n")
+            self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
 
     # Numbers and trouble.
 
@@ -277,13 +249,17 @@ class _Gather:
 
     def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
         try:
-            if path.stat().st_size > _MAX_DOCUMENT_BYTES:
-                self._note(path.name, f"larger than {_MAX_DOCUMENT_BYTES >> 20} MiB", rank)
-                return None
-            return parse(path.read_bytes())
+            return parse(read_whole(path, _MAX_DOCUMENT_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             self._note(path.name, first_line(error), rank)
             return None
+
+    def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
+        """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
+        try:
+            write_document(path, "".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            self._note(path.name, first_line(error), rank)
 
     def _note(self, what: str, why: str, rank: int | None = None) -> None:
         self.trouble.append(Trouble(what=what, why=why, rank=rank))

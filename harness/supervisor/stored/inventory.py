@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.core.observed.evidence import Ending, Evidence
 from harness.core.plan import RunSpec
 from harness.core.report import Artifact
+from harness.supervisor.stored.reading import opened
 from harness.supervisor.stored.rundir import AttemptDir
 
 _MAX_COUNTED_BYTES = 64 << 20
@@ -69,7 +70,7 @@ def _lines(path: Path) -> int:
     try:
         if path.stat().st_size > _MAX_COUNTED_BYTES:
             return path.stat().st_size // 80
-        with path.open("rb") as file:
+        with opened(path) as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
     except OSError:
         return 0

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Required
 from pydantic import ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
+from harness import protocol
 from harness.core.judged.limits import in_force
 from harness.core.observed.board import parse as parse_board
 from harness.core.observed.evidence import Board, Ending, Exit, Retraction, Sample
@@ -18,7 +19,8 @@ from harness.core.observed.torchrun import AgentFailure, agent_failures
 from harness.core.plan import Limits
 from harness.core.trouble import Trouble
 from harness.supervisor.stored.adapters import adapter
-from harness.supervisor.stored.rundir import AttemptDir, log_tail, read_lines
+from harness.supervisor.stored.reading import log_tail, read_lines, read_whole
+from harness.supervisor.stored.rundir import AttemptDir
 from harness.supervisor.stored.signals import sent_signals
 
 _KEPT_SAMPLES = 200
@@ -42,6 +44,8 @@ class _Record(TypedDict, total=False):
     ending: str
     last_progress_s: float
     error: str | None
+    pids: list[_Whole]
+    signal: str | None
     outlived: list[str]
     left: list[str]
     rss_bytes: dict[str, _Whole]
@@ -103,7 +107,7 @@ class Journals:
         pids = {int(one["rank"]): int(one["pid"]) for one in self.watched if one.get("event") == "rank"}
         for path in sorted(self.attempt.boards.glob("*.board")):
             try:
-                board = parse_board(path.read_bytes(), self.origin_ns)
+                board = parse_board(read_whole(path, protocol.BOARD_SIZE), self.origin_ns)
             except (OSError, ValueError) as error:
                 self._note(path.name, str(error))
                 continue

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-
-from pydantic import ValidationError
 
 from harness import __version__
 from harness.core.attempts import ONCE, Policy
@@ -13,8 +12,11 @@ from harness.core.report import MachineFacts
 from harness.errors import StoredRunError
 from harness.protocol import PROBE_FULL
 from harness.supervisor.stored.adapters import adapter, json_text
+from harness.supervisor.stored.reading import read_whole
 from harness.supervisor.stored.rundir import RunDir, write_document
 from harness.supervisor.stored.stored_spec import value_mistakes
+
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +53,27 @@ def plan_to_resume(run: RunDir) -> Record:
 
 
 def read_record(run: RunDir) -> Record:
-    """run.json; a run without a readable one is still judged."""
+    """run.json; a run without a readable one is still judged. Raises StoredRunError for one of a later harness."""
     try:
-        return adapter(Record).validate_json(run.request.read_bytes())
-    except (OSError, ValidationError):
+        text = read_whole(run.request, _MAX_BYTES)
+        _refuse_newer(run, text)
+        return adapter(Record).validate_json(text)
+    except (OSError, ValueError, RecursionError):
         return Record(
             command="unknown (run.json is missing or unreadable)",
             harness=__version__,
             machine=MachineFacts(host="unknown", cpus=0, gpus=(), torch=None),
             controller=0,
             plan=(),
+        )
+
+
+def _refuse_newer(run: RunDir, text: bytes) -> None:
+    """What its words mean is not known here, so a verdict could be wrong."""
+    document = json.loads(text)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > Record.schema:
+        raise StoredRunError(
+            f"{run.request}: schema: expected {Record.schema}, got {schema}; a newer nsa-harness wrote this run: "
+            "judge it with that one"
         )

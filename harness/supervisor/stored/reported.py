@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 
 from harness.core.observed.silence import Gate
 from harness.core.plan import Expect
-from harness.supervisor.stored.rundir import AttemptDir, log_tail
+from harness.supervisor.stored.reading import log_tail, read_whole
+from harness.supervisor.stored.rundir import AttemptDir
 
 _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
 _MAX_GATES = 256
+_MAX_TABLE_BYTES = 64 << 20
 _MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 
@@ -24,9 +27,9 @@ def training_metrics(attempt: AttemptDir, note: Callable[[str, str], None]) -> d
     if not path.exists():
         return {}
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as table:
-            rows = list(csv.DictReader(line.replace("\0", "") for line in table))
-    except csv.Error as error:
+        table = read_whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
+        rows = list(csv.DictReader(io.StringIO(table, newline="")))
+    except (OSError, ValueError, csv.Error) as error:
         note(path.name, str(error))
         return {}
     columns = {

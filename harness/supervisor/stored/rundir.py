@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -14,8 +15,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from harness.errors import StoredRunError
-
-_TAIL_BYTES = 1 << 20  # of a log; the end of a run is at the end of its log
 
 
 class AttemptDir:
@@ -67,9 +66,14 @@ class RunDir:
         return AttemptDir(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
 
     def attempts(self) -> Iterator[AttemptDir]:
-        """The attempts on disk, in the order in which they were launched."""
-        specs = sorted(self.path.glob("*/spec.json"), key=lambda spec: spec.stat().st_mtime_ns)
-        return (AttemptDir(spec.parent) for spec in specs)
+        """The attempts on disk, in the order in which they were launched. A journal without a spec is one as well."""
+        found = {path.parent for name in ("spec.json", "processes.jsonl") for path in self._entries(name)}
+        return (AttemptDir(path) for path in sorted(found, key=_begun_ns))
+
+    def _entries(self, name: str) -> Iterator[Path]:
+        """Links that lead nowhere included, which a glob leaves out."""
+        folders = (path for path in sorted(self.path.iterdir()) if path.is_dir())
+        return (path / name for path in folders if os.path.lexists(path / name))
 
 
 def create_run(parent: Path) -> RunDir:
@@ -112,6 +116,20 @@ def find_run(path: Path | None, parent: Path) -> RunDir:
     raise StoredRunError(f"{wanted}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
+def _begun_ns(attempt: Path) -> int:
+    return next(
+        (path.lstat().st_mtime_ns for path in (attempt / "spec.json", attempt) if os.path.lexists(path)),
+        0,
+    )
+
+
+def own_folder(path: Path) -> None:
+    """Makes the folder. Raises OSError where something else has its name: what is written there would go elsewhere."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "a link, which is not followed", str(path))
+    path.mkdir(exist_ok=True)
+
+
 def write_document(path: Path, text: str) -> None:
     """Write aside and rename: a reader sees the old document or the new one, never half of one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -122,30 +140,6 @@ def write_document(path: Path, text: str) -> None:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal. A torn or foreign line is passed over: the writer may have been killed in it."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as journal:
-        for line in journal:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                yield record
-
-
-def log_tail(path: Path) -> str:
-    """The end of a log, as text; empty when there is none."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return log.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _point_latest(parent: Path, run_id: str) -> None:

@@ -38,7 +38,7 @@ def _of_guardian(
         if record.get("event") == "signal" and "t_ns" in record:
             at_s = (int(record["t_ns"]) - origin_ns) / 1e9
             for pid in record.get("pids") or ():
-                yield _sent(int(pid), str(record.get("signal")), "harness", at_s, ranks)
+                yield _sent(pid, str(record.get("signal")), "harness", at_s, ranks)
 
 
 def _sent(pid: int, name: str, sender: str, at_s: float | None, ranks: Mapping[int, int]) -> SentSignal:

@@ -35,5 +35,5 @@ def _readable(path: Path, since_s: float | None) -> bool:
     try:
         seen = path.stat()
         return path.is_file() and seen.st_size <= _MAX_SOURCE_BYTES and (since_s is None or seen.st_mtime <= since_s)
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL
         return False

@@ -15,6 +15,7 @@ from harness.core.plan import Launcher, RunSpec
 from harness.core.suggest import did_you_mean
 from harness.errors import ScenarioError
 from harness.supervisor.stored.adapters import adapter
+from harness.supervisor.stored.reading import read_whole
 
 SIZE_LIMIT_BYTES = 1_000_000
 
@@ -41,11 +42,11 @@ def load_spec(path: Path) -> RunSpec:
 
 def _text(path: Path, label: str) -> str:
     try:
-        if path.stat().st_size > SIZE_LIMIT_BYTES:
-            raise ScenarioError([f"{label}:1:1: has {path.stat().st_size} bytes; a spec has a few thousand"])
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
+    except ValueError as error:
+        raise ScenarioError([f"{label}:1:1: is {error}; a spec has a few thousand"]) from None
     except OSError as error:
         raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
 
@@ -54,8 +55,9 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
     if not isinstance(document, dict):
         yield (), "not a spec: expected the spec.json of an attempt"
         return
-    if document.get("schema") != 1:
-        yield ("schema",), f"expected 1, got {shown(document.get('schema'))}; run the scenario again with this version"
+    schema = document.get("schema")
+    if schema != 1:
+        yield ("schema",), f"expected 1, got {shown(schema)}; {_next_step(schema)}"
         return
     try:
         spec = adapter(RunSpec).validate_json(text, strict=True)
@@ -65,6 +67,12 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
         )
     else:
         yield from _unknown(document, asdict(spec), ())
+
+
+def _next_step(schema: object) -> str:
+    if isinstance(schema, int | float) and schema > 1:
+        return "a newer nsa-harness wrote it: judge it with that one"
+    return "run the scenario again with this version"
 
 
 def _words(message: str, given: object) -> str:
