@@ -94,7 +94,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged_apart(run, record), *skips])
     if os.access(run.path, os.W_OK):
-        write_report(run, report)
+        write_report(run, report, _search(run))
     if json:
         from harness.render.report_json import to_json
 
@@ -102,6 +102,20 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     else:
         _tell_again(run, report)
     return exit_code(report, strict=strict)
+
+
+def _search(run: RunDir) -> BisectTold | None:
+    """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
+    stored = run.path / "bisect.json"
+    if not stored.is_file():
+        return None
+    from harness.render.bisect_json import from_json
+
+    try:
+        return from_json(stored.read_text(encoding="utf-8", errors="replace"), str(stored))
+    except (HarnessError, OSError) as error:
+        print(f"note: {error}", file=sys.stderr)
+        return None
 
 
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:

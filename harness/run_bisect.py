@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Subset
 from harness.core.bisect.plan import find
-from harness.core.bisect.question import Question, QuestionKind
+from harness.core.bisect.question import Question
 from harness.core.bisect.sought import Signature, counts_as
 from harness.core.bisect.subject import in_its_words
 from harness.core.bisect.told import ProbeTold
 from harness.core.compared.same_place import place_word
 from harness.core.plan import Launcher, RunSpec
 from harness.core.report import MachineFacts, Outcome
+from harness.core.schedule import free_devices
+from harness.render.bisect_json import answer_event, probe_event
 from harness.render.bisect_listener import BisectScreen
+from harness.render.events import SCHEMA
 from harness.render.silent import Silent
 from harness.request import RunRequest
 from harness.run import Interruption, interruptible, listeners
@@ -28,12 +32,13 @@ from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
 from harness.run_one import run_one
 from harness.run_plan import Told
 from harness.supervisor.bisected.commits import worktrees
-from harness.supervisor.bisected.journal import BY_TORCHRUN, Journal, Kept, question_key, unfinished, write_state
+from harness.supervisor.bisected.journal import BY_TORCHRUN, Journal, Kept, unfinished, write_state
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
-from harness.supervisor.bisected.request import BisectRequest
+from harness.supervisor.bisected.request import BisectRequest, key_of, launches_of, question_of
 from harness.supervisor.fork_server import ForkServer
 from harness.supervisor.machine import machine_facts
-from harness.supervisor.stored.rundir import RunDir, create_run, locked, log_tail
+from harness.supervisor.stored.reading import log_tail
+from harness.supervisor.stored.rundir import RunDir, create_run, locked
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
@@ -50,7 +55,7 @@ def run_bisection(request: BisectRequest) -> int:
     facts = machine_facts()
     parent = request.out or Path("reports")
     launches = launches_of(request, facts)
-    key = _key(request, launches)
+    key = key_of(request, launches)
     known = unfinished(parent, key)
     run = known or create_run(parent)
     with locked(run), _open(request, run, launches, facts) as bisection:
@@ -81,13 +86,14 @@ class Bisection:
     specs: list[RunSpec] = field(default_factory=list)
     sought: Signature | None = None
     notes: list[str] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)  # devices
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def carry_out(self) -> int:
         self.screen.begun(telling(self._seen))
         try:
-            answer = find(replace(question_of(self.request), bad_cost=self._bad_cost), self.probe)
+            answer = find(self._question(), self.probe)
         except _Interrupted:
             why = "interrupted; the same command goes on where it stopped"
             self._finish(replace(NOTHING_YET, why=why), cut_short=True)
@@ -95,6 +101,14 @@ class Bisection:
         answer = in_its_words(self.request.subject, answer)
         self._finish(answer, cut_short=False)
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
+
+    def _question(self) -> Question:
+        """As many probes side by side as were asked for, and as there are GPUs for."""
+        jobs = self.request.jobs
+        with suppress(CannotLaunch):
+            spec = self.launches.spec(range(len(self.request.subject.items)))
+            jobs = min(jobs, max(1, len(self.facts.gpus) // spec.ranks)) if spec.device == "cuda" else jobs
+        return replace(question_of(self.request), bad_cost=self._bad_cost, at_once=jobs)
 
     def probe(self, asked: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
@@ -117,7 +131,16 @@ class Bisection:
             told = self._probe_told(replace(kept, n=n))
             self.probes = sorted([*self.probes, told], key=lambda one: one.n)
             self.screen.probed(told, telling(self._seen))
+            self._tell_programs(probe_event(told))
         return told
+
+    def _tell_programs(self, event: dict[str, object]) -> None:
+        """A line of the `--json` stream beside those of each launch; the event file has all of them."""
+        line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
+        with self.run.events.open("a", encoding="utf-8") as events:
+            events.write(line + "\n")
+        if self.request.json:
+            print(line, flush=True)
 
     def _made(self, n: int, subset: Subset, asked: Round) -> Kept:
         if self.interruption.count:
@@ -143,10 +166,12 @@ class Bisection:
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
         spec = self._settled(replace(spec, scenario=name, about=about), blank.purpose)
+        devices = self._devices(spec)
         outcome = run_one(
             spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
-            tell=self.told, interruption=self.interruption, server=self.server,
+            tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
         )  # fmt: skip
+        self.taken -= set(devices or ())
         if self.interruption.count:
             raise _Interrupted
         self.told(lambda one: one.outcome(outcome, self.run.path))
@@ -173,6 +198,15 @@ class Bisection:
             dir=outcome.dir,
             spec_hash=spec.spec_hash,
         )
+
+    def _devices(self, spec: RunSpec) -> tuple[int, ...] | None:
+        """GPUs of its own for a probe that has others beside it."""
+        if spec.device != "cuda" or self.request.jobs == 1:
+            return None
+        with self._lock:
+            devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
+            self.taken |= set(devices)
+        return devices
 
     def _settled(self, spec: RunSpec, purpose: Purpose) -> RunSpec:
         """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
@@ -205,6 +239,7 @@ class Bisection:
     def _finish(self, answer: Answer, *, cut_short: bool) -> None:
         told = write_answer(self._seen, answer, self.outcomes, self.specs, cut_short=cut_short)
         self.screen.answered(told, self.run.path)
+        self._tell_programs(answer_event(told, str(self.run.path)))
 
     def _next(self) -> int:
         self._number += 1
@@ -259,41 +294,3 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
             request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
             told=told, interruption=interruption, server=server,
         )  # fmt: skip
-
-
-def question_of(request: BisectRequest) -> Question:
-    subject = request.subject
-    return Question(
-        kind=QuestionKind.ORDERED if subject.ordered else QuestionKind.SET,
-        items=len(subject.items),
-        together=tuple(map(frozenset, subject.together)),
-        at_once=request.jobs,
-        confidence=request.confidence,
-        repeat=request.repeat,
-    )
-
-
-def launches_of(request: BisectRequest, facts: MachineFacts) -> Launches:
-    return Launches(
-        question=request.question,
-        subject=request.subject,
-        templates=request.templates,
-        base_args=request.base_args,
-        facts=facts,
-    )
-
-
-def _key(request: BisectRequest, launches: Launches) -> str:
-    """The same command about the same program on the same packages is the same question."""
-    ends = [_hash_or_reason(launches, subset) for subset in ((), range(len(request.subject.items)))]
-    return question_key(
-        request.subject, request.templates, request.question.words, request.question.script, ends, request.wanted,
-        request.confidence, request.repeat, request.jobs, request.fork, request.probe,
-    )  # fmt: skip
-
-
-def _hash_or_reason(launches: Launches, subset: Sequence[int]) -> str:
-    try:
-        return launches.spec(subset).spec_hash
-    except CannotLaunch as why:
-        return str(why)

@@ -14,10 +14,10 @@ from harness.render.bisect_json import from_json
 from harness.render.bisect_listener import STYLES
 from harness.render.bisect_screen import Control, plan_lines, stored_lines
 from harness.render.paint import Paint
-from harness.run_bisect import ANSWERED, UNDECIDED, launches_of, question_of
+from harness.run_bisect import ANSWERED, UNDECIDED
 from harness.run_bisect_told import Seen, telling
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
-from harness.supervisor.bisected.request import BisectRequest
+from harness.supervisor.bisected.request import BisectRequest, launches_of, question_of
 from harness.supervisor.machine import machine_facts
 from harness.supervisor.stored.rundir import RunDir, find_run
 

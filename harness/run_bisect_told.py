@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from harness.core.bisect.sought import Signature
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
+from harness.errors import HarnessError
 from harness.render.bisect_json import bisect_json
 from harness.render.bisect_md import bisect_md
 from harness.render.words import launch_line
@@ -150,12 +152,8 @@ def _write_repro(seen: Seen, answer: Answer) -> str | None:
 def _write_run_documents(
     seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
 ) -> None:
-    from harness.run_judge import judge_stored
-
     dirs = [one.dir for one in told.probes if one.dir]
-    attempts = [seen.run.attempt(name) for name in dirs if name not in outcomes]
-    earlier = {one.path.name: judge_stored(one) for one in attempts if one.spec.is_file()}
-    known = {**earlier, **outcomes}
+    known = {**_judged_again(seen.run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
         command=seen.request.command, harness=__version__, machine=seen.facts, controller=os.getpid(),
         plan=tuple(specs), probe=seen.request.probe, interrupted=told.interrupted,
@@ -163,6 +161,17 @@ def _write_run_documents(
     write_record(seen.run, record)
     report = report_of(seen.run, record, [known[name] for name in dirs if name in known])
     write_report(seen.run, report, told)
+
+
+def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
+    """Of an earlier session; one that cannot be judged any more has its row among the probes all the same."""
+    from harness.run_judge import judge_stored
+
+    judged = {}
+    for name in dirs:
+        with suppress(HarnessError):
+            judged[name] = judge_stored(run.attempt(name))
+    return judged
 
 
 def _stacks(run: RunDir, told: BisectTold) -> dict[str, str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from harness.core.observed.live import Progress
@@ -18,7 +20,7 @@ from harness.core.report import MachineFacts, Outcome
 from harness.render.listener import Listener
 from harness.supervisor.environment import describe
 from harness.supervisor.fork_server import ForkServer, anew
-from harness.supervisor.launch import command_line, launch
+from harness.supervisor.launch import Guarded, command_line, launch
 from harness.supervisor.stored.adapters import json_text
 from harness.supervisor.stored.rundir import AttemptDir, append_line, write_document
 
@@ -44,15 +46,35 @@ def run_one(
     facts: MachineFacts,
     tell: Tell,
     interruption: Interrupts,
+    log: Path,
     devices: tuple[int, ...] | None = None,
     server: ForkServer | None = None,
 ) -> Outcome:
-    """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one."""
+    """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one.
+
+    A fault of the harness is this run's ERROR, with its traceback in `log`, not the loss of all the others.
+    """
     if spec.launcher is Launcher.FORK:
         spec = server.settled(spec) if server else anew(spec)
-    prepare(attempt, spec, facts)
-    tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
-    guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
+    try:
+        prepare(attempt, spec, facts)
+        tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
+        guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
+        _follow(guarded, spec, attempt, Audience(name=attempt.path.name, tell=tell), interruption)
+        from harness.run_judge import judge_attempt
+
+        return judge_attempt(attempt, spec, facts.host, number)
+    except Exception as error:
+        with log.open("a") as text:
+            traceback.print_exc(file=text)
+        from harness.core.told.outcome import unjudged
+
+        why = f"{type(error).__name__}: {error}; see {log.name}"
+        return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
+
+
+def _follow(guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: Audience, interruption: Interrupts) -> None:
+    """Watch it to its end, which is here at the latest."""
     try:
         from harness.run_judge import Watch
 
@@ -60,16 +82,13 @@ def run_one(
             guarded=guarded,
             spec=spec,
             attempt=attempt,
-            audience=Audience(name=attempt.path.name, tell=tell),
+            audience=audience,
             interrupted=lambda: interruption.count > 0,
         ).run()
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
         guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
-    from harness.run_judge import judge_attempt
-
-    return judge_attempt(attempt, spec, facts.host, number)
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:

@@ -6,7 +6,6 @@ What is needed only for a scenario that does not run is imported there: a run be
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -123,25 +122,17 @@ class Execution:
         return max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
 
     def _attempt(self, spec: RunSpec, number: int, devices: tuple[int, ...] | None) -> Outcome:
-        attempt = self.run.attempt(spec.scenario, number)
-        try:
-            return run_one(
-                spec,
-                attempt,
-                number=number,
-                probe=self.request.probe,
-                facts=self.facts,
-                tell=self.told,
-                interruption=self.interruption,
-                devices=devices or None,
-            )
-        except Exception as error:  # a fault of the harness is one run's ERROR, not the loss of all the others
-            with self.run.log.open("a") as log:
-                traceback.print_exc(file=log)
-            from harness.core.told.outcome import unjudged
-
-            text = f"{type(error).__name__}: {error}; see {self.run.log.name}"
-            return unjudged(spec, attempt=number, directory=attempt.path.name, error=text)
+        return run_one(
+            spec,
+            self.run.attempt(spec.scenario, number),
+            number=number,
+            probe=self.request.probe,
+            facts=self.facts,
+            tell=self.told,
+            interruption=self.interruption,
+            log=self.run.log,
+            devices=devices or None,
+        )
 
     def _skip(self, skip: Skip) -> None:
         from harness.core.told.outcome import skipped

@@ -21,12 +21,12 @@ from typing import Any
 from ..supervisor import guardian
 from .agent import Orders, fork_blanks, start_ranks_by
 from .descriptors import keep_only
+from .early import Early, bind_again, bound_early
 from .face import Face
 from .program import Program
 
-# torch, and what the first optimizer of any program imports (torch 2.13: 1.2 s, 800 modules). Nothing of these keeps a
-# function that the probe covers: it must still find each of them by its name.
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo")
+AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
+LATER = ("torch._dynamo",)  # what the first optimizer of any program imports (torch 2.13: 1.2 s, 800 modules)
 
 
 class Reborn(BaseException):
@@ -62,7 +62,8 @@ def serve(control: socket.socket) -> Program:
     """Serve until the controller is gone. Returns only in a forked process: what it has become."""
     face = Face()
     os.environ.pop(face.name_of_room, None)
-    why = _preload()
+    early = _preload()
+    why = _unfit()
     tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
     printed = _printed(1), _printed(2)
@@ -70,13 +71,20 @@ def serve(control: socket.socket) -> Program:
         _guard(*_a_child_of(control))
     except Reborn as reborn:
         order = reborn.order
-    return _launched(order, face, printed)
+    return _launched(order, face, printed, early)
 
 
-def _preload() -> str | None:
-    """Why this process is no safe parent of a fork, if it is none."""
-    for name in PRELOADED:
+def _preload() -> list[Early]:
+    for name in AWAITED:
         importlib.import_module(name)
+    before = set(sys.modules)
+    for name in LATER:
+        importlib.import_module(name)
+    return bound_early(set(sys.modules) - before)
+
+
+def _unfit() -> str | None:
+    """Why this process is no safe parent of a fork, if it is none."""
     # What lies still is not looked at by the collector: each look would copy a page, and an exit looks at everything.
     gc.collect()
     gc.freeze()
@@ -134,7 +142,7 @@ def _stand_on(stdin: int, stdout: int, stderr: int) -> None:
     keep_only()
 
 
-def _launched(order: dict[str, Any], face: Face, printed: tuple[bytes, bytes]) -> Program:
+def _launched(order: dict[str, Any], face: Face, printed: tuple[bytes, bytes], early: list[Early]) -> Program:
     """The launcher; one of its ranks later."""
     words, environment = order["argv"], order["env"]
     face.show(words, environment)
@@ -152,4 +160,5 @@ def _launched(order: dict[str, Any], face: Face, printed: tuple[bytes, bytes]) -
             os.write(stream, text)
     rank = Program(words)
     rank.settle(environment, probed=True)
+    bind_again(early)
     return rank

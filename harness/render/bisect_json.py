@@ -53,6 +53,17 @@ def from_json(text: str, where: str = "bisect.json") -> BisectTold:
     return _told(stored_told)
 
 
+def probe_event(probe: ProbeTold) -> dict[str, object]:
+    """One probe in the `--json` stream, by the keys of bisect.json."""
+    return {"event": "probe", "scenario": probe.dir, **{key: _probe(escaped(probe))[key] for key in _PROBE}}
+
+
+def answer_event(told: BisectTold, run_dir: str) -> dict[str, object]:
+    """The end of the `--json` stream of a bisection."""
+    told = escaped(told)
+    return {"event": "done", "scenario": told.scenario, "answer": _answer(told), "run_dir": escape(run_dir)}
+
+
 def answer_items(subject: Subject, answer: Answer) -> list[Any]:
     """The answer as programs read it: layer numbers, a half-open range, values, names."""
     if not answer.items:

@@ -2,8 +2,11 @@
 
 What is forked is the launch as it is, guardian, torchrun's agent and ranks, so that the evidence is the same. Three
 things differ and cannot be helped: the ranks share the hash seed of their strings, and so the order of a set; they lie
-at the same addresses; and what the program changes before it imports torch comes too late. So the caller confirms
-under torchrun what it concludes from forked probes.
+at the same addresses; and what the program sets before it imports torch comes too late. So the caller confirms under
+torchrun what it concludes from forked probes.
+
+Nothing kills the server when its controller dies: it leaves when the control socket closes, whatever closed it. (A
+signal at the parent's death would come when the thread ends that has started it.)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import PROGRAMS, Ran, Workspace
+from .conftest import COMMAND, PROGRAMS, Ran, Workspace
 
 TWO_RANKS = ("run.ranks=2", "parallel.wrapper=ddp")
 
@@ -196,7 +196,7 @@ def test_a_commit_is_found_in_any_repository(workspace: Workspace) -> None:
         subprocess.run([*git, "add", "."], check=True)
         subprocess.run([*git, "commit", "-qm", f"version {number}"], check=True)
     done = subprocess.run(
-        ["nsa-harness", "bisect", "--script", "train.py", "--commits=HEAD~5..HEAD"],
+        [*COMMAND, "bisect", "--script", "train.py", "--commits=HEAD~5..HEAD"],
         cwd=home, capture_output=True, text=True, check=False, env=os.environ,
     )  # fmt: skip
     stored = json.loads((home / "reports" / "latest" / "bisect.json").read_text())

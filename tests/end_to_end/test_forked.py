@@ -95,6 +95,7 @@ class Launches:
             facts=machine_facts(),
             tell=lambda _: None,
             interruption=Undisturbed(),
+            log=self.home / "test_execution.log",
             server=self.server,
         )
         return Done(outcome=outcome, attempt=attempt)
@@ -149,7 +150,8 @@ def test_a_rank_that_fails_is_blamed_for_the_same_line(launches: Launches, way: 
     anew, forked = launches.both(script(way), way)
     assert anew.outcome.verdict.status == "FAIL"
     assert forked.told == anew.told
-    assert forked.ends == anew.ends
+    # Rank 0 loses its partner and is ended by torchrun for that, whichever comes first.
+    assert forked.ends[1:] == anew.ends[1:]
 
 
 @pytest.mark.parametrize("way", ["os_exit", "abort"])
@@ -160,7 +162,8 @@ def test_a_rank_that_leaves_at_once_is_blamed_for_the_same_line(launches: Launch
     assert [end[0] for end in forked.ends[:-1]][1] == [end[0] for end in anew.ends[:-1]][1]
 
 
-@pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_workers_of_a_loader_load_the_same(launches: Launches, way: str) -> None:
     anew, forked = launches.both(script(way), way)
     assert forked.said("LOADED") == anew.said("LOADED") != []
@@ -178,15 +181,18 @@ def test_a_forked_rank_sees_nothing_of_the_server(launches: Launches) -> None:
 
 
 def facts(launches: Launches) -> tuple[Done, Done]:
-    return launches.both(script("facts"), "facts")
+    """With one variable that the server has another value of."""
+    return launches.both(replace(script("facts"), env=(("HOME", str(launches.home)),)), "facts")
 
 
+@pytest.mark.slow
 def test_a_program_may_close_files_take_signals_and_fork_itself(launches: Launches) -> None:
     anew, forked = launches.both(script("ways"), "ways")
     assert forked.said("DID") == anew.said("DID") != []
     assert forked.outcome.verdict.status == "PASS"
 
 
+@pytest.mark.slow
 def test_one_process_without_torchrun_is_forked_as_well(launches: Launches) -> None:
     anew, forked = launches.both(scenario("single_no_gc"), "alone")
     assert anew.spec.launcher is Launcher.PLAIN
@@ -194,6 +200,7 @@ def test_one_process_without_torchrun_is_forked_as_well(launches: Launches) -> N
     assert forked.ends == anew.ends
 
 
+@pytest.mark.slow
 def test_two_at_once_do_not_disturb_each_other(launches: Launches) -> None:
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(launches.launch, script("fork"), Launcher.FORK, f"side{n}") for n in range(2)]
@@ -254,6 +261,7 @@ def test_what_cannot_be_forked_is_started_anew_and_says_so(launches: Launches) -
     assert done.outcome.verdict.cause == "exception"
 
 
+@pytest.mark.slow
 def test_a_launch_goes_on_when_the_server_was_killed(tmp_path: Path) -> None:
     with ForkServer() as server:
         launches = Launches(home=create_run(tmp_path).path, server=server)
@@ -268,6 +276,7 @@ def test_a_launch_goes_on_when_the_server_was_killed(tmp_path: Path) -> None:
     assert [one["what"] for one in done.evidence["trouble"]] == ["fork"]
 
 
+@pytest.mark.slow
 def test_a_stored_spec_that_was_forked_is_repeated_by_torchrun(launches: Launches) -> None:
     forked = launches.launch(script("raises"), Launcher.FORK, "stored")
     assert "-m torch.distributed.run --standalone --nproc-per-node=2" in forked.attempt.command.read_text()

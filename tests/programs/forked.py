@@ -1,6 +1,7 @@
 """What a forked rank must do as a started one does: forked.py WAY. Each rank prints what the test compares."""
 
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -31,7 +32,8 @@ class Squares(Dataset):
 def facts():
     """Everything a program can see of how it was started. Names of `drawn` must differ between ranks."""
     with open("/proc/self/environ", "rb") as kernel, open("/proc/self/cmdline", "rb") as words:
-        shown = {entry.partition(b"=")[0]: entry for entry in kernel.read().split(b"\0") if entry}
+        block = [entry for entry in kernel.read().split(b"\0") if entry]
+        shown = {entry.partition(b"=")[0]: entry for entry in block}
         command = words.read().rstrip(b"\0").split(b"\0")
     known = {"_NSA_HARNESS_RANK_PID"}  # the probe's, set by the rank itself
     unlike = [n for n, v in os.environ.items() if n not in known and shown.get(n.encode()) != f"{n}={v}".encode()]
@@ -50,6 +52,7 @@ def facts():
         "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
         "command": [word.decode() for word in command],
         "shown_beyond": sorted(set(shown) - {name.encode() for name in os.environ}) == [],
+        "shown_twice": len(block) - len(shown),
         "unlike": unlike,
         "names": sorted(os.environ),
         "threads": [threading.current_thread() is threading.main_thread(), torch.get_num_threads()],
@@ -59,11 +62,25 @@ def facts():
         "opened": sorted(os.path.basename(os.readlink(f"/proc/self/fd/{n}")) for n in (1, 2)),
         "limits": [resource.getrlimit(resource.RLIMIT_NOFILE), os.nice(0), os.umask(0o22)],
         "seed": [torch.initial_seed(), hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest()],
+        "covered": covered(),
         "start": multiprocessing.get_start_method(),
         "cwd": os.getcwd(),
         "hook": sys.excepthook.__name__,
         "drawn": [random.random(), numpy.random.random(), os.urandom(4).hex()],
     }
+
+
+def covered():
+    """Functions of torch.distributed that another module has as they were before the probe covered them."""
+    importlib.import_module("torch._dynamo")
+    now = vars(dist.distributed_c10d)
+    before = [one.__wrapped__ for one in now.values() if hasattr(one, "__wrapped__")]
+    spaces = [(name, vars(module)) for name, module in sys.modules.items() if name.startswith("torch.")]
+    tables = [(f"{name}.{key}", one) for name, space in spaces for key, one in space.items() if type(one) is dict]
+    held = [
+        f"{name}.{key}" for name, space in spaces for key, one in space.items() if any(one is old for old in before)
+    ]
+    return sorted(held + [name for name, one in tables if any(old in one for old in before)])
 
 
 def load(start):

@@ -21,7 +21,8 @@ from harness.core.bisect.asking import CountsAs, Purpose, Subset
 from harness.core.place import Place
 from harness.core.report import HangKind
 from harness.supervisor.stored.adapters import adapter, json_text
-from harness.supervisor.stored.rundir import RunDir, append_line, read_lines, write_document
+from harness.supervisor.stored.reading import read_lines
+from harness.supervisor.stored.rundir import RunDir, append_line, write_document
 
 _STATE, _PROBES = "bisection.json", "probes.jsonl"
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.bisect.question import Question as SearchQuestion
+from harness.core.bisect.question import QuestionKind
 from harness.core.bisect.sought import Wanted
 from harness.core.bisect.subject import Subject
-from harness.supervisor.bisected.launches import Templates
+from harness.core.report import MachineFacts
+from harness.supervisor.bisected.journal import question_key
+from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates
 from harness.supervisor.planning import Question
 
 
@@ -27,3 +32,41 @@ class BisectRequest:
     json: bool
     probe: str
     command: str  # as typed
+
+
+def question_of(request: BisectRequest) -> SearchQuestion:
+    subject = request.subject
+    return SearchQuestion(
+        kind=QuestionKind.ORDERED if subject.ordered else QuestionKind.SET,
+        items=len(subject.items),
+        together=tuple(map(frozenset, subject.together)),
+        at_once=request.jobs,
+        confidence=request.confidence,
+        repeat=request.repeat,
+    )
+
+
+def launches_of(request: BisectRequest, facts: MachineFacts) -> Launches:
+    return Launches(
+        question=request.question,
+        subject=request.subject,
+        templates=request.templates,
+        base_args=request.base_args,
+        facts=facts,
+    )
+
+
+def key_of(request: BisectRequest, launches: Launches) -> str:
+    """The same command about the same program on the same packages is the same question."""
+    ends = [_hash_or_reason(launches, subset) for subset in ((), range(len(request.subject.items)))]
+    return question_key(
+        request.subject, request.templates, request.question.words, request.question.script, ends, request.wanted,
+        request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+    )  # fmt: skip
+
+
+def _hash_or_reason(launches: Launches, subset: Sequence[int]) -> str:
+    try:
+        return launches.spec(subset).spec_hash
+    except CannotLaunch as why:
+        return str(why)
