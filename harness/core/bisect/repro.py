@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from harness.core.plan import Launcher, RunSpec
 
 NAME = "repro.py"
+_HELD = "\0"  # in place of a blank where no line may break
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, told: str) -> str | None:
@@ -63,11 +65,10 @@ def _mapping(pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _list(words: list[str]) -> str:
-    """Ten words a line keep a long command on a screen."""
-    if len(words) <= 10:
-        return "[" + ", ".join(map(_text, words)) + "]"
-    rows = [", ".join(map(_text, words[place : place + 10])) for place in range(0, len(words), 10)]
-    return "[\n    " + ",\n    ".join(rows) + ",\n]"
+    """Wrapped, to keep a long command on a screen. A literal holds no blank that a line could break at."""
+    body = textwrap.fill(" ".join(_text(word).replace(" ", _HELD) + "," for word in words), 110, break_long_words=False, break_on_hyphens=False)
+    body = body.replace(_HELD, " ")
+    return f"[{body[:-1]}]" if "\n" not in body else "[\n" + textwrap.indent(body, "    ") + "\n]"
 
 
 def _text(text: str) -> str:
@@ -76,4 +77,4 @@ def _text(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return ascii(text)[1:-1].replace('"', "'")[:200]
+    return ascii(text.replace(" \u00b7 ", ", "))[1:-1].replace('"', "'")[:200]
