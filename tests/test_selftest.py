@@ -135,7 +135,7 @@ def test_the_score_is_json_with_every_planting() -> None:
     values = json.loads(json.dumps(score_values(marks, seed=7)))
     assert (values["schema"], values["seed"], values["right"], values["of"]) == (1, 7, 0, 1)
     (one,) = values["plantings"]
-    assert one["fault"] == {"kind": "deadlock", "rank": 1, "layer": 2, "step": 3, "heals_s": None, "when": None}
+    assert one["fault"] == {"kind": "deadlock", "rank": 1, "layer": 2, "step": 3, "heals_s": None}
     assert (one["due"]["layer"], one["said"]["layer"], one["wrong"]) == (2, 0, ["layer"])
 
 

@@ -43,6 +43,8 @@ def test_a_range_for_people_is_inclusive_with_the_code_form_behind_it():
     assert layer_spans((3, 8)) == "3 and 8"
     assert layer_spans((7,)) == "7"
     assert layers_word("all") == "all"
+    assert layers_word("2,6") == "[2,6]"
+    assert layers_word("2") == "[2]"
 
 
 def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():

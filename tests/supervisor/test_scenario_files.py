@@ -64,6 +64,7 @@ def test_every_shipped_fault_says_what_it_expects() -> None:
     assert found == {
         "fault_deadlock": ("deadlock", "HANG", "backward_function_blocked", ("fault",)),
         "fault_skip_collective": ("skip_collective", "HANG", "rank_conditional_collective", ("fault",)),
+        "fault_gc_layer": ("deadlock", "HANG", "backward_function_blocked", ("fault",)),
         "fault_raise": ("raise", "FAIL", "exception", ("fault",)),
         "fault_sigkill": ("sigkill", "FAIL", "killed", ("fault",)),
         "fault_endless_loop": ("endless_loop", "HANG", "infinite_loop", ("fault",)),

@@ -66,7 +66,12 @@ def _mapping(pairs: tuple[tuple[str, str], ...]) -> str:
 
 def _list(words: list[str]) -> str:
     """Wrapped, to keep a long command on a screen. A literal holds no blank that a line could break at."""
-    body = textwrap.fill(" ".join(_text(word).replace(" ", _HELD) + "," for word in words), 110, break_long_words=False, break_on_hyphens=False)
+    body = textwrap.fill(
+        " ".join(_text(word).replace(" ", _HELD) + "," for word in words),
+        110,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     body = body.replace(_HELD, " ")
     return f"[{body[:-1]}]" if "\n" not in body else "[\n" + textwrap.indent(body, "    ") + "\n]"
 

@@ -16,6 +16,7 @@ Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placehol
 
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
+_NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
 _VANILLA: Config = {"model.attention": "vanilla", "model.branch": "all"}
 
 
@@ -132,7 +133,7 @@ def layers_word(value: Plain) -> str:
     """A list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
     numbers = sorted(map(_number, value)) if isinstance(value, list) else None
     if numbers is None:
-        return str(value)
+        return f"[{value}]" if _NUMBERS.fullmatch(str(value)) else str(value)
     if not numbers:
         return "none"
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
