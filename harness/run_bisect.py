@@ -15,10 +15,9 @@ from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Subset
 from harness.core.bisect.plan import find
 from harness.core.bisect.question import Question
-from harness.core.bisect.sought import Signature, counts_as
-from harness.core.bisect.subject import in_its_words
+from harness.core.bisect.sought import Signature, counts_as, line_word
+from harness.core.bisect.subject import Form, in_its_words
 from harness.core.bisect.told import ProbeTold
-from harness.core.compared.same_place import place_word
 from harness.core.plan import Launcher, RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.core.schedule import free_devices
@@ -222,8 +221,7 @@ class Bisection:
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
         if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
-            place = place_word(kept.place) or None
-            self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=place)
+            self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
 
     def _probe_told(self, kept: Kept) -> ProbeTold:
         facts = {name: value for name, value in vars(kept).items() if name != "longest_quiet_s"}
@@ -283,8 +281,9 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
         jobs=request.jobs,
     )  # fmt: skip
     with ExitStack() as stack:
-        if request.subject.key == "commit":
-            launches.trees = stack.enter_context(worktrees(request.question.working_dir, run.path / "worktrees"))
+        if request.subject.form is Form.COMMIT:
+            home = run.path.resolve() / "worktrees"
+            launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(screen.close)
         told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))

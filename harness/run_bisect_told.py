@@ -17,6 +17,7 @@ from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Subset
 from harness.core.bisect.repro import NAME, repro_command, repro_script
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.subject import Form
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
@@ -133,7 +134,7 @@ def _floor(answer: Answer, items: int) -> int:
 
 def _write_repro(seen: Seen, answer: Answer) -> str | None:
     """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
-    if answer.failing is None:
+    if answer.failing is None or seen.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
     try:
         spec = seen.launches.spec(answer.failing)

@@ -81,7 +81,8 @@ class Program:
     def _code(self) -> types.CodeType:
         main = vars(sys.modules["__main__"])
         loader = importlib.machinery.SourceFileLoader("__main__", self._name)
-        main.update(__file__=self._name, __cached__=None, __loader__=loader)
+        whole = os.path.abspath(self._name)  # as the interpreter says it, in tracebacks too
+        main.update(__file__=whole, __cached__=None, __loader__=loader)
         try:
             with io.open_code(self._name) as file:
                 source = file.read()
@@ -89,7 +90,7 @@ class Program:
             print(f"{sys.executable}: can't open file {os.path.abspath(self._name)!r}: {error}", file=sys.stderr)
             raise SystemExit(2) from None
         # dont_inherit: our own `from __future__` is not the program's.
-        return compile(source, self._name, "exec", dont_inherit=True)
+        return compile(source, whole, "exec", dont_inherit=True)
 
 
 def _new_main() -> types.ModuleType:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CountsAs, Purpose
-from harness.core.bisect.sought import Signature, same
+from harness.core.bisect.sought import Signature, line_word, same
 from harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from harness.core.bisect.told import BisectTold, ProbeTold
-from harness.core.compared.same_place import place_word
 from harness.core.declared.yaml_tree import Plain
 from harness.core.report import Status
 from harness.render import words
@@ -291,7 +290,7 @@ def _same(told: BisectTold, probe: ProbeTold) -> str:
         return ""
     if probe.purpose in CONTROLS or not _earlier_bad(told, probe):
         return _where(probe)
-    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=place_word(probe.place) or None)
+    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
     return "same" if told.sought is None or same(seen, told.sought) else f"counts too: {seen}"
 
 

@@ -51,6 +51,8 @@ _READ_AT_START = (
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_READ_AT_START)})\w*)")
+# Numpy imports OpenBLAS, which starts a thread for each core unless it is told not to; a fork must find none.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _NO_SERVER = "launched anew: only a bisection has a fork server"
 
 
@@ -132,7 +134,7 @@ class _Server:
         with theirs, open(os.memfd_create("printed"), "wb") as stdout:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(_SERVER), str(theirs.fileno()), " " * _WORDS_BYTES],
-                env={**environment, **room},
+                env={**_ONE_THREAD, **environment, **room},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.bisect.asking import CountsAs
-from harness.core.bisect.sought import Wanted, counts_as, parse_outcome, same, signature
+from harness.core.bisect.sought import Wanted, counts_as, line_word, parse_outcome, same, signature
 from harness.core.place import Place
 from harness.core.report import Culprit, Status
 from tests.core.runs import run
@@ -22,6 +22,12 @@ def test_the_first_failure_shows_what_is_sought_and_another_line_is_another_fail
     assert counts_as(_at(40), Wanted(), sought) is CountsAs.BAD
     assert counts_as(_at(41), Wanted(), sought) is CountsAs.DIFFERENT
     assert counts_as(_at(40, Status.FAIL), Wanted(), sought) is CountsAs.DIFFERENT
+
+
+def test_a_line_is_the_same_in_another_checkout_of_the_file():
+    here, there = Place(file="/job/train.py", line=4), Place(file="reports/trees/ab12/train.py", line=4)
+    assert line_word(here) == line_word(there) == "train.py:4"
+    assert line_word(None) is None
 
 
 def test_where_no_line_is_known_the_cause_decides():

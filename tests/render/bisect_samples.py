@@ -20,7 +20,7 @@ GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(
     file="nsa/attention.py", line=148, function="select", module="blocks.7.attn.sel", layer=7, text="dist.all_reduce(u)"
 )
-SOUGHT = Signature(verdict="HANG", cause="rank_conditional_collective", place="nsa/attention.py:148")
+SOUGHT = Signature(verdict="HANG", cause="rank_conditional_collective", place="attention.py:148")
 WHAT = "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
 CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 

@@ -182,8 +182,11 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
     question = Question(words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=()))
     launches = _launches(question, Asking(commits="HEAD~3..HEAD"))
     assert [label.split(" ", 1)[1] for label in launches.subject.labels] == ["version 1", "version 2", "version 3"]
+    assert launches.spec((0, 1)).cwd is None
+    command = launches.command((0, 1), None)
+    assert command == f"git checkout {launches.subject.items[1]} && nsa-harness run --script train.py --ranks 2"
     with worktrees(repository, repository.parent / "trees") as trees:
-        launches.trees = trees
+        launches.enter_trees(trees)
         spec = launches.spec((0, 1))
         assert (Path(spec.cwd) / "train.py").read_text() == "print(2)\n"
         assert (repository / "train.py").read_text() == "print(3)\n"

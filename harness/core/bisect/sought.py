@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from harness.core.bisect.asking import CountsAs
-from harness.core.compared.same_place import place_word
+from harness.core.place import Place
 from harness.core.report import Outcome, Status
 
 SAME = "same"
@@ -59,8 +59,16 @@ def parse_outcome(text: str) -> Wanted:
 
 
 def signature(outcome: Outcome) -> Signature:
-    place = place_word(outcome.culprit.place if outcome.culprit else None)
-    return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=place or None)
+    place = outcome.culprit.place if outcome.culprit else None
+    return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=line_word(place))
+
+
+def line_word(place: Place | None) -> str | None:
+    """ "model.py:40": the same for a file of a worktree and of the user's checkout."""
+    if place is None or place.file is None:
+        return None
+    name = place.file.rpartition("/")[2]
+    return name if place.line is None else f"{name}:{place.line}"
 
 
 def counts_as(outcome: Outcome, wanted: Wanted, sought: Signature | None, output: str = "") -> CountsAs:

@@ -11,13 +11,12 @@ from pathlib import Path
 from harness.errors import UsageError
 
 _LIMIT_S = 120.0
-_SHORT = 9  # hex digits of a commit, for people
 _SUBJECT = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    sha: str
+    sha: str  # as short as git finds unambiguous
     words: str  # "1a2b3c4d5 Make the gate learn"
 
 
@@ -34,12 +33,12 @@ def commits_between(inside: Path, good: str, bad: str) -> Between:
     shas = [_commit(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
-    listed = _git(inside, "log", "--reverse", "--first-parent", "--format=%H %s", f"{shas[0]}..{shas[1]}")
+    listed = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
     later = [line.partition(" ") for line in listed.stdout.splitlines()]
     if not later:
         raise UsageError(f"--commits: no commit lies between {good} and {bad}")
-    named = (Commit(sha=sha, words=f"{sha[:_SHORT]} {text[:_SUBJECT]}") for sha, _, text in later)
-    return Between(good=shas[0], later=tuple(named))
+    named = (Commit(sha=sha, words=f"{sha} {text[:_SUBJECT]}") for sha, _, text in later)
+    return Between(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(named))
 
 
 @dataclass(kw_only=True)
@@ -57,11 +56,11 @@ class Worktrees:
             if not path.is_dir():
                 added = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
                 if added.returncode != 0:
-                    raise UsageError(f"git worktree of {sha[:_SHORT]}: {_last_line(added.stderr)}")
+                    raise UsageError(f"git worktree of {sha}: {_last_line(added.stderr)}")
             self.made[sha] = path
         inside = self.repository.resolve().relative_to(_root(self.repository))
         if not (self.made[sha] / inside).is_dir():
-            raise UsageError(f"{sha[:_SHORT]} has no directory {inside}")
+            raise UsageError(f"{sha} has no directory {inside}")
         return self.made[sha] / inside
 
     def remove(self) -> None:

@@ -85,6 +85,11 @@ class Launches:
     stall_s: float | None = None  # learnt from the good control
     known: dict[tuple[int, ...], RunSpec | str] = field(default_factory=dict)  # or why there is none
 
+    def enter_trees(self, trees: Worktrees) -> None:
+        """From here on each commit is launched in a checkout of its own."""
+        self.trees = trees
+        self.known.clear()
+
     def spec(self, subset: Collection[int]) -> RunSpec:
         """The launch, under no name yet. Raises CannotLaunch."""
         key = tuple(sorted(subset))
@@ -100,13 +105,17 @@ class Launches:
 
     def command(self, subset: Collection[int], stored: Path | None) -> str | None:
         """What repeats it by hand; the stored spec where no words can say it."""
-        sayable = self.subject.form is not Form.COMMIT and not self.subject.swept_away(subset)
-        if not sayable:
+        if self.subject.swept_away(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
+        if self.subject.form is Form.COMMIT:
+            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question)}"
         try:
-            question = self._question(subset)
+            return self._typed(self._question(subset))
         except HarnessError:
             return None
+
+    @staticmethod
+    def _typed(question: Question) -> str:
         script, words = question.script, [_by_hand(word) for word in question.words]
         if script is None:
             return " ".join(["nsa-harness run", *words])
