@@ -31,7 +31,7 @@ from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
 from harness.run_one import run_one
 from harness.run_plan import Told
 from harness.supervisor.bisected.commits import worktrees
-from harness.supervisor.bisected.journal import BY_TORCHRUN, Journal, Kept, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, Kept, unfinished, write_state
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
 from harness.supervisor.bisected.request import BisectRequest, key_of, launches_of, question_of
 from harness.supervisor.fork_server import ForkServer
@@ -40,6 +40,8 @@ from harness.supervisor.stored.reading import log_tail
 from harness.supervisor.stored.rundir import RunDir, create_run, locked
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
+_PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
+_KEPT_ONLY = ("in_full", "longest_quiet_s")
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
 _CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
@@ -121,11 +123,13 @@ class Bisection:
         return [one.counts_as for one in made]
 
     def _one(self, n: int, subset: Subset, asked: Round) -> ProbeTold:
+        in_full = self._in_full(subset, asked.purpose)
         with self._lock:
-            kept = self.journal.take(subset, asked.purpose)
+            kept = self.journal.take(subset, in_full=in_full)
         if kept is None:
-            kept = self._made(n, subset, asked)
+            kept = self._made(n, subset, asked, in_full=in_full)
         with self._lock:
+            self.journal.answered.append(kept)
             self._learn(kept)
             told = self._probe_told(replace(kept, n=n))
             self.probes = sorted([*self.probes, told], key=lambda one: one.n)
@@ -141,15 +145,20 @@ class Bisection:
         if self.request.json:
             print(line, flush=True)
 
-    def _made(self, n: int, subset: Subset, asked: Round) -> Kept:
+    def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
+        """A proof is launched by torchrun as often as was asked for; what repeats it beyond that need not be."""
+        made = sum(one.in_full and frozenset(one.subset) == subset for one in self.journal.answered)
+        return purpose in _PROOFS and made < self.request.repeat
+
+    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> Kept:
         if self.interruption.count:
             raise _Interrupted
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
             raise OutOfBudget
         blank = Kept(
             n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,
-            launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(), phase=None,
-            counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+            in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
+            phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
         )  # fmt: skip
         try:
             spec = self.launches.spec(subset)
@@ -164,7 +173,7 @@ class Bisection:
     def _launched(self, spec: RunSpec, blank: Kept) -> Kept:
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
-        spec = self._settled(replace(spec, scenario=name, about=about), blank.purpose)
+        spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         devices = self._devices(spec)
         outcome = run_one(
             spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
@@ -207,9 +216,9 @@ class Bisection:
             self.taken |= set(devices)
         return devices
 
-    def _settled(self, spec: RunSpec, purpose: Purpose) -> RunSpec:
+    def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
-        if self.server is None or purpose in BY_TORCHRUN:
+        if self.server is None or in_full:
             return spec
         settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
         if settled.launcher is not Launcher.FORK:
@@ -224,7 +233,7 @@ class Bisection:
             self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
 
     def _probe_told(self, kept: Kept) -> ProbeTold:
-        facts = {name: value for name, value in vars(kept).items() if name != "longest_quiet_s"}
+        facts = {name: value for name, value in vars(kept).items() if name not in _KEPT_ONLY}
         return ProbeTold(**facts, config=self.request.subject.config(kept.subset))
 
     @property

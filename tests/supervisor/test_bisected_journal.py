@@ -13,10 +13,10 @@ from harness.supervisor.bisected.journal import Journal, Kept, question_key, unf
 from harness.supervisor.stored.rundir import RunDir, create_run
 
 
-def _kept(n: int, subset: tuple[int, ...], purpose: Purpose = Purpose.RIGHT_EDGE) -> Kept:
+def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> Kept:
     return Kept(
-        n=n, subset=subset, purpose=purpose, open=(0, 12), left=3, launcher="fork", verdict="HANG",
-        kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits", place=Place(file="m.py", line=4),
+        n=n, subset=subset, purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full, launcher="fork",
+        verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits", place=Place(file="m.py", line=4),
         culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2, longest_quiet_s=0.1, dir=f"p{n:02d}",
         spec_hash="abc",
     )  # fmt: skip
@@ -33,16 +33,16 @@ def test_what_was_kept_answers_once_each_in_the_order_it_was_made(tmp_path: Path
     first, second = _kept(3, (1, 2)), _kept(5, (1, 2))
     journal = _journal(create_run(tmp_path), first, _kept(4, (7,)), second)
     asked = frozenset({1, 2})
-    assert journal.take(asked, Purpose.REPEAT) == first
-    assert journal.take(asked, Purpose.REPEAT) == second
-    assert journal.take(asked, Purpose.REPEAT) is None
+    assert journal.take(asked, in_full=False) == first
+    assert journal.take(asked, in_full=False) == second
+    assert journal.take(asked, in_full=False) is None
 
 
 def test_a_proof_is_never_answered_by_a_probe_that_torchrun_did_not_launch(tmp_path: Path) -> None:
-    proof = _kept(9, (7,), Purpose.PROOF_BAD)
-    journal = _journal(create_run(tmp_path), _kept(3, (7,), Purpose.ALONE), proof)
-    assert journal.take(frozenset({7}), Purpose.PROOF_BAD) == proof
-    assert journal.take(frozenset({7}), Purpose.PROOF_BAD) is None
+    proof = _kept(9, (7,), in_full=True)
+    journal = _journal(create_run(tmp_path), _kept(3, (7,)), proof)
+    assert journal.take(frozenset({7}), in_full=True) == proof
+    assert journal.take(frozenset({7}), in_full=True) is None
 
 
 def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) -> None:

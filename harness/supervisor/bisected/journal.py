@@ -37,6 +37,7 @@ class Kept:
     purpose: Purpose
     open: tuple[int, int]
     left: int
+    in_full: bool  # asked under torchrun: no fork can answer for it
     launcher: str
     verdict: str | None
     kind: HangKind | None
@@ -67,13 +68,14 @@ class Journal:
     def __init__(self, run: RunDir) -> None:
         self._path = run.path / _PROBES
         self.kept: list[Kept] = list(_readable(self._path))
+        self.answered: list[Kept] = []  # of this session, in the order in which they did
         self._waiting: dict[tuple[Subset, bool], list[Kept]] = defaultdict(list)
         for one in self.kept:
-            self._waiting[_key(one.subset, one.purpose)].append(one)
+            self._waiting[frozenset(one.subset), one.in_full].append(one)
 
-    def take(self, subset: Subset, purpose: Purpose) -> Kept | None:
+    def take(self, subset: Subset, *, in_full: bool) -> Kept | None:
         """The next kept launch of this configuration that has not answered yet."""
-        waiting = self._waiting[_key(subset, purpose)]
+        waiting = self._waiting[subset, in_full]
         return waiting.pop(0) if waiting else None
 
     def keep(self, one: Kept) -> None:
@@ -125,14 +127,6 @@ def _readable(path: Path) -> Iterable[Kept]:
             yield adapter(Kept).validate_python(record)
         except ValidationError:
             continue
-
-
-def _key(subset: Iterable[int], purpose: Purpose) -> tuple[Subset, bool]:
-    """A proof is launched by torchrun, so no other probe can answer for it."""
-    return frozenset(subset), purpose in BY_TORCHRUN
-
-
-BY_TORCHRUN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD})
 
 
 def _version(package: str) -> str | None:
