@@ -12,7 +12,7 @@ from typing import Any
 
 from .board import Board
 from .flight import Flight
-from .places import foreign_code, innermost, place_text
+from .places import foreign_code, innermost_own, place_text
 from .trouble import Trouble
 
 INTERVAL_S = 0.25
@@ -65,10 +65,10 @@ class Beat:
             self._counter = None
 
     def _look(self) -> None:
-        """The main thread's innermost line outside torch, for a rank that is killed before it can be asked."""
+        """The main thread's innermost line of the user's, for a rank that is killed before it can be asked."""
         if self._board.over:
             return  # what runs at exit is not the line that the program left from
-        frame = innermost(sys._current_frames().get(self._main_thread), self._foreign)
+        frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
         if frame is None or (frame.f_code, frame.f_lineno) == self._seen:
             return
         self._seen = (frame.f_code, frame.f_lineno)

@@ -60,6 +60,15 @@ def hints(
     return []
 
 
+def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]) -> tuple[str, int, str] | None:
+    """The line that uses the first of these parameters, together with all that share its fate; None: it shows none."""
+    for model in models:
+        inner = model.module if _is_wrapper(model) else model
+        if names[0] in dict(inner.named_parameters()):
+            return _use(inner, names[0], names, "", foreign)
+    return None
+
+
 def ordered_names(model: Any) -> list[str]:
     """The parameters of a DDP model in the order of its numbers: as torch builds them for its reducer."""
     names: list[str] = []

@@ -8,11 +8,9 @@ from typing import Any
 
 from .. import protocol
 from .board import Board
-from .places import innermost
+from .places import innermost, is_installed
 
 TELLINGS = 4  # of a program that steps from more lines, the newest of these counts
-INSTALLED = ("site-packages", "dist-packages")
-STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class Caller:
@@ -37,7 +35,7 @@ def chain(frame: Any, foreign: tuple[str, ...]) -> str:
     length = 0
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((*foreign, STANDARD_LIBRARY)) and not _is_installed(code.co_filename):
+        if not code.co_filename.startswith(foreign) and not is_installed(code.co_filename):
             line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}:{code.co_name}"
             length += len(line.encode("utf-8", "replace")) + len(protocol.STEPPED_JOIN)
             if length > protocol.STRING_LIMIT:
@@ -45,7 +43,3 @@ def chain(frame: Any, foreign: tuple[str, ...]) -> str:
             lines.append(line)
         frame = frame.f_back
     return protocol.STEPPED_JOIN.join(lines)
-
-
-def _is_installed(file: str) -> bool:
-    return any(word in file for word in INSTALLED)

@@ -10,11 +10,12 @@ import ctypes
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 CHUNKS = 4  # pieces of a tensor that is too large to be read whole, evenly spaced
 ALIGNED = 16  # bytes; no element is cut in two
+PARAMETERS_LIMIT = 512  # of an optimizer
 
 # The top byte of what is not finite has these bits set. Few finite numbers have: they are looked at one by one.
 _EXPONENTS = {"torch.float32": 0x7F, "torch.float64": 0x7F, "torch.bfloat16": 0x7F, "torch.float16": 0x7C}
@@ -82,3 +83,13 @@ def checksum(data: bytes, before: int = 0) -> int:
 def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
     """The root of the sum of squares, and the sum: two tensors of which both agree are hardly different."""
     return math.hypot(*values), sum(values)
+
+
+def trained(optimizer: Any) -> list[Any]:
+    """What an optimizer is to train; of very many parameters every so many."""
+    every = list(_wanted(optimizer.param_groups))
+    return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]
+
+
+def _wanted(groups: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    return (parameter for group in groups for parameter in group["params"] if parameter.requires_grad)

@@ -11,13 +11,13 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .. import protocol
 from . import replicas
 from .board import Board
-from .fingerprint import Unreadable, broken, sample
+from .fingerprint import Unreadable, broken, sample, trained
 from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
@@ -27,10 +27,10 @@ from .trouble import Trouble
 EVERY_STEP_UNTIL = 16
 LOOKS_AN_OCTAVE = 8
 OPTIMIZERS_LIMIT = 8
-PARAMETERS_LIMIT = 512
 SAMPLE_BYTES = 128 << 10  # of all parameters of an optimizer
 FILE_LIMIT_BYTES = 1 << 20
 NAMES_LIMIT = 8
+USUAL_AFTER = 4  # steps: in the first ones much has no gradient yet
 
 
 def install(torch: Any, board: Board, trouble: Trouble, directory: str, names: ModuleNames) -> Looks:
@@ -73,6 +73,7 @@ class Looks:
         self._total_steps = 0
         self._round = self._round_key = 0
         self._foreign = foreign_code(torch)
+        self._never_used: tuple[tuple[str, ...], str] = (), ""
         self._in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
     # What calls in.
@@ -121,11 +122,11 @@ class Looks:
             if len(self._optimizers) >= OPTIMIZERS_LIMIT:
                 return
             steps = self._optimizers[optimizer] = _Steps()
-            steps.born_broken = frozenset(id(one) for one, _ in self._broken(_trained(optimizer)))
+            steps.born_broken = frozenset(id(one) for one, _ in self._broken(trained(optimizer)))
         steps.count += 1
         if not due(steps.count):
             return
-        missing = {id(one) for one in _trained(optimizer) if one.grad is None and one.numel()}
+        missing = {id(one) for one in trained(optimizer) if one.grad is None and one.numel()}
         steps.never = missing if steps.never is None else steps.never & missing
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
@@ -138,7 +139,7 @@ class Looks:
         self._stepped()
 
     def _numbers(self, optimizer: Any, steps: _Steps) -> dict[str, Any]:
-        wrong = [(one, what) for one, what in self._broken(_trained(optimizer)) if id(one) not in steps.born_broken]
+        wrong = [(one, what) for one, what in self._broken(trained(optimizer)) if id(one) not in steps.born_broken]
         never = self._never(optimizer, steps)
         return {
             "at": "step",
@@ -151,6 +152,7 @@ class Looks:
             "value": wrong[0][1] if wrong else "",
             "never": len(never),
             "never_names": never[:NAMES_LIMIT],
+            "never_place": self._used_at(tuple(never)) if steps.count >= USUAL_AFTER else "",
             **self._lost(),
         }
 
@@ -174,8 +176,17 @@ class Looks:
         if not steps.never:
             return []
         owners = self._owners()
-        called = [owners.get(id(one)) for one in _trained(optimizer) if id(one) in steps.never]
+        called = [owners.get(id(one)) for one in trained(optimizer) if id(one) in steps.never]
         return [name for one in called if one is not None for name, was_called in (one,) if was_called]
+
+    def _used_at(self, never: tuple[str, ...]) -> str:
+        """The line that uses them, looked up once for the same ones."""
+        if never and self._never_used[0] != never:
+            from .blamed import used_at  # loads dis
+
+            found = used_at(self._names.models(), never, self._foreign)
+            self._never_used = never, place_text(*found) if found else ""
+        return self._never_used[1] if never else ""
 
     def _at_backward(self, tensors: Any) -> None:
         losses = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
@@ -184,7 +195,7 @@ class Looks:
         self._bad_losses += wrong is not None
         self._bad_in_a_row = self._bad_in_a_row + 1 if wrong else 0
         if wrong is not None and self._bad_losses == 1:
-            held = [one for optimizer in list(self._optimizers) for one, _ in self._broken(_trained(optimizer))]
+            held = [one for optimizer in list(self._optimizers) for one, _ in self._broken(trained(optimizer))]
             names = [self._name(one) for one in held[:NAMES_LIMIT]]
             place = _user_place(self._foreign)
             self._write({"at": "loss", "step": self._step, "value": wrong, "place": place, "held": names})
@@ -279,15 +290,6 @@ class Looks:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-
-
-def _trained(optimizer: Any) -> list[Any]:
-    every = list(_wanted(optimizer.param_groups))
-    return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]
-
-
-def _wanted(groups: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    return (parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
 
 
 def _user_place(foreign: tuple[str, ...]) -> str:

@@ -9,6 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+INSTALLED = ("site-packages", "dist-packages")
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 FILE_LIMIT = 300  # the end of a path says more than its beginning
 
 
@@ -20,6 +22,18 @@ def foreign_code(torch: Any) -> tuple[str, str, str]:
     """How file names begin that are not the user's: torch, the harness (probe and fault), frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
+
+
+def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
+    """The same, if it can be outside of installed packages and the standard library too."""
+    first = found = innermost(frame, foreign)
+    while found is not None and is_installed(found.f_code.co_filename):
+        found = innermost(found.f_back, foreign)
+    return first if found is None else found
+
+
+def is_installed(file: str) -> bool:
+    return file.startswith(STANDARD_LIBRARY) or any(word in file for word in INSTALLED)
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:

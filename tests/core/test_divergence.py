@@ -14,6 +14,7 @@ from builders import (
     collective,
     ended,
     evidence,
+    frame,
     in_all_reduce,
     locked_in_backward,
     mark,
@@ -25,11 +26,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.diagnosed import of_divergence as causes_of_divergence
+from harness.core.diagnosed import of_order as causes_of_order
 from harness.core.diagnosed import rules as causes
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.diagnosed.entries import classes
 from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Board, Collective, Ending, Evidence, RankEvidence, StepRow, Tally
+from harness.core.observed.evidence import (
+    Board,
+    Collective,
+    Ending,
+    Evidence,
+    Frame,
+    RankEvidence,
+    RankSnapshot,
+    StepRow,
+    Tally,
+)
 from harness.core.observed.marks import Call
 from harness.core.parted.divergence import Analysis, Kind, Track, analyse, minority
 from harness.core.parted.unlike import Unlike, first_unlike
@@ -281,6 +293,49 @@ def test_a_rank_that_goes_round_a_layer_left_it_out_although_it_has_made_fewer_m
     assert found.culprit.collective == CollectiveRef(group="0", seq=18, op="all_reduce")
 
 
+def in_turn(*below: tuple[Frame, ...]) -> Evidence:
+    """Rank 1 makes first what it usually makes second; each stands in these frames of the program."""
+    usual = [REDUCE, GATHER]
+    kept, other = (steps_of(usual, [one], zero_ns=ZERO_NS) for one in usual)
+    seen = hung(kept, other, collectives=[[entered(18)], [entered(18, op="all_gather")]])
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *frames) for rank, frames in zip(look.ranks, below, strict=True)))
+        for look in seen.snapshots
+    )
+    return replace(seen, snapshots=looks)
+
+
+def standing(rank: RankSnapshot, *frames: Frame) -> RankSnapshot:
+    return replace(rank, stacks=(replace(rank.stacks[0], frames=(rank.stacks[0].frames[0], *frames)),))
+
+
+def test_calls_made_from_one_line_above_are_gone_through_in_another_order() -> None:
+    loop, main = frame(46, function="sync"), frame(66, function="run")
+    apart = ((frame(22, function="mean"), loop, main), (frame(35, function="histogram"), loop, main))
+    found = diagnosed(in_turn(*apart))
+    assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == (
+        "collective_order_mismatch",
+        (1,),
+        0.75,
+    )
+    assert found.culprit is not None
+    assert found.culprit.place == Place(file=USER, line=46, function="sync")
+    assert "all from one line above at ada/train.py:46" in found.findings[0].claim
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        ((frame(30, function="sync"), frame(66)), (frame(32, function="sync"), frame(66))),
+        ((frame(22, function="mean"), frame(66)), (frame(35, function="histogram"), frame(67))),
+        ((frame(22),), (frame(35),)),
+    ],
+    ids=["two lines of one function", "called from two lines", "nothing above"],
+)
+def test_calls_made_from_different_lines_leave_one_of_them_out(apart: tuple[tuple[Frame, ...], ...]) -> None:
+    assert diagnosed(in_turn(*apart)).cause == "rank_conditional_collective"
+
+
 def test_ranks_at_different_points_of_the_program_are_not_compared() -> None:
     assert side_by_side(steps_of([REDUCE]), steps_of([("all_gather", {"position": 3})])) is None
 
@@ -340,6 +395,49 @@ def entered(seq: int, at_s: float = 2.05, op: str = "all_reduce", **changes: Any
 
 def calling(*made: Call, **changes: Any) -> Board:
     return board(mark("step", step=made[-1].step if made else 1), calls=made, zero_ns=ZERO_NS, **changes)
+
+
+def test_the_step_of_crossed_groups_is_told_by_the_lines_before_the_optimizer() -> None:
+    """Without a forward that is marked, what precedes the optimizer's line is counted to the step before."""
+    seen = groups_crossed()
+    loop = frame(60, function="main")
+    known = [
+        replace(rank, board=replace(rank.board, steps_s=((3, 1.0),), stepped_from=(loop,)))
+        for rank in seen.ranks
+        if rank.board
+    ]
+
+    def step_at(line_number: int) -> int | None:
+        above = frame(line_number, function="main")
+        looks = tuple(
+            replace(look, ranks=tuple(standing(rank, frame(40), above) for rank in look.ranks))
+            for look in seen.snapshots
+        )
+        culprit = diagnosed(replace(seen, ranks=tuple(known), snapshots=looks)).culprit
+        return culprit.step if culprit else None
+
+    assert (step_at(51), step_at(70)) == (4, 3)
+
+
+def test_a_rank_that_turned_the_order_is_placed_where_it_parts_from_one_that_kept_it() -> None:
+    """The line of the program's own function, not the one of a helper that both call sooner or later."""
+    seen = groups_crossed()
+    first, second = (call(number, group=str(number), step=2) for number in (1, 2))
+    now = replace(first, number=3, step=3, left_s=None)
+    boards = [calling(first, second, now), calling(first, second, replace(now, group="2"))]
+    known = tuple(replace(rank, board=made) for rank, made in zip(seen.ranks, boards, strict=True))
+    parts = (
+        (frame(23, function="norm"), frame(35, function="sync")),
+        (frame(27, function="average"), frame(33, function="sync")),
+    )
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, parts, strict=True)))
+        for look in seen.snapshots
+    )
+    found = diagnosed(replace(seen, ranks=known, snapshots=looks))
+    assert found.cause == "cross_group_deadlock"
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.place) == ((1,), Place(file=USER, line=33, function="sync"))
 
 
 def groups_crossed(**second: Any) -> Evidence:
@@ -484,7 +582,7 @@ def test_a_rank_that_ran_out_of_batches_is_blamed_and_not_the_one_that_had_more(
         " rank 0 entered all_reduce #9 of group 0 (4 elements) at ada/train.py:40"
     )
     assert found.culprit is not None
-    assert (found.culprit.ranks, found.culprit.step, found.culprit.place) == ((1,), 2, line(105))
+    assert (found.culprit.ranks, found.culprit.step, found.culprit.place) == ((1,), 3, line(105))
 
 
 def test_a_difference_in_an_earlier_step_explains_the_uneven_end() -> None:
@@ -542,7 +640,8 @@ ALL = {
 
 
 def test_every_rule_of_divergence_has_a_run_that_it_answers() -> None:
-    rules = [rule for rule in causes.CAUSES if rule.__module__ == causes_of_divergence.__name__]
+    modules = (causes_of_divergence.__name__, causes_of_order.__name__)
+    rules = [rule for rule in causes.CAUSES if rule.__module__ in modules]
     assert len(rules) == len(ALL)
     assert {code: diagnosed(seen()).cause for code, seen in ALL.items()} == {code: code for code in ALL}
 

@@ -70,6 +70,14 @@ def test_the_same_operation_on_another_line_is_the_other_half_of_a_condition() -
     assert first_skipped({0: made(REDUCE), 1: made(elsewhere)}) is None
 
 
+def test_the_other_half_of_a_condition_is_no_call_left_out_in_later_steps_either() -> None:
+    """One rank makes the call where it opens a port, the others where they ask for it, and all go on."""
+    elsewhere = call(1, position=5, place=Place(file=USER, line=40, function="step"))
+    assert first_skipped({0: made(REDUCE, step=2), 1: made(elsewhere, step=2)}) is None
+    once_less = {0: made(REDUCE, call(2, position=6), step=2), 1: made(elsewhere, step=2)}
+    assert first_skipped(once_less) is not None
+
+
 def test_a_call_before_that_point_does_not_show_that_the_rank_passed_it() -> None:
     before = call(1, "broadcast", position=4)
     assert first_skipped({0: made(before, call(2, position=5)), 1: made(before)}) is None

@@ -344,9 +344,9 @@ def rounds(*made: tuple[str, int], **changes: Any) -> Board:
 
 
 def test_the_call_that_a_rank_left_out_is_the_one_that_was_due_in_its_round() -> None:
-    due = first_departure(rounds(SEND, MEET, SEND, MEET, MEET))
-    assert due is not None
-    assert (due.op, due.place) == ("send", line(30))
+    found = first_departure(rounds(SEND, MEET, SEND, MEET, MEET))
+    assert found is not None
+    assert (found.due.op, found.due.place, found.after.number) == ("send", line(30), 4)
 
 
 def test_a_rank_that_keeps_its_rounds_or_leaves_the_loop_did_not_depart() -> None:
@@ -368,6 +368,24 @@ def test_the_rank_that_left_out_its_half_of_a_transfer_is_blamed_and_not_the_one
     found = main(unmatched(SEND, MEET, SEND, MEET, MEET))
     assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (0,), line(30), 0.9)
     assert found.claim.endswith("; rank 0 left out send at ada/train.py:30 in its round")
+
+
+def test_the_step_of_a_transfer_that_was_left_out_is_that_of_the_last_call_in_order() -> None:
+    seen = unmatched(SEND, MEET, SEND, MEET, MEET)
+
+    def step_of(**changes: Any) -> int | None:
+        boards = [replace(rank.board, **changes) for rank in seen.ranks if rank.board]
+        known = [
+            replace(one, calls=tuple(replace(made, step=1 + number // 2) for number, made in enumerate(one.calls)))
+            for one in boards
+        ]
+        ranks = tuple(replace(rank, board=one) for rank, one in zip(seen.ranks, known, strict=True))
+        found = diagnosed(replace(seen, ranks=ranks))
+        assert (found.cause, found.culprit is not None) == ("p2p_unmatched", True)
+        return found.culprit.step if found.culprit else None
+
+    assert step_of(steps_s=((1, 1.0), (2, 3.0), (3, 4.0), (4, 9.0))) == 2
+    assert step_of(steps_s=((1, 1.0), (2, 1.5), (3, 4.0), (4, 9.0))) == 1, "that call was made between two steps"
 
 
 def partners(*peers: int, rank: int) -> Board:
@@ -468,6 +486,17 @@ def test_the_group_that_some_ranks_did_not_make_is_named_and_not_the_later_one_i
     found = main(stalled(*looks, ranks=tuple(rank_evidence(rank, board=made) for rank, made in enumerate(boards))))
     assert (found.code, found.ranks, found.place) == ("group_creation_subset", (1,), line(16))
     assert "never called new_group at ada/train.py:16, so that new_group at ada/train.py:17 makes" in found.claim
+
+
+def test_of_ranks_that_all_wait_in_making_a_group_the_one_that_made_fewer_left_one_out() -> None:
+    first, second = (call(number, "new_group", place=line(15 + number), left_s=None) for number in (1, 2))
+    boards = [board(calls=(replace(first, left_s=2.1), second), rank=rank, world_size=3) for rank in (1, 2)]
+    boards = [board(calls=(replace(second, number=1),), world_size=3), *boards]
+    c10d = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    looks = [rank_snapshot(rank, c10d, frame(17), board=made) for rank, made in enumerate(boards)]
+    found = main(stalled(*looks, ranks=tuple(rank_evidence(rank, board=made) for rank, made in enumerate(boards))))
+    assert (found.code, found.ranks, found.place) == ("group_creation_subset", (0,), line(16))
+    assert "in which ranks 1-2 wait" in found.claim or "in which ranks 1, 2 wait" in found.claim
 
 
 # Who left, and when.

@@ -204,6 +204,14 @@ def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -
     assert one.place == Place(parameter="encoder.weight", module="encoder")
 
 
+def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
+    used = Place(file="/home/ada/train.py", line=30, function="features")
+    looks = Looks(never=("encoder.weight",), never_count=1, looks=6, never_place=used)
+    one = found(of_silence.never_a_gradient, rank(0), rank(1, looks))
+    assert one.place == replace(used, parameter="encoder.weight", module="encoder")
+    assert one.claim.endswith("encoder.weight; used at ada/train.py:30")
+
+
 def test_after_few_looks_nothing_is_said_of_gradients() -> None:
     looks = Looks(never=("encoder.weight",), never_count=1, looks=3)
     assert found(of_silence.never_a_gradient, rank(0, looks)) is None
@@ -277,6 +285,16 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"at": "step", "optimizer": 0, "step": number, "anon": 1000 + number, "gpu": None}
     facts |= {"broken": 0, "names": [], "value": "", "never": 0, "never_names": []}
     return {**facts, "losses": number, "bad_losses": 0, "bad_in_a_row": 0, **changes}
+
+
+def test_the_newest_line_that_uses_what_never_learns_is_kept_and_older_files_have_none() -> None:
+    told = {"never": 1, "never_names": ["a.weight"], "never_place": "/home/ada/train.py:30:features"}
+    known = read_looks([step(1), step(2, **told)])
+    assert known is not None
+    assert known.never_place == Place(file="/home/ada/train.py", line=30, function="features")
+    old = read_looks([step(1, **{key: value for key, value in told.items() if key != "never_place"})])
+    assert old is not None
+    assert (old.never, old.never_place) == (("a.weight",), None)
 
 
 def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() -> None:

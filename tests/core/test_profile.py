@@ -32,6 +32,16 @@ def test_the_lines_of_a_rank_are_ordered_by_how_often_they_were_seen() -> None:
     assert (one.samples, one.working) == (4, 4)
 
 
+def test_what_was_seen_before_the_first_step_was_done_is_the_start_and_no_part_of_the_profile() -> None:
+    seen = slow()
+    start = [replace(sample(1, user=frame(9), leaf=frame(9)), at_s=5.0) for _ in range(9)]
+    after = [replace(one, at_s=11.0) for one in seen.samples]
+    assert profiles(replace(seen, samples=(*start, *after))) == profiles(replace(seen, samples=tuple(after)))
+    begun = replace(seen.ranks[1], board=board(steps_s=()))
+    only_start = replace(seen, ranks=(begun,), samples=tuple(start))
+    assert profiles(only_start)[0].samples == 9, "no step was done yet: the start is all there is"
+
+
 def test_the_rank_at_work_in_most_samples_is_the_one_the_others_wait_for() -> None:
     made = profiles(slow())
     assert busiest(made) is made[1]

@@ -151,6 +151,42 @@ def test_a_rank_that_computes_is_not_a_livelock_before_all_of_it_is_shown(
     assert proof_of(burning(), samples, quiet_s=quiet_s) is None
 
 
+def turning(*user_lines: int, leaves: int = 8, function: str = "draw", count: int = 60) -> list[Sample]:
+    """A loop in one function of the user's, that calls small ones."""
+    return [
+        sample(
+            leaf=frame(300 + number % leaves, file="/usr/lib/python3.11/random.py"),
+            user=frame(user_lines[number % len(user_lines)], function=function),
+        )
+        for number in range(count)
+    ]
+
+
+def test_a_loop_with_a_longer_body_is_a_livelock_after_more_samples_and_twice_the_time() -> None:
+    assert told(proof_of(burning(), turning(32, 33, 34), quiet_s=120.0)) == (
+        HangKind.LIVELOCK,
+        "the same 8 lines in 60 samples over 120 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "quiet_s"),
+    [
+        (turning(32, 33, 34), 119.0),
+        (turning(32, 33, 34, count=59), 120.0),
+        (turning(32, 33, 34, leaves=17), 120.0),
+        (turning(*range(30, 39)), 120.0),
+        ([*turning(32, function="load"), *turning(33, count=30)], 120.0),
+        ([sample(leaf=frame(39 + number % 4)) for number in range(60)], 120.0),
+    ],
+    ids=["too early", "too few", "many lines below", "many lines", "two functions", "none of the user's"],
+)
+def test_a_computation_that_goes_through_more_than_one_loop_is_no_livelock(
+    samples: list[Sample], quiet_s: float
+) -> None:
+    assert proof_of(burning(), samples, quiet_s=quiet_s) is None
+
+
 def test_only_the_last_twenty_samples_say_which_lines_the_loop_has() -> None:
     samples = [*looping(1, 2, 3), *looping(39)]
     assert loop_lines(0, samples) == {(frame().file, 39)}

@@ -520,6 +520,8 @@ def test_a_new_group_waits_for_the_ranks_that_made_fewer() -> None:
     level = calling(1, "all_reduce", call(1, "new_group"), call(2, "new_group"))
     assert (only(making, behind).kind, only(making, behind).peers) == (WaitKind.GROUP_CREATION, (1,))
     assert only(making, level).kind is WaitKind.TRANSPORT
+    ahead = calling(1, "new_group", call(1, "new_group"), call(2, "new_group"))
+    assert (only(making, ahead).kind, only(making, ahead).peers) == (WaitKind.GROUP_CREATION, (1,)), "another number"
     forgetful = calling(1, "all_reduce", call(300, "all_reduce"))
     assert only(making, forgetful).peers == (1,), "it has forgotten how many it made, and stands elsewhere"
     within = calling(1, "new_group", call(300, "all_reduce"))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from _job import FAULT, Trainer, begin
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-LABEL = {"verdict": "FAIL", "cause": "uneven_inputs", "culprit": [0], "step": 3, "ranks": 3}
+LABEL = {"verdict": "FAIL", "cause": "uneven_inputs", "culprit": [0], "step": 4, "ranks": 3}
 
 rank, world_size = begin()
 data = TensorDataset(torch.arange(48.0).reshape(48, 1).expand(48, 16) / 48)

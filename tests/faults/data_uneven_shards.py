@@ -6,7 +6,7 @@ from _job import FAULT, begin, blocks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "uneven_inputs", "culprit": [1], "step": 4}
+LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "uneven_inputs", "culprit": [1], "step": 5}
 
 SAMPLES = torch.randn(36, 16)
 CUT = 20 if FAULT else 18

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from harness import protocol
 from harness.core.observed.board import parse
 from harness.probe import checkpoints
-from harness.probe.blamed import hints, ordered_names
+from harness.probe.blamed import hints, ordered_names, used_at
 from harness.probe.board import Board
 from harness.probe.caller import Caller
 from harness.probe.code import in_place_lines
@@ -74,6 +74,18 @@ def test_numbers_of_parameters_become_names_and_the_line_that_uses_or_makes_them
         ("without gradient", "spare.weight", made),
         ("without gradient", "spare.bias", made),
     ]
+
+
+def test_the_line_that_uses_a_whole_part_is_named_for_a_parameter_of_it() -> None:
+    plain, wrapped = Branches(), DistributedDataParallel(Branches())
+    unused = ("experts.1.weight", "experts.1.bias")
+    for model in (plain, wrapped):
+        assert used_at([Cell(), model], unused, FOREIGN) == (
+            __file__,
+            line_of("return self.experts[chosen](x)"),
+            "forward",
+        )
+    assert used_at([plain], ("decoder.weight",), FOREIGN) is None
 
 
 def test_the_order_of_names_is_the_order_of_ddps_numbers() -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from harness.core.judged.verdict import Failure, Judgement
 from harness.core.judged.wait import Wait
 from harness.core.observed.evidence import Board, Collective, Evidence, Frame, RankEvidence
+from harness.core.observed.stacks import is_library
 from harness.core.parted.divergence import Analysis, Divergence, Members, Track, analyse
 from harness.core.parted.ledger import Finished, Skipped, StepDifference, first_step_of_difference, first_to_finish
 from harness.core.parted.order import added, went_ahead
@@ -131,10 +132,13 @@ def wait_place(case: Case, wait: Wait) -> Place | None:
 
 
 def last_place(case: Case, rank: int | None) -> Place | None:
-    """Where a rank that could not be asked was seen last, by its beat thread."""
+    """Where a rank that could not be asked was seen last: by its beat thread, else in its last call from Python."""
     evidence = case.rank(rank) if rank is not None else None
-    seen = evidence.board.seen if evidence and evidence.board else None
-    return place_of(case, rank, seen)
+    board = evidence.board if evidence else None
+    if board is None or (board.seen is not None and not is_library(board.seen.file)):
+        return place_of(case, rank, board.seen if board else None)
+    called = next((call.place for call in reversed(board.calls) if call.place), None)
+    return called or place_of(case, rank, None)
 
 
 def last_line(case: Case, rank: int | None) -> str:

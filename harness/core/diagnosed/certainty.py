@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from harness.core.diagnosed.case import Case, at, shorten
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.progress import on_its_way
 from harness.core.diagnosed.refused import raised_alike
 from harness.core.judged.verdict import Failure, FailureKind
 from harness.core.judged.wait import Wait, WaitKind
@@ -173,6 +174,13 @@ def _may_yet_call_it(case: Case, found: Finding) -> str | None:
     return "or it makes both in another order" if stands and board.position == skipped.call.position else None
 
 
+def _may_not_have_come_to_it(case: Case, found: Finding) -> str | None:
+    """Forward passes of its own move a rank on to the next step, and still it may come to the call."""
+    if found.code not in _BETWEEN_RANKS or case.skipped is None or case.skipped.rank not in found.ranks:
+        return None
+    return "or it had not come to it yet" if case.judgement.status is Status.FAIL and on_its_way(case) else None
+
+
 def _waits_for_anybody(_: Case, found: Finding) -> str | None:
     return "who should have set it the run does not show" if found.code == "store_key_missing" else None
 
@@ -221,6 +229,7 @@ _DOUBTS: tuple[Doubt, ...] = (
     _no_line_of_the_program,
     _caught_something,
     _may_yet_call_it,
+    _may_not_have_come_to_it,
     _waits_for_anybody,
     _a_lost_wake_up,
     _a_lock_of_its_own,

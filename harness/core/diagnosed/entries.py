@@ -70,6 +70,12 @@ def number_of(case: Case, unlike: Unlike) -> int | None:
     return next((entry.collective.seq for entry in entries if entry.call in calls), None)
 
 
+def number_text(case: Case, unlike: Unlike) -> str:
+    """Which one of its group it is, behind the name of the operation."""
+    seq = number_of(case, unlike)
+    return f" (group {unlike.group})" if seq is None else f" (#{seq} of group {unlike.group})"
+
+
 def entered_place(case: Case, entry: Entry) -> Place | None:
     """The line a collective was entered from: of its call, or for an open one of the frame the rank stands in."""
     if entry.call is not None:
@@ -118,6 +124,12 @@ def shown_later(case: Case) -> str:
 def pending_place(case: Case, ranks: Sequence[int]) -> Place | None:
     places = [entered_place(case, entry) for entry in first_entries(case) if entry.rank in ranks]
     return next((place for place in places if place), None)
+
+
+def backward_place(case: Case) -> Place | None:
+    """The line of the backward pass in which some rank still reduces; what a rank calls after training is not it."""
+    below = [entry for entry in first_entries(case) if entry.call is None]
+    return next((place for entry in below if (place := entered_place(case, entry))), None)
 
 
 def call_proof(case: Case, ranks: Sequence[int]) -> tuple[str, ...]:

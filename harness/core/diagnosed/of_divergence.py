@@ -11,10 +11,12 @@ from harness.core.diagnosed.case import (
     Case,
     at,
     finding,
+    place_of,
 )
 from harness.core.diagnosed.entries import (
     added_between_steps,
     apart,
+    backward_place,
     call_proof,
     classes,
     counts_text,
@@ -24,7 +26,7 @@ from harness.core.diagnosed.entries import (
     entry_text,
     first_entries,
     flight_proof,
-    number_of,
+    number_text,
     on_ranks,
     parted,
     pending_place,
@@ -32,11 +34,13 @@ from harness.core.diagnosed.entries import (
     undecided,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.progress import in_one_function, parting_frames, step_of_entry
 from harness.core.judged.wait import WaitKind
 from harness.core.parted.divergence import Divergence, Entry, Kind, Link, elements
 from harness.core.parted.ledger import Skipped
 from harness.core.parted.order import turned
 from harness.core.parted.unlike import Unlike
+from harness.core.place import Place
 from harness.core.report import Finding
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
@@ -53,18 +57,27 @@ def cross_group_deadlock(case: Case) -> Finding | None:
     other = tuple(rank for rank in everyone if (board := case.boards.get(rank)) and turned(board))
     ranks = other or everyone
     why = f"; {ranks_text(other)} took another order before" if 0 < len(other) < len(everyone) else ""
-    step = f" in step {cycle[0].entry.call.step}" if cycle[0].entry.call else ""
+    began = step_of_entry(case, cycle[0].entry)
+    step = "" if began is None else f" in step {began}"
     return finding(
         "cross_group_deadlock",
         f"{len(everyone)} ranks wait for each other in different groups{step}:"
         f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}{why}",
         ranks=ranks,
-        place=entered_place(case, next(link.entry for link in cycle if link.entry.rank in ranks)),
+        place=_crossing(case, ranks, everyone)
+        or entered_place(case, next(link.entry for link in cycle if link.entry.rank in ranks)),
         confidence=0.95,
         proof=flight_proof(case, everyone),
         advice="Enter the collectives of these groups in the same order on every rank. Where the order depends on data,"
         " do the work of one group to its end before any rank begins the other's.",
     )
+
+
+def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
+    """The line of the function in which a rank that took another order parts from one that did not."""
+    others = [rank for rank in everyone if rank not in ranks]
+    _, apart = parting_frames(case, ranks[0], others[0]) if others else ((), None)
+    return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
 
 
 def no_sync_mismatch(case: Case) -> Finding | None:
@@ -81,7 +94,7 @@ def no_sync_mismatch(case: Case) -> Finding | None:
         f" {found.group}: {counts_text(found.counts)}); from there on reductions of different steps were paired"
         f"{shown_later(case)}",
         ranks=ranks,
-        place=pending_place(case, ranks),
+        place=backward_place(case) or pending_place(case, ranks),
         confidence=0.95,
         proof=("step_ledger.txt",),
         advice="Enter no_sync, and leave it, in the same steps on every rank. The gradients are wrong from that step"
@@ -154,7 +167,7 @@ def root_mismatch(case: Case) -> Finding | None:
     roots = on_ranks([(rank, f"rank {call.peer}{at(call.place)}") for rank, call in unlike.calls])
     return finding(
         "root_mismatch",
-        f"{unlike.calls[0][1].op}{_number(case, unlike)} in step {unlike.step} has another root: {roots}"
+        f"{unlike.calls[0][1].op}{number_text(case, unlike)} in step {unlike.step} has another root: {roots}"
         f"{undecided(unlike.differ, unlike.calls)}",
         ranks=unlike.differ,
         place=unlike.call(unlike.differ[0]).place,
@@ -162,44 +175,6 @@ def root_mismatch(case: Case) -> Finding | None:
         proof=call_proof(case, [rank for rank, _ in unlike.calls]),
         advice="Decide on one rank who the root is and share it, or compute it from what all ranks have alike. The"
         " argument is a global rank, unless it is group_src or group_dst.",
-    )
-
-
-def collective_order_mismatch(case: Case) -> Finding | None:
-    unlike = case.unlike if parted(case) else None
-    if unlike is None or unlike.kind is not Kind.OPERATION:
-        return None
-    if unlike.left_out:
-        return _left_out(case, unlike)
-    told = classes([(rank, f"{call.op}{at(call.place)}") for rank, call in unlike.calls])
-    calls = ", ".join(f"{ranks} called {text}" for ranks, text in told)
-    return finding(
-        "collective_order_mismatch",
-        f"the ranks call different collectives at the same point of step {unlike.step}{_number(case, unlike)}:"
-        f" {calls}{undecided(unlike.differ, unlike.calls)}",
-        ranks=unlike.differ,
-        place=unlike.call(unlike.differ[0]).place,
-        confidence=0.95,
-        proof=(*call_proof(case, unlike.differ), *flight_proof(case, unlike.differ)),
-        advice="Make every rank call the same collectives in the same order: look for a branch or an iteration over a"
-        " set or dict that differs between ranks above the named lines.",
-    )
-
-
-def _left_out(case: Case, unlike: Unlike) -> Finding:
-    """The ranks that kept to their order of the steps before tell which call the others left out."""
-    rank, call = next((rank, call) for rank, call in unlike.calls if rank not in unlike.differ)
-    instead = unlike.call(unlike.differ[0])
-    return finding(
-        "rank_conditional_collective",
-        f"{ranks_text(unlike.differ)} skipped {call.op}{at(call.place)} in step {unlike.step}{_number(case, unlike)},"
-        f" which rank {rank} called, and went on to {instead.op}{at(instead.place)}, which comes later in other steps;"
-        " or it makes both in another order",
-        ranks=unlike.differ,
-        place=call.place,
-        confidence=0.8,
-        proof=(*call_proof(case, unlike.differ), *flight_proof(case, unlike.differ)),
-        advice="Call the collective on every rank. Below FSDP that means: run the same layers on every rank.",
     )
 
 
@@ -224,7 +199,7 @@ def _unlike_sizes(case: Case, unlike: Unlike) -> Finding:
     ]
     return finding(
         "shape_mismatch" if unlike.kind is Kind.SHAPE else "dtype_mismatch",
-        f"{first.op}{_number(case, unlike)} in step {unlike.step} has {on_ranks(sizes)}"
+        f"{first.op}{number_text(case, unlike)} in step {unlike.step} has {on_ranks(sizes)}"
         f"{undecided(unlike.differ, unlike.calls)}",
         ranks=unlike.differ,
         place=unlike.call(unlike.differ[0]).place,
@@ -258,11 +233,6 @@ def _one_point(entries: Sequence[Entry]) -> bool:
     """Every entry was called from Python at the same point of the same step: none has passed another's."""
     points = {(entry.call.step, entry.call.position) if entry.call else None for entry in entries}
     return len(points) == 1 and None not in points
-
-
-def _number(case: Case, unlike: Unlike) -> str:
-    seq = number_of(case, unlike)
-    return f" (group {unlike.group})" if seq is None else f" (#{seq} of group {unlike.group})"
 
 
 def _payload(kind: Kind, count: int, dtype: str) -> str:

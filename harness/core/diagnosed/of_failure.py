@@ -17,10 +17,11 @@ from harness.core.diagnosed.case import (
 )
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from harness.core.diagnosed.progress import late_for
 from harness.core.diagnosed.refused import raised_alike, ranks_of
 from harness.core.judged.verdict import FailureKind
 from harness.core.judged.waitfor import wait_for
-from harness.core.observed.evidence import Ending
+from harness.core.observed.evidence import Ending, Frame
 from harness.core.observed.stacks import user_frame
 from harness.core.place import Place
 from harness.core.report import Finding
@@ -35,7 +36,7 @@ def slow(case: Case) -> Finding | None:
     sampled = busiest(profiles(case.evidence))
     if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
         return held_up
-    place = place_of(case, sampled.rank, sampled.lines[0].user) if sampled else None
+    place = place_of(case, sampled.rank, _functions(sampled)[0][1]) if sampled else None
     works = sampled is not None and 2 * sampled.working >= sampled.samples
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
@@ -50,6 +51,28 @@ def slow(case: Case) -> Finding | None:
         confidence=0.5 if not (place and works) else 0.9 if speed and _goes_on(speed) else 0.75,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
         advice=_SLOW_ADVICE,
+    )
+
+
+def came_too_late(case: Case) -> Finding | None:
+    """The others' wait in a collective ran out while this rank was still on its way there."""
+    skipped, first = late_for(case), case.first_failure
+    if skipped is None or first is None:
+        return None
+    board, call = case.boards[skipped.rank], skipped.call
+    moved = board.training is not None and board.training.at_s > call.entered_s
+    place = last_place(case, skipped.rank)
+    return finding(
+        "slow",
+        f"rank {skipped.rank} had not come to {call.op}{at(call.place)} of step {skipped.step} when"
+        f" {ranks_text(skipped.callers)} gave up waiting for it there ({shorten(first.text, 120)});"
+        f" {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it left the call out",
+        ranks=(skipped.rank,),
+        place=place,
+        confidence=0.75 if moved else 0.6,
+        proof=(f"rank{skipped.rank}/calls.txt", "output.log"),
+        advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
+        " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
     )
 
 
@@ -105,17 +128,20 @@ def _pace(speed: Pace | None) -> str:
     return words
 
 
-def _where(sampled: RankProfile) -> str:
-    """The two functions seen most often, each by its line seen most often, with their share of the samples."""
+def _functions(sampled: RankProfile) -> list[tuple[int, Frame]]:
+    """How often each function was seen, and its line seen most often; the first one holds most of the time."""
     functions: dict[tuple[str, str], list[HotLine]] = {}
     for one in sampled.lines:
         functions.setdefault((one.user.file, one.user.function), []).append(one)
-    seen = sorted(
-        ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values()), key=lambda it: -it[0]
-    )
+    seen = ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values())
+    return sorted(seen, key=lambda it: -it[0])
+
+
+def _where(sampled: RankProfile) -> str:
+    """The two functions seen most often, with their share of the samples."""
     return " and".join(
         f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
-        for count, user in seen[:2]
+        for count, user in _functions(sampled)[:2]
     )
 
 
@@ -146,11 +172,19 @@ def early_exit(case: Case) -> Finding | None:
         "early_exit",
         f"{left[0].text}, {last_seen(case, left[0].rank)}",
         ranks=(left[0].rank,) if left[0].rank is not None else (),
-        place=last_place(case, left[0].rank),
+        place=_left_at(case, left[0].rank) or last_place(case, left[0].rank),
         confidence=0.95,
         proof=("processes.jsonl",),
         advice="Find the return, sys.exit or exhausted iterator that only this rank reaches.",
     )
+
+
+def _left_at(case: Case, rank: int | None) -> Place | None:
+    """Its last call, where it went on to one after its beat had looked for the last time; sys.exit tells its line."""
+    board = case.boards.get(rank) if rank is not None else None
+    if board is None or board.left_from or not board.calls or board.beat_s is None:
+        return None
+    return board.calls[-1].place if board.calls[-1].entered_s > board.beat_s else None
 
 
 def killed(case: Case) -> Finding | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from harness.core.diagnosed.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
 from harness.core.diagnosed.naming import ranks_text
-from harness.core.judged.group_wait import TRANSFERS, missing_rank, operation
+from harness.core.judged.group_wait import missing_rank
 from harness.core.judged.wait import Wait, WaitKind
+from harness.core.observed.evidence import Board, Evidence
 from harness.core.observed.marks import Call
 from harness.core.observed.process import Socket
 from harness.core.observed.stacks import user_frame
-from harness.core.parted.order import first_departure, other_partner
 from harness.core.place import Place
 from harness.core.report import Finding
 
@@ -62,10 +62,12 @@ def _gave_up(case: Case) -> Finding | None:
 
 def group_creation_subset(case: Case) -> Finding | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
-    if not waiting or waiting[0].call is None:
+    call = waiting[0].call if waiting else None
+    if call is None:
         return None
-    absent = _absent(waiting)
-    call = _never_made(case, waiting, absent) or waiting[0].call
+    absent = _behind(case, waiting) or _absent(waiting)
+    waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
+    call = _never_made(case, waiting, absent) or waiting[0].call or call
     op = call.op
     return finding(
         "group_creation_subset",
@@ -79,6 +81,21 @@ def group_creation_subset(case: Case) -> Finding | None:
         advice="new_group must be called by every rank of the job in the same order, members or not. Move it out of"
         " the condition, or pass use_local_synchronization=True where only members call it.",
     )
+
+
+def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
+    """Of ranks that all make a group and wait for each other, those that have made fewer; else empty."""
+    if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
+        return ()
+    boards = {wait.rank: case.boards.get(wait.rank) for wait in waiting}
+    made = {rank: _groups_made(board) for rank, board in boards.items() if board is not None}
+    fewest = min(made.values(), default=0)
+    behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
+    return behind if len(behind) < len(waiting) else ()
+
+
+def _groups_made(board: Board) -> int:
+    return sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls)
 
 
 def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
@@ -99,81 +116,6 @@ def _since(call: Call, waiting: Wait) -> str:
     if later is None or later.number == call.number:
         return ""
     return f", so that {later.op}{at(later.place)} makes a group of another number there"
-
-
-def p2p_unmatched(case: Case) -> Finding | None:
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
-    if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
-        return None
-    if not roots:
-        return _past_each_other(case)
-    if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
-        return None  # a rank passed over a collective: that it then waits for its partner follows from it
-    told = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
-    told += [
-        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}"
-        for root in hung_roots(case)
-        if root.kind is not WaitKind.POINT_TO_POINT
-    ][:2]
-    more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
-    departed = _departed(case, roots)
-    ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
-    why = f"; rank {departed[0]} {departed[2]}" if departed else ""
-    return finding(
-        "p2p_unmatched",
-        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{why}",
-        ranks=ranks,
-        place=departed[1].place if departed else wait_place(case, roots[0]),
-        confidence=0.9 if departed or _in_transfers(roots) else 0.8,
-        proof=dump_proof(case, roots[0]),
-        advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
-        " same half, let one of them begin with the other, or use batch_isend_irecv.",
-    )
-
-
-def _past_each_other(case: Case) -> Finding | None:
-    """Both halves are there, the network has nothing left to deliver, and still neither ends."""
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
-    if not roots or any(_stuck(case)):
-        return None
-    told = ", and ".join(
-        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
-    )
-    return finding(
-        "p2p_unmatched",
-        f"{told}; nothing is under way between them: these are no two halves of one transfer",
-        ranks=tuple(sorted(root.rank for root in roots)),
-        place=wait_place(case, roots[0]),
-        confidence=0.75,
-        proof=dump_proof(case, roots[0]),
-        advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
-    )
-
-
-def _in_transfer(root: Wait) -> bool:
-    return root.call is not None and operation(root.call) in TRANSFERS
-
-
-def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Call, str] | None:
-    """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
-    concerned = {rank for root in roots for rank in (root.rank, *root.peers)}
-    boards = {rank: board for rank, board in case.boards.items() if rank in concerned}
-    left_out = [
-        (rank, due, f"left out {due.op}{at(due.place)} in its round")
-        for rank, board in boards.items()
-        if (due := first_departure(board))
-    ]
-    turned = [
-        (rank, one, f"had another partner each time before in {one.op}{at(one.place)}")
-        for rank, board in boards.items()
-        if (one := other_partner(board))
-    ]
-    return next((found[0] for found in (left_out, turned) if len(found) == 1), None)
-
-
-def _in_transfers(roots: Sequence[Wait]) -> bool:
-    """All whom they wait for stand in a transfer too: each side is wrong by itself, and not by what it left out."""
-    return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}
 
 
 def store_key_missing(case: Case) -> Finding | None:
@@ -198,7 +140,7 @@ def store_key_missing(case: Case) -> Finding | None:
 def transport(case: Case) -> Finding | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
-    stuck = sorted(_stuck(case), key=lambda pair: pair[0])
+    stuck = sorted(stuck_sockets(case.evidence), key=lambda pair: pair[0])
     if not roots or not stuck:
         return None
     ends = {(socket.local, socket.peer) for _, socket in stuck}
@@ -244,17 +186,9 @@ def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
     return wait_place(case, wait) if wait else None
 
 
-def _transfer(root: Wait) -> str:
-    call = root.call
-    if call is None:
-        return root.stands_in
-    half = "to" if "send" in operation(call) else "from"
-    return f"{call.op} {half} {ranks_text(root.peers)}"
-
-
-def _stuck(case: Case) -> Iterator[tuple[int, Socket]]:
+def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
     """Connections to ranks with the same data unacknowledged at both looks, and repeated in vain."""
-    looks = case.evidence.snapshots
+    looks = evidence.snapshots
     if len(looks) < 2:
         return
     earlier = {

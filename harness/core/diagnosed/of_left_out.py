@@ -25,6 +25,7 @@ from harness.core.diagnosed.entries import (
     undecided,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.progress import late_for, left_before_it
 from harness.core.judged.wait import GROUP_KINDS, WaitKind
 from harness.core.observed.evidence import Board, Ending
 from harness.core.observed.marks import Call
@@ -200,6 +201,8 @@ def rank_conditional_collective(case: Case) -> Finding | None:
 def _explains(case: Case) -> bool:
     """The run did not merely end at its deadline, and some root waits for a rank: else it would wait anyway."""
     kinds = {root.kind for root in hung_roots(case)}
+    if left_before_it(case) or late_for(case):
+        return False
     return case.evidence.ending is not Ending.DEADLINE and (not kinds or bool(kinds & {*GROUP_KINDS, WaitKind.GONE}))
 
 

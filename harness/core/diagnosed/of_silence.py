@@ -6,6 +6,7 @@ They speak beside the verdict, a PASS included. Each has a doubt it must respect
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
@@ -221,12 +222,13 @@ def never_a_gradient(case: Case) -> Finding | None:
     names = list(dict.fromkeys(name for looks in without.values() for name in looks.never))
     most = max(looks.never_count for looks in without.values())
     shown = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")
+    used = next((looks.never_place for looks in without.values() if looks.never_place), None) or Place()
     return finding(
         "no_gradient",
         f"{counted(most, 'parameter')} of the optimizer never had a gradient at any look, although the module ran:"
-        f" {shown}",
+        f" {shown}{f'; used{at(used)}' if used.file else ''}",
         ranks=tuple(sorted(without)),
-        place=Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0])),
+        place=replace(used, parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0])),
         confidence=0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
         advice="What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."

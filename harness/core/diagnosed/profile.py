@@ -57,6 +57,7 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
     found = []
     for rank in evidence.ranks:
         samples = [one for one in evidence.samples if one.rank == rank.rank and one.user is not None]
+        samples = [one for one in samples if one.at_s > _began_s(rank.board)] or samples
         if samples:
             found.append(_profile(rank, samples))
     return tuple(found)
@@ -116,6 +117,11 @@ def _pace_words(speed: Pace) -> str:
     if speed.step_s is not None:
         words = f"{speed.step_s:.1f} s a step; {words}"
     return words if speed.left_s is None else f"{words}; {speed.left_s:.0f} s more for all {speed.planned}"
+
+
+def _began_s(board: Board | None) -> float:
+    """When the first step was done: what came before is the start of the program, where much takes time once."""
+    return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
 
 
 def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:

@@ -24,7 +24,6 @@ from harness.core.diagnosed.of_autograd import (
     static_graph_changed,
 )
 from harness.core.diagnosed.of_divergence import (
-    collective_order_mismatch,
     cross_group_deadlock,
     dtype_mismatch,
     no_sync_mismatch,
@@ -33,7 +32,7 @@ from harness.core.diagnosed.of_divergence import (
     uneven_inputs,
 )
 from harness.core.diagnosed.of_ending import cuda_assert, cuda_oom, host_oom, infra, shutdown_hang
-from harness.core.diagnosed.of_failure import bad_exit, crashed, early_exit, exception, killed, slow
+from harness.core.diagnosed.of_failure import bad_exit, came_too_late, crashed, early_exit, exception, killed, slow
 from harness.core.diagnosed.of_gradients import (
     find_unused_needless,
     gradient_order_differs,
@@ -45,7 +44,6 @@ from harness.core.diagnosed.of_gradients import (
 )
 from harness.core.diagnosed.of_group_wait import (
     group_creation_subset,
-    p2p_unmatched,
     rendezvous_missing_rank,
     store_key_missing,
     transport,
@@ -68,6 +66,7 @@ from harness.core.diagnosed.of_left_out import (
     unseen_collective,
 )
 from harness.core.diagnosed.of_native import gil_held_native, native_busy_loop
+from harness.core.diagnosed.of_order import collective_order_mismatch
 from harness.core.diagnosed.of_reduction import left_backward_early
 from harness.core.diagnosed.of_silence import (
     dirty_exit,
@@ -78,6 +77,7 @@ from harness.core.diagnosed.of_silence import (
     replica_divergence,
 )
 from harness.core.diagnosed.of_threads import livelock, open_thread_wait, pool_worker_lost, thread_died
+from harness.core.diagnosed.of_transfer import p2p_unmatched
 from harness.core.judged.looked_at import still_moving
 from harness.core.observed.evidence import Ending
 from harness.core.place import Place
@@ -186,6 +186,7 @@ def _orphan_process(case: Case) -> Finding | None:
 CAUSES: tuple[Rule, ...] = (
     _not_judged,
     slow,
+    came_too_late,
     rendezvous_missing_rank,
     host_oom,
     cuda_oom,

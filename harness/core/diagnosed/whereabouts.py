@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.core.diagnosed.case import Case
+from harness.core.diagnosed.case import Case, hung_roots
 from harness.core.diagnosed.entries import first_entries, number_of, reference
-from harness.core.diagnosed.progress import step_in_progress
+from harness.core.diagnosed.of_transfer import departures
+from harness.core.diagnosed.progress import late_for, stands_in, step_in_progress, step_of_entry
 from harness.core.diagnosed.refused import REFUSALS, step_of
-from harness.core.observed.evidence import Board
-from harness.core.observed.marks import Call
+from harness.core.judged.wait import WaitKind
 from harness.core.parted.ledger import Skipped
 from harness.core.report import CollectiveRef
 
@@ -16,12 +16,17 @@ def whereabouts(case: Case, code: str) -> tuple[int | None, CollectiveRef | None
     """The step and the collective that the finding of this code speaks of; None where it names none."""
     if case.first_failure is not None and code in REFUSALS:
         return step_of(case, case.first_failure), None
+    if code == "slow" and (late := late_for(case)) is not None:
+        return late.step, CollectiveRef(group=late.call.group, seq=None, op=late.call.op)
     analysis, difference, unlike = case.analysis, case.step_difference, case.unlike
     if code == "cross_group_deadlock" and analysis.cycle:
         entry = analysis.cycle[0].entry
-        return (entry.call.step if entry.call else None), reference(entry)
+        return step_of_entry(case, entry), reference(entry)
+    if code == "p2p_unmatched":
+        return _step_of_departure(case), None
     if code == "uneven_inputs" and case.finished is not None:
-        return case.finished.step, next((reference(entry) for entry in first_entries(case)), None)
+        # The step that the others are in: the first one for which this rank had nothing.
+        return case.finished.step + 1, next((reference(entry) for entry in first_entries(case)), None)
     if (
         code in ("shape_mismatch", "dtype_mismatch", "root_mismatch", "collective_order_mismatch")
         and unlike is not None
@@ -46,14 +51,19 @@ def whereabouts(case: Case, code: str) -> tuple[int | None, CollectiveRef | None
     return None, None
 
 
+def _step_of_departure(case: Case) -> int | None:
+    """Of a transfer that one rank left out: the step of its last call in order, if that was not between two steps."""
+    left_out = departures(case, [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT])
+    if len(left_out) != 1:
+        return None
+    ((rank, found),) = left_out.items()
+    done_s = dict(case.boards[rank].steps_s).get(found.after.step)
+    return None if done_s is not None and done_s <= found.after.entered_s else found.after.step
+
+
 def _step_of_skipped(case: Case, skipped: Skipped) -> int:
     """Whoever still stands in the call knows by its lines whether that is the end of a step or the next one's start."""
     ranks = (case.rank(rank) for rank in skipped.callers)
-    standing = [rank for rank in ranks if rank and rank.board and _stands_in(rank.board, skipped.call)]
+    standing = [rank for rank in ranks if rank and rank.board and stands_in(rank.board, skipped.call)]
     steps = {step_in_progress(case, rank) for rank in standing} - {None}
     return skipped.step + 1 if steps == {skipped.step + 1} else skipped.step
-
-
-def _stands_in(board: Board, call: Call) -> bool:
-    newest = board.calls[-1] if board.calls else None
-    return newest is not None and newest.left_s is None and (newest.op, newest.place) == (call.op, call.place)

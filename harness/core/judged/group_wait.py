@@ -133,6 +133,8 @@ def _creation(rank: RankSnapshot, call: Call, job: Job) -> GroupWait:
     if named is not None:
         absent = [named]
     absent += [other for other in job.elsewhere if other not in absent]
+    if not absent and call.op != _ENTRANCE:
+        absent = [other for other in job.others(rank.rank) if _makes_a_later_one(other, rank, job)]
     if call.op == _ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
     if not absent:
@@ -152,6 +154,16 @@ def _has_entered(other: int, rank: RankSnapshot, call: Call, job: Job) -> bool:
         within = _open_call(peer.board)
         return within is not None and within.op in kinds
     return _count(peer.board, kinds) >= _count(rank.board, kinds)
+
+
+def _makes_a_later_one(other: int, rank: RankSnapshot, job: Job) -> bool:
+    """It is through with as many creations as this rank has begun, and waits in a further one: of another number."""
+    peer = job.living.get(other)
+    if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
+        return False
+    within = _open_call(peer.board)
+    ahead = _count(peer.board, _CREATIONS) > _count(rank.board, _CREATIONS)
+    return ahead and within is not None and within.op in _CREATIONS
 
 
 def _forgot(board: Board) -> bool:

@@ -15,6 +15,11 @@ from harness.core.report import HangKind
 SETTLE_S = 1.5  # two looks closer than this show the same thing twice
 LOOP_SAMPLES = 20
 LOOP_LINES = 2
+# A loop with a longer body, or that calls small functions: more samples, and twice the time, have to show it alone.
+TURN_SAMPLES = 60
+TURN_LINES = 16
+TURN_USER_LINES = 8
+TURN_TIMES = 2
 _LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
@@ -62,7 +67,8 @@ def prove(
         return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
     if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
-    reason = f"the same {_lines(looping.rank, samples)} in {LOOP_SAMPLES} samples over {quiet_s:.0f} s"
+    seen = f"{_lines(looping.rank, samples)} in {_shown(looping.rank, samples)} samples"
+    reason = f"the same {seen} over {quiet_s:.0f} s"
     return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
 
 
@@ -79,7 +85,10 @@ class _Episode:
         """An open root that has shown for long enough that it does not end."""
         quiet_s = self.quiet_s(root)
         if root.kind is WaitKind.COMPUTE:
-            return quiet_s >= _number(self.limits.busy_s) and _loops(root.rank, self.samples)
+            busy_s = _number(self.limits.busy_s)
+            if _loops(root.rank, self.samples):
+                return quiet_s >= busy_s
+            return quiet_s >= TURN_TIMES * busy_s and _turns(root.rank, self.samples)
         if quiet_s < _number(self.limits.open_wait_s):
             return False
         if root.kind is WaitKind.COMPILE:
@@ -138,6 +147,20 @@ def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
 
 def _loops(rank: int, samples: Sequence[Sample]) -> bool:
     return len(_burning(rank, samples)) >= LOOP_SAMPLES and 1 <= len(loop_lines(rank, samples)) <= LOOP_LINES
+
+
+def _turns(rank: int, samples: Sequence[Sample]) -> bool:
+    """Every sample shows one function of the user's, on few lines of it, and few lines of what it calls."""
+    seen = _burning(rank, samples)[-TURN_SAMPLES:]
+    users = {one.user for one in seen}
+    functions = {(user.file, user.function) if user else None for user in users}
+    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in seen}
+    few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
+    return len(seen) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
+
+
+def _shown(rank: int, samples: Sequence[Sample]) -> int:
+    return LOOP_SAMPLES if _loops(rank, samples) else TURN_SAMPLES
 
 
 def _lines(rank: int, samples: Sequence[Sample]) -> str:

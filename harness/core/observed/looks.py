@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.core.observed.board import read_place, read_ranks
 from harness.core.observed.silence import Broken, Looks, Memory, Part, Replica, ReplicaLook
+from harness.core.place import Place
 
 KEPT_POINTS = 96
 KEPT_LOOKS = 96  # of a replica; the newest
@@ -31,6 +32,7 @@ class _Reader:
         self._memory: list[Memory] = []
         self._replicas: dict[int, Replica] = {}
         self._never: dict[int, tuple[int, tuple[str, ...], int]] = {}
+        self._never_places: dict[int, Place | None] = {}
         self._broken: dict[int, Broken | None] = {}
 
     def take(self, record: dict[str, Any]) -> None:
@@ -51,6 +53,7 @@ class _Reader:
 
     def looks(self) -> Looks:
         never = [found for found in self._never.values() if found[0]]
+        places = [self._never_places.get(number) for number, found in self._never.items() if found[0]]
         broken = [one for one in self._broken.values() if one is not None]
         return replace(
             self._state,
@@ -58,6 +61,7 @@ class _Reader:
             replicas=tuple(self._replicas.values()),
             never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
             never_count=sum(count for count, _, _ in never),
+            never_place=next(iter(places), None),
             looks=max((looks for _, _, looks in self._never.values()), default=0),
             parameters=min(broken, key=lambda one: one.step, default=None),
         )
@@ -85,6 +89,7 @@ class _Reader:
             self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         looks = self._never.get(optimizer, (0, (), 0))[2] + 1
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), looks
+        self._never_places[optimizer] = read_place(str(record.get("never_place", "")))
         before = self._broken.get(optimizer)
         now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
         self._broken[optimizer] = before or now if now else None

@@ -71,6 +71,7 @@ class Looks:
     parameters: Broken | None = None  # kept only while they are still broken at the last look
     never: tuple[str, ...] = ()  # had no gradient at any look, though their module was called
     never_count: int = 0
+    never_place: Place | None = None  # the line that uses the first of them
     replicas: tuple[Replica, ...] = ()
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
 

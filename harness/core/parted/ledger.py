@@ -16,7 +16,7 @@ from harness.core.place import Place
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
 _DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
-_OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
+OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
 _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
 
 
@@ -208,9 +208,19 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
             if caller is None or count == most:
                 continue
             call = ledgers[caller][(step, key)][count]
-            if _passed(boards[rank], call):
+            if _passed(boards[rank], call) and not _made_elsewhere(boards[rank], boards[caller], call):
                 before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
                 yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
+
+
+def _made_elsewhere(board: Board, caller: Board, call: Call) -> bool:
+    """It made as many of these calls in that step, from lines of its own: they pair with those of the caller."""
+    return _as_many(board, call) >= _as_many(caller, call)
+
+
+def _as_many(board: Board, call: Call) -> int:
+    same = (call.op, call.group, call.step)
+    return sum((one.op, one.group, one.step) == same for one in board.calls)
 
 
 def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: Key) -> bool:
@@ -235,7 +245,7 @@ def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
         # A transfer has two sides, which do not make the same call.
-        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in _OWN:
+        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in OWN:
             continue
         place = call.place
         key = (call.op, call.group, place.file if place else None, place.line if place else None)

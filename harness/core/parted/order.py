@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from harness import protocol
 from harness.core.observed.evidence import Board, Collective
@@ -32,7 +33,15 @@ def added(found: Divergence, tracks: Mapping[int, Track]) -> Members:
     return new if due and len(due) + len(new) == len(entered) else ()
 
 
-def first_departure(board: Board) -> Call | None:
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """`due` was left out behind `after`, the last call that the rank made in its usual order."""
+
+    due: Call  # as it was made in an earlier round
+    after: Call
+
+
+def first_departure(board: Board) -> Departure | None:
     """The call that was due where the rank first went on to what comes later in its rounds; None = it kept to them.
 
     Calls from Python only, transfers included. A call that it never made before is the end of a loop, no departure.
@@ -42,7 +51,7 @@ def first_departure(board: Board) -> Call | None:
     for number in range(1, len(made)):
         at = _same_point(made[:number])
         if at is not None and made[at] != made[number] and made[number] in made[at + 1 : number]:
-            return calls[at]
+            return Departure(due=calls[at], after=calls[number - 1])
     return None
 
 

@@ -1,0 +1,151 @@
+"""Who left, who was late, and in which step a rank is: what tells a call that was left out from one not yet made."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
+
+from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
+from harness.core.diagnosed.progress import late_for, left_before_it, step_in_progress
+from harness.core.judged.verdict import judge
+from harness.core.observed.evidence import Board, Evidence, RankEvidence
+from harness.core.observed.marks import Call
+from harness.core.place import Place
+
+STEPS = ((1, 1.0), (2, 2.0))
+SYNC = Place(file=USER, line=45, function="main")
+CLOSED = "Connection closed by peer [127.0.0.1]:4502"
+TIMED_OUT = "Timed out waiting 12000ms for recv operation to complete"
+
+
+def diagnosed(seen: Evidence) -> Diagnosis:
+    return diagnose(seen, judge(seen))
+
+
+def inside(number: int, op: str, **changes: Any) -> Call:
+    return call(number, op, **{"place": SYNC, "step": 3, "position": 7, "entered_s": 3.0, "left_s": None, **changes})
+
+
+def lost(rank: int, message: str, op: str = "all_reduce", **changes: Any) -> RankEvidence:
+    """A rank that stood in a collective of step 3 until its peer or its patience was gone."""
+    board_of = board(mark("backward", step=3, position=7), steps_s=STEPS, calls=(inside(1, op, left_s=9.0),))
+    facts = {"exit": ended(rank, 1, at_s=9.5), "raised": raised(rank, message=message), "board": board_of}
+    return rank_evidence(rank, **{**facts, **changes})
+
+
+# A rank that left.
+
+
+def leaver(*calls: Call, **changes: Any) -> RankEvidence:
+    """It went through a forward pass more than usual, took down its group and ended with 0."""
+    destroyed = call(1 + len(calls), "destroy_process_group", step=3, position=8, entered_s=3.1, left_s=3.2)
+    facts: dict[str, Any] = {"steps_s": STEPS, "calls": (*calls, destroyed), "exit_s": 3.5, "rank": 2}
+    return rank_evidence(2, exit=ended(2, at_s=9.0), board=board(mark(step=3, position=8), **{**facts, **changes}))
+
+
+def test_a_rank_that_ended_within_a_step_left_and_did_not_leave_a_call_out() -> None:
+    seen = evidence(lost(0, CLOSED), lost(1, CLOSED), leaver())
+    assert left_before_it(case(seen))
+    found = diagnosed(seen)
+    assert (found.cause, found.findings[0].ranks) == ("early_exit", (2,))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        leaver(inside(1, "broadcast", position=8, left_s=3.05)),  # it went on to another collective
+        leaver(steps_s=(*STEPS, (3, 3.0))),  # it did that step
+        leaver(steps_s=()),  # it counts no steps, and the call may be the last of its program
+    ],
+    ids=["called on", "did the step", "no steps"],
+)
+def test_a_rank_that_went_on_without_the_call_left_it_out(left: RankEvidence) -> None:
+    seen = evidence(lost(0, CLOSED), lost(1, CLOSED), left)
+    assert not left_before_it(case(seen))
+    assert diagnosed(seen).cause in ("rank_conditional_collective", "collective_order_mismatch")
+
+
+@pytest.mark.parametrize(("beat_s", "at_line"), [(3.05, 37), (3.3, 33)])
+def test_a_rank_that_left_is_placed_at_what_it_did_last(beat_s: float, at_line: int) -> None:
+    left = leaver(seen=frame(33, function="fit"), beat_s=beat_s)
+    found = diagnosed(evidence(lost(0, CLOSED), lost(1, CLOSED), left)).findings[0]
+    assert (found.code, found.place.line if found.place else None) == ("early_exit", at_line)
+
+
+# A rank that was late.
+
+
+def late(*calls: Call, **changes: Any) -> RankEvidence:
+    """Rank 0 evaluates its model meanwhile, which makes marks, until torchrun ends it."""
+    seen = frame(20, function="evaluate")
+    facts: dict[str, Any] = {"steps_s": STEPS, "calls": calls, "seen": seen, "beat_s": 9.4}
+    made = board(mark(step=4, position=60, at_s=9.0), **{**facts, **changes})
+    return rank_evidence(0, exit=ended(0, -signal.SIGTERM, at_s=9.9), board=made)
+
+
+def waited(rank: RankEvidence, message: str = TIMED_OUT) -> Evidence:
+    return evidence(rank, *(lost(number, message, "barrier") for number in (1, 2)))
+
+
+def test_a_rank_that_was_at_work_when_the_others_gave_up_waiting_came_too_late() -> None:
+    found = diagnosed(waited(late()))
+    (main,) = found.findings
+    assert (main.code, main.ranks, main.confidence) == ("slow", (0,), 0.75)
+    assert main.place is not None
+    assert (main.place.file, main.place.line, main.place.function) == (USER, 20, "evaluate")
+    assert main.claim.startswith(
+        "rank 0 had not come to barrier at ada/train.py:45 of step 3 when ranks 1, 2 gave up waiting for it there"
+    )
+    assert found.culprit is not None
+    assert found.culprit.step == 3
+
+
+def test_a_late_rank_that_made_no_mark_since_may_stand() -> None:
+    still = late()
+    assert still.board is not None
+    stood = replace(still, board=replace(still.board, marks=(mark(step=4, position=60, at_s=2.5),)))
+    assert diagnosed(waited(stood)).findings[0].confidence == 0.6
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (late(call(1, "broadcast", step=4, entered_s=3.5, left_s=3.6)), TIMED_OUT),
+        (late(enqueued=9, completed=8), TIMED_OUT),
+        (replace(late(), exit=ended(0, 1, at_s=9.9)), TIMED_OUT),
+        (late(), CLOSED),
+    ],
+    ids=["went on to another call", "stands in one below Python", "ended by itself", "no limit ran out"],
+)
+def test_a_rank_that_went_on_or_ended_itself_was_not_late(rank: RankEvidence, message: str) -> None:
+    assert late_for(case(waited(rank, message))) is None
+
+
+def test_that_a_rank_may_not_have_come_to_the_call_yet_leaves_no_certainty() -> None:
+    found = diagnosed(waited(late(), CLOSED)).findings[0]
+    assert (found.code, found.confidence) == ("rank_conditional_collective", 0.85)
+    assert found.claim.endswith("; or it had not come to it yet")
+
+
+# The step that a rank is in.
+
+
+def between(**changes: Any) -> RankEvidence:
+    facts: dict[str, Any] = {"steps_s": STEPS, "stepped_from": (frame(46, function="fit"),)}
+    board_of: Board = board(mark("step", step=2, at_s=2.0), **facts)
+    return rank_evidence(0, **{"board": board_of, "exit": ended(0, -6, at_s=3.0), **changes})
+
+
+@pytest.mark.parametrize(("at_line", "step"), [(41, 3), (50, 2)])
+def test_a_rank_that_died_in_c_is_in_the_step_whose_lines_its_last_stack_shows(at_line: int, step: int) -> None:
+    died = between(death_stacks=(stack(frame(31, function="release"), frame(at_line, function="fit")),))
+    assert step_in_progress(case(evidence(died)), died) == step
+
+
+def test_a_method_is_the_same_function_whether_its_class_is_told_or_not() -> None:
+    died = between(death_stacks=(stack(frame(41, function="Trainer.fit")),))
+    assert step_in_progress(case(evidence(died)), died) == 3
