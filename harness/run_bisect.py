@@ -31,7 +31,7 @@ from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
 from harness.run_one import run_one
 from harness.run_plan import Told
 from harness.supervisor.bisected.commits import worktrees
-from harness.supervisor.bisected.journal import Journal, Kept, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, Kept, as_seen, unfinished, write_state
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
 from harness.supervisor.bisected.request import BisectRequest, key_of, launches_of, question_of
 from harness.supervisor.fork_server import ForkServer
@@ -188,24 +188,7 @@ class Bisection:
             self.specs.append(spec)
             output = log_tail(self.run.attempt(name).output)
             counts = counts_as(outcome, self.request.wanted, self.sought, output)
-        culprit, verdict = outcome.culprit, outcome.verdict
-        quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
-        return replace(
-            blank,
-            launcher=spec.launcher.value,
-            verdict=verdict.status.value,
-            kind=verdict.kind,
-            cause=verdict.cause,
-            summary=verdict.summary,
-            place=culprit.place if culprit else None,
-            culprits=culprit.ranks if culprit else (),
-            phase=outcome.phase,
-            counts_as=counts,
-            wall_s=outcome.timing.wall_s,
-            longest_quiet_s=max(quiet, default=None),
-            dir=outcome.dir,
-            spec_hash=spec.spec_hash,
-        )
+        return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
 
     def _devices(self, spec: RunSpec) -> tuple[int, ...] | None:
         """GPUs of its own for a probe that has others beside it."""

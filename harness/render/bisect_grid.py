@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from harness.core.bisect.asking import Purpose
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, ProbeTold
-from harness.render import bisect_words, words
+from harness.render import bisect_proof, bisect_words, words
 from harness.render.layout import NARROW, cropped, paragraph
 from harness.render.text import escape
 
@@ -56,7 +56,7 @@ class Grid:
         cells = self._cells(probe)
         verdict = cropped(escape(probe.verdict or NO_VERDICT), _VERDICT)
         took = words.seconds(probe.wall_s) if probe.verdict else ""
-        remark = escape(bisect_words.remark(told, probe))
+        remark = escape(bisect_proof.remark(told, probe))
         number = f"{probe.n:>{_NUMBER}}  "
         if self._narrow:
             yield from paragraph(step, self.width, number, _INDENT)

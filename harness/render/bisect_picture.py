@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.bisect.told import BisectTold, ProbeTold
-from harness.render import bisect_words, words
+from harness.render import bisect_proof, bisect_words, words
 from harness.render.bisect_grid import NO_VERDICT, following_each, step_word
 from harness.render.layout import cropped
 
@@ -77,7 +77,7 @@ def picture(told: BisectTold) -> Picture | None:
 
 
 def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...], y: int) -> Row:
-    remark = " · ".join(filter(None, (_value(told, probe), bisect_words.remark(told, probe))))
+    remark = " · ".join(filter(None, (_value(told, probe), bisect_proof.remark(told, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
     asked = bisect_words.config_words(probe.config)

@@ -10,7 +10,7 @@ from harness.core.bisect.answer import AnswerKind
 from harness.core.bisect.asking import CountsAs, Round
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.core.bisect.worst_case import Part, at_most
-from harness.render import bisect_words, words
+from harness.render import bisect_proof, bisect_words, words
 from harness.render.bisect_grid import Grid
 from harness.render.layout import NARROW, command, cropped, labelled, paragraph
 from harness.render.text import escape, escaped
@@ -81,7 +81,7 @@ def answer_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
         yield from _line("note", "interrupted: only the probes above were made", width)
     if often := bisect_words.how_often(told):
         yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(told.answer)))), width)
-    if told.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(told)):
+    if told.answer.kind is not AnswerKind.NONE and (place := bisect_proof.place_line(told)):
         yield from _line("place", "   ".join(place), width)
     yield from _commands(told, width)
     if open_ or told.answer.kind is AnswerKind.NONE:
@@ -150,10 +150,10 @@ def _commands(told: BisectTold, width: int) -> Iterator[str]:
 
 def _tells(told: BisectTold, width: int) -> Iterator[str]:
     """What was proven, claim by claim; where."""
-    claims = [*bisect_words.proven(told)]
+    claims = [*bisect_proof.proven(told)]
     for number, claim in enumerate(claims):
         yield from _line("" if number else "tells", claim, width)
-    if claims and (where := bisect_words.where_proven(told)):
+    if claims and (where := bisect_proof.where_proven(told)):
         yield from _line("", f"{where}; nothing else was tried", width)
 
 
@@ -163,7 +163,7 @@ def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
     if unjudged or other:
         text = f"{words.plural(unjudged, 'probe')} not judged · {other} with another failure"
         yield from _line("open", text, width)
-    yield from _line("do", bisect_words.what_decides(told), width)
+    yield from _line("do", bisect_proof.what_decides(told), width)
 
 
 def _line(label: str, text: str, width: int) -> Iterator[str]:

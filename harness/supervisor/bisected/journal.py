@@ -11,7 +11,7 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from harness.core.bisect.asking import CountsAs, Purpose, Subset
 from harness.core.place import Place
-from harness.core.report import HangKind
+from harness.core.report import HangKind, Outcome
 from harness.supervisor.stored.adapters import adapter, json_text
 from harness.supervisor.stored.reading import read_lines
 from harness.supervisor.stored.rundir import RunDir, append_line, write_document
@@ -51,6 +51,26 @@ class Kept:
     longest_quiet_s: float | None
     dir: str | None
     spec_hash: str | None
+
+
+def as_seen(kept: Kept, outcome: Outcome) -> Kept:
+    """The probe with what its launch has shown."""
+    culprit, verdict = outcome.culprit, outcome.verdict
+    quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
+    return replace(
+        kept,
+        verdict=verdict.status.value,
+        kind=verdict.kind,
+        cause=verdict.cause,
+        summary=verdict.summary,
+        place=culprit.place if culprit else None,
+        culprits=culprit.ranks if culprit else (),
+        phase=outcome.phase,
+        wall_s=outcome.timing.wall_s,
+        longest_quiet_s=max(quiet, default=None),
+        dir=outcome.dir,
+        spec_hash=outcome.spec_hash,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
