@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from harness.core.bisect.told import BisectTold
 from harness.core.compared.severity import severity
 from harness.core.report import Report, counts
-from harness.render import bisect_picture, bisect_words, lanes, words
+from harness.render import bisect_picture, bisect_proof, bisect_words, lanes, words
 from harness.render.meaning import meaning
 from harness.render.tables import findings_line, tables
 from harness.render.text import escaped, link_target
@@ -36,6 +36,7 @@ def report_html(report: Report, search: BisectTold | None = None) -> str:
         search=search,
         searched=bisect_picture,
         said=bisect_words,
+        shows=bisect_proof,
         link_target=link_target,
     )
 
