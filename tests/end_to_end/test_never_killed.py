@@ -57,6 +57,7 @@ def test_a_writer_that_is_slow_is_waited_for(workspace, source):
     passes(workspace, "trickle", str(fifo), SHORT)
 
 
+@pytest.mark.slow
 def test_a_throttled_connection_is_waited_for(workspace, source):
     passes(workspace, "receive", port_of(slow_source(source, "socket", str(SHORT_S))), SHORT)
 

@@ -94,6 +94,7 @@ def test_a_rank_that_the_others_gave_up_waiting_for_is_named_by_its_key(workspac
 # Open: somebody outside might end it.
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_writes_to_is_blocked_io_after_the_open_wait_limit(workspace):
     pipe = workspace.directory / "pipe"
     os.mkfifo(pipe)
@@ -119,6 +120,7 @@ def test_a_file_lock_that_somebody_outside_holds_is_an_open_wait(workspace):
     assert 9 <= outcome["timing"]["quiet_s"] <= 13
 
 
+@pytest.mark.slow
 def test_a_sleep_that_ends_after_the_deadline_is_starved_at_once(workspace):
     workspace.scenario("sleeper", scenario("sleep", "9000", "deadline_s: 120"))
     outcome = workspace.harness("run", "sleeper").outcome

@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from ranks import BOOTSTRAP, Boards, ended, python, run_ranks, start_ranks, wait_for
 
 from harness import protocol
@@ -86,6 +87,7 @@ print(statuses == list(range(20)))
 """
 
 
+@pytest.mark.slow
 def test_twenty_processes_with_a_server_exit_as_they_would_without(tmp_path: Path) -> None:
     process = ended(python("-c", EXITS, str(BOOTSTRAP.parents[2]), str(tmp_path), boards=None))
     assert (process.status, process.out, process.err) == (0, "True\n", "")
