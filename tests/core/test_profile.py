@@ -48,6 +48,15 @@ def test_the_rank_at_work_in_most_samples_is_the_one_the_others_wait_for() -> No
     assert busiest(made[:1]) is None, "a rank that only waits keeps nobody waiting"
 
 
+def test_a_rank_that_moves_from_collective_to_collective_is_held_up_by_the_one_that_computes() -> None:
+    seen = slow()
+    meeting = [sample(0, "moving", leaf=ALL_REDUCE, user=frame(9))] * 9
+    made = profiles(replace(seen, samples=(*seen.samples, *meeting)))
+    assert (made[0].working, made[0].computing) == (9, 0)
+    assert busiest(made) is made[1]
+    assert busiest(made[:1]) is made[0], "alone it is all that is known"
+
+
 def test_a_rank_without_a_stack_has_no_profile() -> None:
     unseen = replace(slow(), samples=(sample(0), sample(1)))
     assert profiles(unseen) == ()

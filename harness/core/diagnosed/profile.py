@@ -14,6 +14,7 @@ from harness.core.observed.evidence import Board, Evidence, Frame, RankEvidence,
 PROFILE_FILE = "profile.txt"
 _AT_WORK = {"burning", "moving"}
 _LINES_TOLD = 12
+_MEETING_PLACES = ("torch/distributed/", "/harness/probe/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class RankProfile:
     rank: int
     samples: int
     working: int  # of them, those that showed it at work
+    computing: int  # of these, those in which it was in no call that waits for other ranks
     lines: tuple[HotLine, ...]  # most often seen first
     nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
 
@@ -64,9 +66,9 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
 
 
 def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
-    """The rank the others wait for: the one that was at work in most samples."""
+    """The rank the others wait for: at work in most samples, and not in a call that ends when another rank comes."""
     working = [one for one in made if one.working]
-    return min(working, key=lambda one: (-one.working, one.rank)) if working else None
+    return min(working, key=lambda one: (-one.computing, -one.working, one.rank)) if working else None
 
 
 def pace(evidence: Evidence) -> Pace | None:
@@ -132,7 +134,19 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
         for user, seen in users.most_common(_LINES_TOLD)
     )
     nodes = rank.board.autograd_nodes if rank.board else None
-    return RankProfile(rank=rank.rank, samples=len(samples), working=len(working), lines=lines, nodes=nodes)
+    return RankProfile(
+        rank=rank.rank,
+        samples=len(samples),
+        working=len(working),
+        computing=sum(not _meets_others(one) for one in working),
+        lines=lines,
+        nodes=nodes,
+    )
+
+
+def _meets_others(sample: Sample) -> bool:
+    """Its innermost Python frame is a collective's, or the probe's around one; a rank in it moves when others do."""
+    return sample.leaf is not None and any(place in sample.leaf.file for place in _MEETING_PLACES)
 
 
 def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
