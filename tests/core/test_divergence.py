@@ -275,6 +275,8 @@ def test_a_call_that_the_rank_usually_makes_later_shows_that_one_was_left_out() 
     assert (found.left_out, found.differ) == (True, (1,))
     both_depart = side_by_side(steps_of(usual, [GATHER]), steps_of([GATHER, REDUCE], [REDUCE]))
     assert both_depart is None
+    one_skips_and_one_is_new = side_by_side(steps_of(usual, [GATHER]), steps_of(usual, [("barrier", {})]))
+    assert one_skips_and_one_is_new is None
 
 
 def test_a_rank_that_goes_round_a_layer_left_it_out_although_it_has_made_fewer_marks() -> None:

@@ -182,6 +182,7 @@ def test_memory_of_the_gpu_counts_as_well() -> None:
     "amounts",
     [
         pytest.param({step: 250 + 2 * min(step, 100) for step in STEPS}, id="levels off"),
+        pytest.param({step: 250 + 3 * min(step, 100) + 0.3 * max(step - 100, 0) for step in STEPS}, id="slows down"),
         pytest.param({step: 250 + 100 * (step % 32) / 32 for step in STEPS}, id="saw teeth of the collector"),
         pytest.param({step: 250 + step / 10 for step in STEPS}, id="too little"),
         pytest.param({step: 250 + 4 * step for step in STEPS if step < 30}, id="too few steps"),
@@ -268,7 +269,9 @@ def test_of_a_run_that_failed_the_end_is_not_told_twice() -> None:
 # Gates.
 
 
-@pytest.mark.parametrize(("mean", "share", "shut"), [(0.0004, 1.0, True), (0.3, 0.2, False), (0.009, 0.5, False)])
+@pytest.mark.parametrize(
+    ("mean", "share", "shut"), [(0.0004, 1.0, True), (0.3, 0.2, False), (0.009, 0.5, False), (0.998, 1.0, False)]
+)
 def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: float, shut: bool) -> None:
     gates = tuple(
         Gate(step=20, layer=layer, branch="sel", mean=mean, deviation=0.01, saturated_share=share) for layer in (3, 2)

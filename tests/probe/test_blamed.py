@@ -88,6 +88,22 @@ def test_the_line_that_uses_a_whole_part_is_named_for_a_parameter_of_it() -> Non
     assert used_at([plain], ("decoder.weight",), FOREIGN) is None
 
 
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x) + x
+
+
+def test_where_all_of_a_part_shares_its_fate_the_line_that_calls_the_part_is_named() -> None:
+    names = ("cell.inner.weight", "cell.inner.bias")
+    whole, inside = (one.forward.__code__.co_firstlineno + 1 for one in (Outer, Cell))
+    assert used_at([Outer()], names, FOREIGN) == (__file__, whole, "forward")
+    assert used_at([Outer()], names[:1], FOREIGN) == (__file__, inside, "forward")
+
+
 def test_the_order_of_names_is_the_order_of_ddps_numbers() -> None:
     model = DistributedDataParallel(Branches())
     parameters = dict(model.module.named_parameters())
