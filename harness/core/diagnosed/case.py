@@ -132,13 +132,16 @@ def wait_place(case: Case, wait: Wait) -> Place | None:
 
 
 def last_place(case: Case, rank: int | None) -> Place | None:
-    """Where a rank that could not be asked was seen last: by its beat thread, else in its last call from Python."""
+    """Where a rank that could not be asked was seen last: by its beat thread, else in what it marked or called last."""
     evidence = case.rank(rank) if rank is not None else None
     board = evidence.board if evidence else None
     if board is None or (board.seen is not None and not is_library(board.seen.file)):
         return place_of(case, rank, board.seen if board else None)
-    called = next((call.place for call in reversed(board.calls) if call.place), None)
-    return called or place_of(case, rank, None)
+    called = next((call for call in reversed(board.calls) if call.place), None)
+    marked = place_of(case, rank, None)
+    if called is None or (marked is not None and board.training is not None and board.training.at_s > called.entered_s):
+        return marked
+    return called.place
 
 
 def last_line(case: Case, rank: int | None) -> str:

@@ -184,7 +184,8 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
     board = case.boards.get(rank) if rank is not None else None
     if board is None or board.left_from or not board.calls or board.beat_s is None:
         return None
-    return board.calls[-1].place if board.calls[-1].entered_s > board.beat_s else None
+    marked_s = board.training.at_s if board.training is not None else 0.0  # a module it went into after that call
+    return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
 
 def killed(case: Case) -> Finding | None:

@@ -75,5 +75,5 @@ def _refuse_newer(run: RunDir, text: bytes) -> None:
     if isinstance(schema, int) and schema > Record.schema:
         raise StoredRunError(
             f"{run.request}: schema: expected {Record.schema}, got {schema}; a newer nsa-harness wrote this run: "
-            "judge it with that one"
+            "use that one"
         )

@@ -71,7 +71,7 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
 
 def _next_step(schema: object) -> str:
     if isinstance(schema, int | float) and schema > 1:
-        return "a newer nsa-harness wrote it: judge it with that one"
+        return "a newer nsa-harness wrote it: use that one"
     return "run the scenario again with this version"
 
 
