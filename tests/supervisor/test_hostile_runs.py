@@ -244,8 +244,7 @@ def test_a_run_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None
     with pytest.raises(StoredRunError) as refused:
         rejudge(run)
     assert str(refused.value) == (
-        f"{run.resolve()}/run.json: schema: expected 1, got 2; "
-        "a newer nsa-harness wrote this run: use that one"
+        f"{run.resolve()}/run.json: schema: expected 1, got 2; a newer nsa-harness wrote this run: use that one"
     )
 
 
