@@ -1,0 +1,81 @@
+"""What all fused kernels share on the host's side: a counted launch, tile sizes, and the numbers a kernel needs.
+
+Importing this module imports Triton. With TRITON_INTERPRET=1 set before that, the kernels run on a CPU, statement by
+statement: for tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+# A dot product on tensor cores is at least this wide in its inner dimension.
+NARROWEST = 16
+
+launches: Counter[str] = Counter()
+"""How often each kernel ran in this process, by its name."""
+
+
+class CannotLaunchError(Exception):
+    """The kernel cannot take these tensors; the text names the tensor, its value and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Sizes of one program's work, and how the compiler spreads it."""
+
+    rows: int  # query rows: queries x heads of a group, the heads padded to a power of two
+    keys: int
+    warps: int = 4
+    stages: int = 2
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
+    """Run `kernel` on a grid of one axis, the only one without a limit of 65535, and count it."""
+    if programs:
+        launches[kernel.__name__] += 1
+        kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
+
+
+def interpreted(kernel: Any) -> bool:
+    return isinstance(kernel, InterpretedFunction)
+
+
+def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
+    """Raises CannotLaunchError for tensors that differ in dtype, and for bfloat16 under the interpreter.
+
+    The interpreter multiplies the bit patterns of bfloat16 without a word (triton #11584).
+    """
+    kinds = {tensor.dtype for tensor in tensors}
+    if len(kinds) > 1:
+        raise CannotLaunchError(f"queries, keys and values are {', '.join(sorted(map(str, kinds)))}: cast them to one")
+    if torch.bfloat16 in kinds and interpreted(kernel):
+        raise CannotLaunchError("Triton's interpreter cannot compute in bfloat16: use float32 or float16")
+
+
+def accumulator(dtype: torch.dtype) -> tl.dtype:
+    """Sums of float64 are kept in float64, which tests need; those of anything else in float32."""
+    return tl.float64 if dtype is torch.float64 else tl.float32
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The same, as a dtype of torch."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def padded(width: int, least: int = NARROWEST) -> int:
+    """The power of two that holds `width`: tiles have no other sizes."""
+    return max(least, triton.next_power_of_2(width))
+
+
+def strided(tensor: Tensor) -> tuple[Any, ...]:
+    """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1."""
+    dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    return dense, dense.stride(0), dense.stride(1), dense.stride(2)

@@ -1,0 +1,399 @@
+"""Attention where each query sees one span of keys: the compressed and the sliding branch, as Triton kernels.
+
+Forward and the gradient of the queries: a program holds a tile of queries with all heads of their group and walks the
+keys from the first that any of them sees to the last. Gradients of keys and values: a program holds a tile of keys and
+walks the queries, so that the sum over queries and heads stays on the chip and needs no atomics.
+
+Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width; inside a kernel R rows
+(queries x heads of a group) and K keys of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.ops.fused import tuning
+from nsa.ops.fused.device import LOG2_E, as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
+from nsa.ops.fused.launch import Tile, accumulated, accumulator, check_dtypes, launch, padded, strided
+from nsa.ops.fused.spans import Spans
+
+# Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
+ENOUGH_PROGRAMS = 1024
+MOST_PARTS = 16
+_NO_KEY = tl.constexpr(2**31 - 1)
+
+
+def spanned_attention(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, E], each token's heads side by side in memory, and log-sum-exp [B, H, T] without gradient.
+
+    A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
+    """
+    check_dtypes(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
+    return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale)
+
+
+@torch.library.custom_op("nsa::spanned", mutates_args=())
+def _spanned(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    first_key_T: Tensor,
+    stop_key_T: Tensor,
+    _first_query_S: Tensor,
+    _stop_query_S: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    o_BHTE, lse_BHT = _outputs(q_BHTD, v_BGSE)
+    sizes = _sizes(q_BHTD, k_BGSD, v_BGSE, scale)
+    del sizes["SCALE"]
+
+    def run(tile: Tile) -> None:
+        tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
+        launch(
+            spanned_forward,
+            tiles * q_BHTD.shape[0] * k_BGSD.shape[1],
+            *strided(q_BHTD),
+            *strided(k_BGSD),
+            *strided(v_BGSE),
+            *strided(o_BHTE),
+            lse_BHT,
+            first_key_T,
+            stop_key_T,
+            k_BGSD.shape[1],
+            q_BHTD.shape[2],
+            tiles,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            warps=tile.warps,
+            stages=tile.stages,
+            **sizes,
+        )
+
+    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE), _forward_tiles)
+    return o_BHTE, lse_BHT
+
+
+@torch.library.custom_op("nsa::spanned_backward", mutates_args=())
+def _spanned_backward(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    first_key_T: Tensor,
+    stop_key_T: Tensor,
+    first_query_S: Tensor,
+    stop_query_S: Tensor,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    saved = (strided(q_BHTD), strided(k_BGSD), strided(v_BGSE), strided(grad_BHTE))
+    sizes = _sizes(q_BHTD, k_BGSD, v_BGSE, scale)
+    seen = (first_key_T, stop_key_T)
+    dq_BHTD, delta_BHT = _like_tokens(q_BHTD, q_BHTD.shape[-1]), torch.empty_like(lse_BHT)
+    rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
+
+    def run_queries(tile: Tile) -> None:
+        tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
+        launch(
+            spanned_backward_queries,
+            tiles * rows,
+            *_flat(saved),
+            *strided(o_BHTE),
+            *strided(dq_BHTD),
+            lse_BHT,
+            delta_BHT,
+            *seen,
+            groups,
+            q_BHTD.shape[2],
+            tiles,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            warps=tile.warps,
+            stages=tile.stages,
+            **sizes,
+        )
+
+    tuning.run_best(
+        run_queries, tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE), _backward_query_tiles
+    )
+    gradients: list[Tensor] = []
+
+    def run_keys(tile: Tile) -> None:
+        tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
+        parts = _parts(tiles * rows)
+        kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
+        dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
+        launch(
+            spanned_backward_keys,
+            tiles * rows * parts,
+            *_flat(saved),
+            dk,
+            dv,
+            lse_BHT,
+            delta_BHT,
+            *seen,
+            first_query_S,
+            stop_query_S,
+            groups,
+            q_BHTD.shape[2],
+            k_BGSD.shape[2],
+            tiles,
+            parts,
+            rows,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            warps=tile.warps,
+            stages=tile.stages,
+            **sizes,
+        )
+        gradients[:] = [dk, dv]
+
+    tuning.run_best(run_keys, tuning.Situation.of("spanned_backward_keys", q_BHTD, k_BGSD, v_BGSE), _backward_key_tiles)
+    dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
+    return dq_BHTD, dk, dv
+
+
+@_spanned.register_fake
+def _(q_BHTD: Tensor, _k: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q_BHTD, v_BGSE)
+
+
+@_spanned_backward.register_fake
+def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return _like_tokens(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.scale = scale
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    none = (None,) * 5
+    if grad_BHTE is None:
+        return None, None, None, *none
+    return *_spanned_backward(grad_BHTE, *ctx.saved_tensors, ctx.scale), *none
+
+
+_spanned.register_autograd(_differentiate, setup_context=_keep)
+
+
+@triton.jit
+def rows_of(i_tile, p_first, p_stop, queries, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
+    """Token and head of each row of a tile, whether the row exists, and its span of keys."""
+    o_row = tl.arange(0, ROWS)
+    o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
+    o_head = o_row % HEADS_PADDED  # [R]
+    m_row = (o_token < queries) & (o_head < HEADS)
+    b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)  # [R]
+    b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)  # [R]
+    return o_token, o_head, m_row, b_first, b_stop
+
+
+@triton.jit
+def spanned_forward(
+    p_q, s_qb, s_qh, s_qt,
+    p_k, s_kb, s_kg, s_ks,
+    p_v, s_vb, s_vg, s_vs,
+    p_o, s_ob, s_oh, s_ot,
+    p_lse, p_first, p_stop,
+    groups, queries, tiles,
+    EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    # The last queries see most: their programs start first. One group's tiles follow each other and share its keys.
+    i_tile = tiles - 1 - tl.program_id(0) % tiles
+    i_bg = tl.program_id(0) // tiles
+    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, queries, ROWS, HEADS, HEADS_PADDED)
+    o_head = i_g * HEADS + o_head  # [R]
+    o_wide = o_token.to(tl.int64)
+    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    b_highest = tl.full([ROWS], float("-inf"), ACC)
+    b_total = tl.zeros([ROWS], ACC)
+    b_o = tl.zeros([ROWS, E_PADDED], ACC)
+    last = tl.max(b_stop, 0)
+    for start in range(tl.min(b_first, 0), last, KEYS):
+        o_key = start + tl.arange(0, KEYS)  # [K]
+        b_k = load_rows(p_keys, s_ks, o_key, o_key < last, D, D_PADDED)  # [K, D]
+        b_v = load_rows(p_values, s_vs, o_key, o_key < last, E, E_PADDED)  # [K, E]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
+        m_seen = (o_key[None, :] >= b_first[:, None]) & (o_key[None, :] < b_stop[:, None])
+        b_s = tl.where(m_seen, b_s, float("-inf"))
+        b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
+        # Rows that have seen nothing yet would compute -inf - -inf.
+        b_shift = tl.where(b_higher == float("-inf"), 0.0, b_higher)
+        b_p = power(b_s - b_shift[:, None], EXACT)  # [R, K]
+        b_shrink = power(b_highest - b_shift, EXACT)
+        b_total = b_total * b_shrink + tl.sum(b_p, 1)
+        b_o = b_o * b_shrink[:, None] + tl.dot(b_p.to(b_v.dtype), b_v, input_precision="ieee", out_dtype=ACC)
+        b_highest = b_higher
+    b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
+    b_lse = log_sum(b_highest, b_total, EXACT)
+    store_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
+    tl.store(p_lse + (i_b * groups * HEADS + o_head) * queries + o_wide, b_lse, mask=m_row)
+
+
+@triton.jit
+def spanned_backward_queries(
+    p_q, s_qb, s_qh, s_qt,
+    p_k, s_kb, s_kg, s_ks,
+    p_v, s_vb, s_vg, s_vs,
+    p_do, s_gb, s_gh, s_gt,
+    p_o, s_ob, s_oh, s_ot,
+    p_dq, s_db, s_dh, s_dt,
+    p_lse, p_delta, p_first, p_stop,
+    groups, queries, tiles,
+    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the queries, and delta = sum(o * do), which the gradients of keys and values need as well."""
+    i_tile = tiles - 1 - tl.program_id(0) % tiles
+    i_bg = tl.program_id(0) // tiles
+    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, queries, ROWS, HEADS, HEADS_PADDED)
+    o_head = i_g * HEADS + o_head
+    o_wide = o_token.to(tl.int64)
+    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+    b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_wide * s_gt, m_row, E, E_PADDED)  # [R, E]
+    b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
+    o_stat = (i_b * groups * HEADS + o_head) * queries + o_wide
+    b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
+    tl.store(p_delta + o_stat, b_delta, mask=m_row)
+    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
+    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    b_dq = tl.zeros([ROWS, D_PADDED], ACC)
+    last = tl.max(b_stop, 0)
+    for start in range(tl.min(b_first, 0), last, KEYS):
+        o_key = start + tl.arange(0, KEYS)
+        b_k = load_rows(p_keys, s_ks, o_key, o_key < last, D, D_PADDED)  # [K, D]
+        b_v = load_rows(p_values, s_vs, o_key, o_key < last, E, E_PADDED)  # [K, E]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
+        m_seen = (o_key[None, :] >= b_first[:, None]) & (o_key[None, :] < b_stop[:, None])
+        # A blind row has a log-sum-exp of -inf and sees nothing: the mask comes before the exponential.
+        b_p = power(tl.where(m_seen, b_s - b_lse[:, None], float("-inf")), EXACT)
+        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision="ieee", out_dtype=ACC)  # [R, K]
+        b_ds = b_p * (b_dp - b_delta[:, None]) * SCALE
+        b_dq += tl.dot(b_ds.to(b_k.dtype), b_k, input_precision="ieee", out_dtype=ACC)
+    store_heads(p_dq, i_b * s_db + o_head * s_dh + o_wide * s_dt, m_row, b_dq, D, D_PADDED)
+
+
+@triton.jit
+def spanned_backward_keys(
+    p_q, s_qb, s_qh, s_qt,
+    p_k, s_kb, s_kg, s_ks,
+    p_v, s_vb, s_vg, s_vs,
+    p_do, s_gb, s_gh, s_gt,
+    p_dk, p_dv,
+    p_lse, p_delta, p_first, p_stop, p_first_query, p_stop_query,
+    groups, queries, keys, tiles, parts, batch_groups,
+    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them."""
+    i_part = tl.program_id(0) % parts
+    i_tile = tl.program_id(0) // parts % tiles
+    i_bg = tl.program_id(0) // parts // tiles
+    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    o_key = i_tile * KEYS + tl.arange(0, KEYS)  # [K]
+    m_key = o_key < keys
+    b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
+    b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
+    first = tl.min(tl.load(p_first_query + o_key, mask=m_key, other=_NO_KEY), 0)
+    last = tl.max(tl.load(p_stop_query + o_key, mask=m_key, other=0), 0)
+    o_row = tl.arange(0, ROWS)
+    o_head = i_g * HEADS + o_row % HEADS_PADDED  # [R]
+    m_head = o_row % HEADS_PADDED < HEADS
+    b_dk = tl.zeros([KEYS, D_PADDED], ACC)
+    b_dv = tl.zeros([KEYS, E_PADDED], ACC)
+    for start in range(first + i_part * (ROWS // HEADS_PADDED), last, parts * (ROWS // HEADS_PADDED)):
+        o_token = start + o_row // HEADS_PADDED  # [R]
+        m_row = m_head & (o_token < last)
+        o_wide = o_token.to(tl.int64)
+        b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+        b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_wide * s_gt, m_row, E, E_PADDED)  # [R, E]
+        o_stat = (i_b * groups * HEADS + o_head) * queries + o_wide
+        b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
+        b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
+        b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)
+        b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [K, R]
+        m_seen = (o_key[:, None] >= b_first[None, :]) & (o_key[:, None] < b_stop[None, :])
+        b_p = power(tl.where(m_seen, b_s - b_lse[None, :], float("-inf")), EXACT)  # [K, R]
+        b_dv += tl.dot(b_p.to(b_do.dtype), b_do, input_precision="ieee", out_dtype=ACC)
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
+        b_ds = b_p * (b_dp - b_delta[None, :]) * SCALE
+        b_dk += tl.dot(b_ds.to(b_q.dtype), b_q, input_precision="ieee", out_dtype=ACC)
+    o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
+    store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk, D, D_PADDED)
+    store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
+
+
+def _outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
+    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulated(q_BHTD.dtype))
+    return _like_tokens(q_BHTD, v_BGSE.shape[-1]), lse_BHT
+
+
+def _like_tokens(q_BHTD: Tensor, width: int) -> Tensor:
+    """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
+    batch, heads, tokens, _ = q_BHTD.shape
+    return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)
+
+
+def _sizes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
+    heads = q_BHTD.shape[1] // k_BGSD.shape[1]
+    width, value_width = q_BHTD.shape[-1], v_BGSE.shape[-1]
+    exact = q_BHTD.dtype in (torch.float32, torch.float64)
+    return {
+        "SCALE": scale,
+        "EXPONENT": scale if exact else scale * LOG2_E,
+        "EXACT": exact,
+        "HEADS": heads,
+        "HEADS_PADDED": padded(heads, least=1),
+        "D": width,
+        "D_PADDED": padded(width),
+        "E": value_width,
+        "E_PADDED": padded(value_width),
+        "ACC": accumulator(q_BHTD.dtype),
+    }
+
+
+def _flat(tensors: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    return [argument for tensor in tensors for argument in tensor]
+
+
+def _parts(programs: int) -> int:
+    return min(MOST_PARTS, max(1, ENOUGH_PROGRAMS // max(1, programs)))
+
+
+def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
+    sizes = (128, 64, 8, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)
+    return situation.tiles(*sizes)
+
+
+def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
+    return situation.tiles((64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 32, 4, 2), (32, 32, 4, 1))
+
+
+def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
+    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128."""
+    sizes = (64, 64, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 8, 3), (32, 32, 4, 1)
+    return situation.tiles(*sizes)

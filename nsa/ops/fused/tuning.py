@@ -1,0 +1,167 @@
+"""Which tile sizes a kernel runs with: the first that fits, or the fastest as a warm-up has measured it.
+
+Nothing is measured outside `measuring()`: a training step never pauses to time candidates, which on some ranks but not
+on others looks like a hang. What was measured is the same on every rank after `share`, and is kept in a file, so that
+the next run needs no second look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from nsa.ops.fused.launch import Tile, padded
+
+_REPEATS = 5
+_chosen: dict[Situation, Tile] = {}
+_is_measuring = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a good tile depends on. Lengths go by their power of two: nearby ones share a measurement."""
+
+    kernel: str
+    device: str  # "cpu" under the interpreter
+    dtype: str
+    heads: int  # query heads of a group, padded
+    width: int
+    value_width: int
+    tokens: int
+
+    @classmethod
+    def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> Situation:
+        return cls(
+            kernel=kernel,
+            device=torch.cuda.get_device_name(q_BHTD.device) if q_BHTD.is_cuda else q_BHTD.device.type,
+            dtype=str(q_BHTD.dtype).removeprefix("torch."),
+            heads=padded(q_BHTD.shape[1] // k_BGSD.shape[1], least=1),
+            width=padded(q_BHTD.shape[-1]),
+            value_width=padded(v_BGSE.shape[-1]),
+            tokens=padded(q_BHTD.shape[2], least=1),
+        )
+
+    @property
+    def is_half(self) -> bool:
+        return self.dtype in ("float16", "bfloat16")
+
+    def tiles(self, *sizes: tuple[int, int, int, int]) -> list[Tile]:
+        """(rows, keys, warps, stages) as tiles, with rows enough for the heads of a group.
+
+        Exact products of float32 take no tensor core, and the compiler minutes for large tiles: there they are small.
+        """
+        if not self.is_half:
+            sizes = ((32, 32, 8, 1), (16, 16, 4, 1))
+        tiles = (Tile(rows=max(rows, self.heads), keys=keys, warps=w, stages=s) for rows, keys, w, s in sizes)
+        return list(dict.fromkeys(tiles))
+
+
+def run_best(
+    run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], Sequence[Tile]]
+) -> None:
+    """Call `run` with the tile for this situation. Raises OutOfResources if no candidate fits the device."""
+    tile = _chosen.get(situation)
+    if tile is not None:
+        run(tile)
+    elif _is_measuring and situation.device != "cpu":
+        run(_chosen.setdefault(situation, _fastest(run, candidates(situation))))
+    else:
+        _chosen[situation] = _run_first_that_fits(run, candidates(situation))
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Within, the first call in a new situation times all candidates."""
+    global _is_measuring
+    before, _is_measuring = _is_measuring, True
+    try:
+        yield
+    finally:
+        _is_measuring = before
+
+
+def forget() -> None:
+    """As in a new process."""
+    _chosen.clear()
+
+
+def table() -> list[list[object]]:
+    """All choices as JSON, to be shared with other ranks or kept."""
+    return [[asdict(situation), list(astuple(tile))] for situation, tile in _chosen.items()]
+
+
+def adopt(rows: object) -> None:
+    """Take choices over that another process made. Rows that are not understood are left out."""
+    for row in rows if isinstance(rows, list) else []:
+        try:
+            situation, (tile_rows, keys, warps, stages) = row
+            _chosen[Situation(**situation)] = Tile(rows=tile_rows, keys=keys, warps=warps, stages=stages)
+        except (TypeError, ValueError):
+            continue
+
+
+def load(path: Path) -> None:
+    """Choices of earlier runs; a file that is missing or damaged is as good as none."""
+    try:
+        adopt(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return
+
+
+def save(path: Path) -> None:
+    """Add this process's choices to the file. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        own = dict(_chosen)
+        load(path)
+        _chosen.update(own)
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps(table()) + "\n", encoding="utf-8")
+        aside.replace(path)
+
+
+def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
+    times = {}
+    for tile in candidates:
+        try:
+            times[tile] = _milliseconds(run, tile)
+        except OutOfResources:
+            continue
+    if not times:
+        return _run_first_that_fits(run, candidates)  # raises what the last one raised
+    return min(times, key=lambda tile: times[tile])
+
+
+def _milliseconds(run: Callable[[Tile], None], tile: Tile) -> float:
+    """The fastest of some calls, after one that compiles."""
+    run(tile)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run(tile)
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end))
+    return best
+
+
+def _run_first_that_fits(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
+    *others, last = candidates
+    for tile in others:
+        try:
+            run(tile)
+        except OutOfResources:
+            continue
+        return tile
+    run(last)
+    return last

@@ -1,0 +1,276 @@
+"""The kernels of the compressed and the sliding branch say what the reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nsa import reference
+from nsa.ops.compressed import compressed_attention
+from nsa.ops.fused import launch, spanned, spans, tuning
+from nsa.ops.fused.launch import CannotLaunchError, Tile
+from nsa.ops.fused.spanned import spanned_attention
+from nsa.ops.fused.spans import Spans
+from nsa.ops.kernels import EagerKernel
+from nsa.ops.sliding import sliding_attention
+
+TOLERANCE = 1e-10
+KERNELS = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
+# Groups, heads per group, tokens, l, d, w, D, E.
+CASES = [
+    (2, 3, 41, 6, 3, 9, 6, 5),
+    (1, 1, 33, 8, 4, 7, 4, 4),
+    (1, 16, 23, 7, 5, 1, 3, 17),
+    (2, 2, 5, 8, 4, 64, 4, 4),
+    (1, 2, 1, 4, 2, 2, 4, 4),
+]
+Attention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    ours: Attention
+    theirs: Attention
+
+
+@pytest.fixture(autouse=True)
+def counted() -> None:
+    launch.launches.clear()
+
+
+@pytest.fixture(params=[None, Tile(rows=16, keys=16)], ids=["one tile", "small tiles"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.forget()
+    if request.param is not None:
+        monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [request.param])
+        monkeypatch.setattr(spanned, "MOST_PARTS", 2)
+    else:
+        monkeypatch.setattr(spanned, "MOST_PARTS", 1)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
+    groups, per_group, tokens, length, stride, _, width, value_width = numbers
+    blocks = max(0, (tokens - length) // stride + 1)
+    seen = spans.of_completed_blocks(tokens, blocks, length, stride, starts, torch.device("cpu"))
+    lengths = {"block_len": length, "block_stride": stride}
+    return Case(
+        q=leaf(1, groups * per_group, tokens, width),
+        k=leaf(1, groups, blocks, width),
+        v=leaf(1, groups, blocks, value_width),
+        ours=lambda q, k, v: spanned_attention(q, k, v, seen, width**-0.5),
+        theirs=lambda q, k, v: of_one(reference.compressed(q[0], k[0], v[0], **lengths)),
+    )
+
+
+def sliding(numbers: tuple[int, ...]) -> Case:
+    groups, per_group, tokens, _, _, window, width, value_width = numbers
+    seen = spans.of_last_tokens(tokens, window, None, torch.device("cpu"))
+    return Case(
+        q=leaf(1, groups * per_group, tokens, width),
+        k=leaf(1, groups, tokens, width),
+        v=leaf(1, groups, tokens, value_width),
+        ours=lambda q, k, v: spanned_attention(q, k, v, seen, width**-0.5),
+        theirs=lambda q, k, v: of_one(reference.sliding(q[0], k[0], v[0], window=window)),
+    )
+
+
+def of_one(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(result.unsqueeze(0) for result in results)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("numbers", CASES, ids=str)
+@pytest.mark.parametrize("branch", [compressed, sliding], ids=lambda branch: branch.__name__)
+def test_output_and_gradients_are_the_reference_s(branch: Callable[..., Case], numbers: tuple[int, ...]) -> None:
+    case = branch(numbers)
+    inputs = (case.q, case.k, case.v)
+    ours, theirs = case.ours(*inputs), case.theirs(*inputs)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(ours[1], theirs[1].detach(), rtol=0, atol=TOLERANCE)
+    upstream = torch.randn_like(theirs[0])
+    for our, their in zip(
+        torch.autograd.grad(ours[0], inputs, upstream),
+        torch.autograd.grad(theirs[0], inputs, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
+    assert set(launch.launches) == (KERNELS if case.k.shape[2] else KERNELS - {"spanned_backward_keys"})
+
+
+def test_a_query_before_the_first_complete_block_gets_zero_and_minus_infinity() -> None:
+    case = compressed((1, 2, 20, 8, 4, 0, 4, 4))
+    output, lse = case.ours(case.q, case.k, case.v)
+    (grad,) = torch.autograd.grad(output.sum(), case.q)
+    assert not output[:, :, :7].any()
+    assert bool((lse[:, :, :7] == -torch.inf).all())
+    assert bool(lse[:, :, 7:].isfinite().all())
+    assert not grad[:, :, :7].any()
+
+
+def test_tensors_may_be_views_with_any_strides() -> None:
+    """As the projections leave them: heads inside tokens, groups cut out of a wider matrix."""
+    wide = torch.randn(2, 30, 6 * 8, dtype=torch.float64)
+    q = wide[..., :32].unflatten(-1, (4, 8)).transpose(1, 2)
+    k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in wide[..., 32:].chunk(2, -1))
+    q = q[..., ::2]
+    seen = spans.of_last_tokens(30, 5, None, q.device)
+    ours = spanned_attention(q, k, v, seen, 0.5)
+    theirs = sliding_attention(q, k, v, window=5, scale=0.5, kernel=EagerKernel())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    """A short sequence, an empty one and one shorter than a compressed block, each equal to itself alone."""
+    lengths, block_len, stride, window = [17, 0, 3, 20], 6, 4, 5
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    blocks = [max(0, (length - block_len) // stride + 1) for length in lengths]
+    q, k, v = leaf(1, 4, 40, 4), leaf(1, 2, 40, 4), leaf(1, 2, 40, 4)
+    k_blocks, v_blocks = leaf(1, 2, sum(blocks), 4), leaf(1, 2, sum(blocks), 4)
+    for seen, keys, values, per_sequence, alone in (
+        (spans.of_last_tokens(40, window, starts, q.device), k, v, lengths, lambda *t: sliding_alone(*t, window)),
+        (
+            spans.of_completed_blocks(40, sum(blocks), block_len, stride, starts, q.device),
+            k_blocks,
+            v_blocks,
+            blocks,
+            lambda *t: compressed_alone(*t, block_len, stride),
+        ),
+    ):
+        inputs = (q, keys, values)
+        ours, _ = spanned_attention(*inputs, seen, 0.5)
+        parts = zip(q.split(lengths, 2), keys.split(per_sequence, 2), values.split(per_sequence, 2), strict=True)
+        theirs = torch.cat([alone(*part) for part in parts if part[0].shape[2]], 2)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+        upstream = torch.randn_like(theirs)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, inputs, upstream),
+            torch.autograd.grad(theirs, inputs, upstream),
+            rtol=0,
+            atol=TOLERANCE,
+        )
+
+
+def sliding_alone(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    return sliding_attention(q, k, v, window=window, scale=0.5, kernel=EagerKernel())[0]
+
+
+def compressed_alone(q: Tensor, k: Tensor, v: Tensor, block_len: int, stride: int) -> Tensor:
+    return compressed_attention(q, k, v, block_len=block_len, block_stride=stride, scale=0.5, kernel=EagerKernel())[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> None:
+    rounded = [torch.randn(1, heads, 40, 16).to(dtype) for heads in (4, 2, 2)]
+    upstream = torch.randn(1, 4, 40, 16).to(dtype)
+    seen = spans.of_last_tokens(40, 12, None, torch.device("cpu"))
+
+    def results(attention: Attention, kind: torch.dtype) -> list[Tensor]:
+        inputs = [tensor.to(kind).requires_grad_() for tensor in rounded]
+        output = attention(*inputs)[0]
+        return [output.detach(), *torch.autograd.grad(output, inputs, upstream.to(kind))]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return sliding_attention(q, k, v, window=12, scale=0.25, kernel=EagerKernel())
+
+    ours, theirs = results(lambda q, k, v: spanned_attention(q, k, v, seen, 0.25), dtype), results(plain, dtype)
+    for our, their, true in zip(ours, theirs, results(plain, torch.float64), strict=True):
+        assert float((our - true).abs().max()) <= 2 * float((their - true).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
+    q, k, v = ((60 * torch.randn(1, heads, 40, 16)).to(dtype).requires_grad_() for heads in (4, 2, 2))
+    output, lse = spanned_attention(q, k, v, spans.of_last_tokens(40, 12, None, q.device), 1.0)
+    for tensor in (output, lse, *torch.autograd.grad(output.float().sum(), (q, k, v))):
+        assert bool(tensor.isfinite().all())
+
+
+def test_the_gradients_are_those_of_the_output() -> None:
+    case = compressed((1, 2, 9, 3, 2, 0, 3, 2))
+    assert torch.autograd.gradcheck(lambda *inputs: case.ours(*inputs)[0], (case.q, case.k, case.v))
+
+
+def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+    tuning.forget()
+    q, k, v = (
+        leaf(1, 3, 40, 4, dtype=torch.float32),
+        leaf(1, 1, 40, 4, dtype=torch.float32),
+        leaf(1, 1, 40, 4, dtype=torch.float32),
+    )
+    seen = spans.of_last_tokens(40, 30, None, q.device)
+
+    def once() -> list[Tensor]:
+        output, lse = spanned_attention(q, k, v, seen, 0.5)
+        return [output, lse, *torch.autograd.grad(output.sum(), (q, k, v))]
+
+    for first, second in zip(once(), once(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_torch_accepts_the_operators() -> None:
+    q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
+    seen = spans.of_last_tokens(7, 3, None, q.device).tensors()
+    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5))
+    output, lse = spanned._spanned(q, k, v, *seen, 0.5)
+    saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
+    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5))
+
+
+def test_bfloat16_is_refused_under_the_interpreter() -> None:
+    q = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)
+    with pytest.raises(CannotLaunchError, match="bfloat16"):
+        spanned_attention(q, q, q, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+
+
+def test_tensors_of_several_dtypes_are_refused() -> None:
+    q = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(CannotLaunchError, match=r"torch\.float32, torch\.float64"):
+        spanned_attention(q, q.double(), q, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(sum),
+    block_len=st.integers(1, 6),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_both_directions_of_the_spans_tell_the_same_pairs(
+    lengths: list[int], block_len: int, data: st.DataObject
+) -> None:
+    """And these pairs are the ones the definition names, for any sequences."""
+    stride, window = data.draw(st.integers(1, block_len)), data.draw(st.integers(1, 14))
+    starts = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    cumulative, device = torch.tensor(starts, dtype=torch.int32), torch.device("cpu")
+    windows, blocks = [], []
+    key = 0
+    for begin, length in zip(starts, lengths, strict=False):
+        windows += [(t, s) for t in range(begin, begin + length) for s in range(max(begin, t - window + 1), t + 1)]
+        for i in range(max(0, (length - block_len) // stride + 1)):
+            blocks += [(t, key) for t in range(begin + i * stride + block_len - 1, begin + length)]
+            key += 1
+    total = starts[-1]
+    assert pairs(spans.of_last_tokens(total, window, cumulative, device)) == (sorted(windows), sorted(windows))
+    found = spans.of_completed_blocks(total, key, block_len, stride, cumulative, device)
+    assert pairs(found) == (sorted(blocks), sorted(blocks))
+
+
+def pairs(seen: Spans) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(query, key) as the forward pass walks them, and as the gradients of the keys do."""
+    first_key, stop_key, first_query, stop_query = (tensor.tolist() for tensor in seen.tensors())
+    forward = [(t, s) for t, span in enumerate(zip(first_key, stop_key, strict=True)) for s in range(*span)]
+    backward = [(t, s) for s, span in enumerate(zip(first_query, stop_query, strict=True)) for t in range(*span)]
+    return forward, sorted(backward)
