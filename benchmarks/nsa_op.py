@@ -1,0 +1,300 @@
+"""The whole operation (compressed, importance + top-n, selected, sliding, gates), forward and backward, against dense.
+
+    python benchmarks/nsa_op.py                             1k to 128k tokens on this machine's GPU
+    python benchmarks/nsa_op.py --tokens 4096 65536         some lengths
+    python benchmarks/nsa_op.py --table FILE                the Markdown table of a recorded result
+    python benchmarks/nsa_op.py --plot FILE --out plot.svg  and its plot (needs matplotlib)
+
+64 query heads, 4 key heads, width 128, bfloat16, one sequence: the shape in which others publish their numbers. In one
+process, in turns: our fused kernels, torch's attention in each of its kernels, flash-attn 2 and 3 and
+flash-linear-attention's NSA where they can be imported. Every figure is a median of runs between two events of the
+device; the floor is what arithmetic and compulsory traffic take (benchmarks/roofline.py).
+`--device cpu` runs the same path on a CPU, to try it; what it measures says nothing about the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.nsa_op_told import plot, table  # noqa: E402
+from benchmarks.roofline import Shape, floors_ms  # noqa: E402
+from nsa.config import Implementation  # noqa: E402
+from nsa.ops.dispatch import choose  # noqa: E402
+from nsa.ops.topk import Selection  # noqa: E402
+from nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
+
+LENGTHS = [2**power for power in range(10, 18)]
+REPEATS = 10
+PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-3", "flash-linear-attention", "numpy")
+
+Forward = Callable[[], Tensor]
+
+
+class Inputs:
+    """Random tensors of one shape, the same for all candidates."""
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape = shape
+        generator = torch.Generator(device).manual_seed(0)
+
+        def leaf(heads: int, length: int, width: int) -> Tensor:
+            tensor = torch.randn(1, heads, length, width, generator=generator, device=device, dtype=dtype)
+            return tensor.requires_grad_()
+
+        self.q = leaf(shape.heads, shape.tokens, shape.width)
+        lengths = {"compressed": shape.blocks, "selected": shape.tokens, "sliding": shape.tokens}
+        pairs = {
+            name: (leaf(shape.groups, length, shape.width), leaf(shape.groups, length, shape.value_width))
+            for name, length in lengths.items()
+        }
+        self.branches = KeysAndValues(**pairs)
+        self.gates = torch.rand(3, 1, shape.heads, shape.tokens, generator=generator, device=device, dtype=dtype)
+        self.gates.requires_grad_()
+        self.selection = Selection(
+            block_len=shape.block_len,
+            block_stride=shape.block_stride,
+            select_len=shape.select_len,
+            select_count=shape.select_count,
+            scale=shape.width**-0.5,
+        )
+
+    def leaves(self) -> list[Tensor]:
+        pairs = _pairs_of(self.branches)
+        return [self.q, self.gates, *(tensor for pair in pairs for tensor in pair)]
+
+
+def _pairs_of(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
+    return [branches.compressed, branches.selected, branches.sliding]
+
+
+def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
+    """The whole operation, then each part by itself on the whole one's own intermediate results."""
+    shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
+    yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
+    backend, choice = choose(Implementation.AUTO, inputs.q, *branches.selected)
+    lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
+    scale = selection.scale
+    with torch.no_grad():
+        output, lse = backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)
+        indices = backend.chosen(inputs.q, branches.compressed[0], lse, selection)
+    yield "nsa.compressed", lambda: backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)[0]
+    yield "nsa.importance", lambda: backend.chosen(inputs.q, branches.compressed[0], lse, selection)
+    yield (
+        "nsa.selected",
+        lambda: backend.selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[0],
+    )
+    yield "nsa.sliding", lambda: backend.sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0]
+    leaves = [output.detach().clone().requires_grad_() for _ in range(3)]
+    yield "nsa.mix", lambda: backend.mixed(leaves, inputs.gates)
+    print(f"nsa runs by {choice.name}: {choice.reason}", file=sys.stderr)
+
+
+def dense(inputs: Inputs) -> Iterator[tuple[str, Forward | str]]:
+    """Causal attention of the same heads; a string in place of a function says why it is not there."""
+    q, (k, v) = inputs.q, inputs.branches.selected
+
+    def by_torch(kernel: SDPBackend) -> Forward:
+        def run() -> Tensor:
+            with sdpa_kernel(kernel):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        return run
+
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    for kernel in kernels if q.is_cuda else [SDPBackend.FLASH_ATTENTION]:
+        yield f"torch.{kernel.name.removesuffix('_ATTENTION').lower()}", by_torch(kernel)
+    for name, module in (("flash-attn 2", "flash_attn"), ("flash-attn 3", "flash_attn_interface")):
+        yield name, _flash(module, inputs)
+    yield "flash-linear-attention", _fla(inputs)
+
+
+def _flash(module: str, inputs: Inputs) -> Forward | str:
+    try:
+        function = importlib.import_module(module).flash_attn_func
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"cannot be imported: {error}"
+    q, k, v = (tensor.transpose(1, 2) for tensor in (inputs.q, *inputs.branches.selected))
+
+    def run() -> Tensor:
+        output = function(q, k, v, causal=True)
+        return output[0] if isinstance(output, tuple) else output
+
+    return run
+
+
+def _fla(inputs: Inputs) -> Forward | str:
+    """flash-linear-attention's NSA, which has one block length for everything: its 64 is our l'."""
+    try:
+        function = importlib.import_module("fla.ops.nsa").parallel_nsa
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"cannot be imported: {error}"
+    shape = inputs.shape
+    q, k, v = (tensor.transpose(1, 2) for tensor in (inputs.q, *inputs.branches.selected))
+    gates = inputs.gates.permute(0, 1, 3, 2)
+
+    def run() -> Tensor:
+        return function(
+            q,
+            k,
+            v,
+            g_cmp=gates[0],
+            g_slc=gates[1],
+            g_swa=gates[2],
+            block_counts=shape.select_count,
+            block_size=shape.select_len,
+            window_size=shape.window,
+        )
+
+    return run
+
+
+def measure(name: str, forward: Forward, inputs: Inputs, repeats: int) -> dict[str, Any]:
+    """Samples in milliseconds of forward and backward, and the memory that both take on top of their inputs."""
+    device = inputs.q.device
+    try:
+        with torch.no_grad():
+            forward_ms = [_timed(device, forward) for _ in range(repeats + 2)][2:]
+        output = forward()
+        backward_ms, upstream = [], torch.randn_like(output) if output.is_floating_point() else None
+        for _ in range(repeats + 2 if output.requires_grad else 0):
+            output = forward()
+            backward_ms.append(_timed(device, lambda output=output: output.backward(upstream)))
+            _forget_gradients(inputs)
+        del output
+        peak_bytes = _peak_bytes(device, forward, upstream, inputs)
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        _forget_gradients(inputs)
+        return {"name": name, "missing": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    return {
+        "name": name,
+        "forward_ms": forward_ms,
+        "backward_ms": backward_ms[2:],
+        "peak_bytes": peak_bytes,
+        "output_bytes": inputs.q.shape[1] * inputs.shape.tokens * inputs.shape.value_width * inputs.q.element_size(),
+    }
+
+
+def _timed(device: torch.device, work: Callable[[], Any]) -> float:
+    if device.type != "cuda":
+        started_s = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - started_s)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _peak_bytes(device: torch.device, forward: Forward, upstream: Tensor | None, inputs: Inputs) -> int | None:
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    output = forward()
+    if output.requires_grad:
+        output.backward(upstream)
+    _forget_gradients(inputs)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _forget_gradients(inputs: Inputs) -> None:
+    for leaf in inputs.leaves():
+        leaf.grad = None
+
+
+def measure_length(shape: Shape, device: torch.device, repeats: int) -> dict[str, Any]:
+    inputs = Inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    with _tuned(device):
+        for _, forward in our_parts(inputs):
+            output = forward()
+            if output.requires_grad:
+                output.backward(torch.randn_like(output))
+            _forget_gradients(inputs)
+    candidates = [*our_parts(inputs), *dense(inputs)]
+    rows = [
+        {"name": name, "missing": forward} if isinstance(forward, str) else measure(name, forward, inputs, repeats)
+        for name, forward in candidates
+    ]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"shape": asdict(shape), "rows": rows, "floors_ms": floors_ms(shape, name)}
+
+
+@contextmanager
+def _tuned(device: torch.device) -> Iterator[None]:
+    """Within, the fused kernels time their tile sizes, as a training program's warm-up does."""
+    if device.type != "cuda":
+        yield
+        return
+    with importlib.import_module("nsa.ops.fused.tuning").measuring():
+        yield
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Measure the whole operation against dense attention.")
+    parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--heads", type=int, default=Shape(tokens=1).heads)
+    parser.add_argument("--groups", type=int, default=Shape(tokens=1).groups)
+    parser.add_argument("--width", type=int, default=Shape(tokens=1).width)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_op.json")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a recorded result")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a recorded result into --out")
+    options = parser.parse_args(arguments)
+    if options.table or options.plot:
+        result = json.loads((options.table or options.plot).read_text(encoding="utf-8"))
+        print(table(result)) if options.table else plot(result, options.out)
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: nothing measured (--device cpu tries the path on a CPU)", file=sys.stderr)
+        return 1
+    device = torch.device(options.device)
+    shape = replace(
+        Shape(tokens=1), heads=options.heads, groups=options.groups, width=options.width, value_width=options.width
+    )
+    result = {
+        **circumstances(__file__, arguments),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "repeats": options.repeats,
+        "lengths": [],
+    }
+    for tokens in options.tokens:
+        result["lengths"].append(measure_length(replace(shape, tokens=tokens), device, options.repeats))
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")  # what is done stays, if one dies
+        print(f"T={tokens} done", file=sys.stderr)
+    print(table(result))
+    return 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

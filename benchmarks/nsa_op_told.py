@@ -1,0 +1,116 @@
+"""What benchmarks/nsa_op.py measured, as a Markdown table and as a plot."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Milliseconds at 65536 tokens that we want to stay under; forward and backward.
+GOALS_MS = {"goal": (27.0, 58.0), "stretch": (22.0, 46.0)}
+GOAL_TOKENS = 65536
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: medians in milliseconds by length, shares of the floor, and the ratio to the best dense one."""
+    lines = [
+        "| T | NSA forward | share | NSA backward | share | best dense forward | backward | ratio | peak MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for length in result["lengths"]:
+        rows = {row["name"]: row for row in length["rows"] if "missing" not in row}
+        if "nsa" not in rows:
+            lines.append(f"| {length['shape']['tokens']} | not measured | | | | | | | |")
+            continue
+        ours, floors = rows["nsa"], (length["floors_ms"] or {}).get("whole")
+        forward, backward = (statistics.median(ours[f"{way}_ms"]) for way in ("forward", "backward"))
+        best = _best_dense(rows)
+        cells = [str(length["shape"]["tokens"]), f"{forward:.2f}", _share(floors, "forward", forward)]
+        cells += [f"{backward:.2f}", _share(floors, "backward", backward)]
+        if best is None:
+            cells += ["", "", ""]
+        else:
+            name, dense_forward, dense_backward = best
+            ratio = (dense_forward + dense_backward) / (forward + backward)
+            cells += [f"{dense_forward:.2f} ({name})", f"{dense_backward:.2f}", f"{ratio:.2f}x"]
+        peak = ours["peak_bytes"]
+        lines.append("| " + " | ".join([*cells, "" if peak is None else f"{peak / 2**20:.0f}"]) + " |")
+    return "\n".join([*lines, "", *_remarks(result)]) + "\n"
+
+
+def _share(floors: dict[str, float] | None, way: str, measured: float) -> str:
+    return "" if floors is None else f"{floors[way] / measured:.0%}"
+
+
+def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | None:
+    sums = {
+        name: [statistics.median(row[f"{way}_ms"]) for way in ("forward", "backward")]
+        for name, row in rows.items()
+        if name.startswith(("torch.", "flash-attn")) and row["backward_ms"]
+    }
+    if not sums:
+        return None
+    best = min(sums, key=lambda name: sum(sums[name]))
+    return best, *sums[best]
+
+
+def _remarks(result: dict[str, Any]) -> Iterator[str]:
+    """Break-even length, the goals, and what was not there."""
+    even = break_even(result)
+    yield "Break-even, forward and backward, against the best dense one: " + (
+        "none" if even is None else f"{even:.0f} tokens"
+    )
+    for length in result["lengths"]:
+        rows = {row["name"]: row for row in length["rows"] if "missing" not in row}
+        if length["shape"]["tokens"] == GOAL_TOKENS and "nsa" in rows:
+            ways = [statistics.median(rows["nsa"][f"{way}_ms"]) for way in ("forward", "backward")]
+            for name, goals in GOALS_MS.items():
+                met = [
+                    "met" if ms <= goal else f"missed by {ms / goal - 1:.0%}"
+                    for ms, goal in zip(ways, goals, strict=True)
+                ]
+                yield f"{name} at {GOAL_TOKENS}: forward {goals[0]} ms {met[0]}, backward {goals[1]} ms {met[1]}"
+    missing = {
+        row["name"]: row["missing"] for length in result["lengths"] for row in length["rows"] if "missing" in row
+    }
+    for name, reason in missing.items():
+        yield f"not measured: {name}: {reason}"
+
+
+def break_even(result: dict[str, Any]) -> float | None:
+    """Tokens from which NSA is faster than the best dense attention: by a straight line between two lengths."""
+    points = []
+    for length in result["lengths"]:
+        rows = {row["name"]: row for row in length["rows"] if "missing" not in row}
+        best = _best_dense(rows)
+        if "nsa" in rows and best is not None:
+            ours = sum(statistics.median(rows["nsa"][f"{way}_ms"]) for way in ("forward", "backward"))
+            points.append((length["shape"]["tokens"], best[1] + best[2] - ours))
+    if points and points[0][1] > 0:
+        return float(points[0][0])
+    for (tokens, ahead), (later, further) in itertools.pairwise(points):
+        if ahead <= 0 < further:
+            return tokens + (later - tokens) * -ahead / (further - ahead)
+    return None
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Milliseconds of forward and backward together over the length, both axes logarithmic."""
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    names = dict.fromkeys(row["name"] for length in result["lengths"] for row in length["rows"])
+    for name in names:
+        points = []
+        for length in result["lengths"]:
+            row = next((row for row in length["rows"] if row["name"] == name and "missing" not in row), None)
+            if row is not None and row["backward_ms"] and not name.startswith("nsa."):
+                total = sum(statistics.median(row[f"{way}_ms"]) for way in ("forward", "backward"))
+                points.append((length["shape"]["tokens"], total))
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="forward + backward, ms", title=result["device"])
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
