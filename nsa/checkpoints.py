@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nsa.config import NSAConfig
+from nsa.config import Attention, Compression, NSAConfig
+from nsa.values import branches
 from nsa.world import CannotRunError, World
 
 # What a run may change and still use the weights.
@@ -53,6 +56,25 @@ def load_checkpoint(path: Path, model: nn.Module, config: NSAConfig, optimizer: 
         options=StateDictOptions(full_state_dict=True),
     )
     return int(content["step"])
+
+
+def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
+    """The shape and the weights that a run saved. Raises CannotRunError for a file that is no checkpoint."""
+    try:
+        # Mapped, so that the optimizer's moments are not read.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return shape_of(content["dimensions"]), content["model"]
+    except (OSError, RuntimeError, UnpicklingError, LookupError, TypeError, ValueError) as error:
+        raise CannotRunError(
+            f"{path}: not a checkpoint of nsa.train ({type(error).__name__}); give a checkpoint_step<k>.pt of a run"
+        ) from error
+
+
+def shape_of(saved: Mapping[str, str]) -> NSAConfig:
+    """The shape whose `dimensions` these are; fields that the weights do not depend on have their defaults."""
+    kinds = {"attention": Attention, "branches": branches, "compression": Compression}
+    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in saved.items()}
+    return NSAConfig(name="saved", **fields)
 
 
 def dimensions(config: NSAConfig) -> dict[str, str]:

@@ -135,6 +135,16 @@ def positive(text: str) -> float:
     return number
 
 
+def not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise ValueError(f'expected a number of at least 0, got "{text}"')
+    return number
+
+
 def data_source(text: str) -> Data | Path:
     """A named source, or a file that can be read."""
     if text in set(Data):

@@ -1,0 +1,277 @@
+"""Decoding with a cache: a few new tokens at a time, with the logits that the parallel forward gives at their places.
+
+A token that is read alone cannot see a later one, whatever its masks say: the cache does not hold any. So decoding is
+also the leak test of the parallel forward.
+
+Dimensions: B batch, C new tokens, T tokens so far, M model width, H query heads, G groups, h heads of a group,
+S compressed blocks, b selection blocks, n places, s gathered tokens, D key, E value width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nsa.attention import (
+    CompressedBranch,
+    NSAttention,
+    SelectedBranch,
+    SlidingBranch,
+    VanillaAttention,
+    blocks_of,
+    split_heads,
+)
+from nsa.cache import Cache, NSAMemory, VanillaMemory
+from nsa.config import Attention, Branch, NSAConfig
+from nsa.model import TinyLM
+from nsa.ops.kernels import EagerKernel
+from nsa.ops.tiles import compute_dtype, tiles
+from nsa.ops.topk import EMPTY, Selection, overlap_weights
+from nsa.rope import rotate
+
+# Tokens of a chunk that are worked on at once; more of them gain nothing.
+LONGEST_PIECE = 512
+_EAGER = EagerKernel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """The new tokens' places: `first` to `end` - 1, and the rotary positions of all tokens before `end`."""
+
+    first: int
+    end: int
+    turns: Tensor  # [2, end, D/2]
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.first, self.end, device=self.turns.device)
+
+    @property
+    def is_whole_prompt(self) -> bool:
+        """Several tokens that nothing came before: the layer's own forward is the fastest way to their outputs."""
+        return self.first == 0 and self.end > 1
+
+    @property
+    def own_turns(self) -> Tensor:
+        return self.turns[:, self.first : self.end]
+
+
+def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
+    """Logits [B, T, vocab] of a prompt of any length, none included, and the cache to go on from.
+
+    The model is a bare one, on any device, in any dtype. Raises CannotRunError for attention stock.
+    """
+    cache = Cache(model.config)
+    return step(model, tokens_BT, cache), cache
+
+
+@torch.no_grad()
+def step(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+    """Logits [B, C, vocab] of one new token, or of a chunk of them. Raises ValueError for another batch's tokens.
+
+    Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
+    """
+    return model.head(model.norm(read(model, tokens_BC, cache)))
+
+
+@torch.no_grad()
+def next_logits(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much."""
+    return model.head(model.norm(read(model, tokens_BC, cache)[:, -1]))
+
+
+@torch.no_grad()
+def read(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+    """What the last layer says of the new tokens, [B, C, M], which the cache takes in."""
+    batch, count = tokens_BC.shape
+    if cache.batch not in (None, batch):
+        raise ValueError(f"tokens: {batch} sequences, but the cache is of {cache.batch}; start another with prefill")
+    cache.batch = batch
+    if count == 0:
+        return model.embed(tokens_BC)
+    if cache.tokens == 0:
+        return _through_the_layers(model, tokens_BC, cache)
+    elements = batch * _elements_per_query(model.config, cache.tokens + count)
+    pieces = [tokens_BC[:, start:stop] for start, stop in tiles(count, elements, LONGEST_PIECE)]
+    return torch.cat([_through_the_layers(model, piece, cache) for piece in pieces], 1)
+
+
+def _elements_per_query(config: NSAConfig, tokens: int) -> int:
+    """Of the largest intermediate of a cached layer."""
+    if config.attention is Attention.VANILLA:
+        return config.heads * tokens
+    gathered = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
+    return max(gathered, config.heads * (tokens // config.block_stride + config.window))
+
+
+def _through_the_layers(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+    end = cache.tokens + tokens_BC.shape[1]
+    turns = cache.turns(model.get_buffer("frequencies"), end)[:, :end]
+    span = Span(first=cache.tokens, end=end, turns=turns)
+    x_BCM = model.embed(tokens_BC)
+    for block, memory in zip(model.blocks, cache.memories, strict=True):
+        x_BCM = x_BCM + attended(block.attn, block.attn_norm(x_BCM), memory, span)
+        x_BCM = x_BCM + block.mlp(block.mlp_norm(x_BCM))
+    cache.tokens = end
+    return x_BCM
+
+
+def attended(
+    layer: NSAttention | VanillaAttention, x_BCM: Tensor, memory: NSAMemory | VanillaMemory, span: Span
+) -> Tensor:
+    """What the attention layer says of the new tokens, [B, C, M]; the memory takes them in."""
+    if isinstance(layer, VanillaAttention):
+        assert isinstance(memory, VanillaMemory)
+        return _vanilla(layer, x_BCM, memory, span)
+    assert isinstance(memory, NSAMemory)
+    return _nsa(layer, x_BCM, memory, span)
+
+
+def _vanilla(layer: VanillaAttention, x_BCM: Tensor, memory: VanillaMemory, span: Span) -> Tensor:
+    groups = layer.config.groups
+    memory.k.add(rotate(split_heads(layer.k_proj(x_BCM), groups), span.own_turns))
+    memory.v.add(split_heads(layer.v_proj(x_BCM), groups))
+    if span.is_whole_prompt:
+        return layer(x_BCM, span.turns)
+    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
+    seen_CT = torch.arange(span.end, device=x_BCM.device) <= span.positions[:, None]
+    output = functional.scaled_dot_product_attention(
+        q_BHCD, memory.k.all(), memory.v.all(), attn_mask=seen_CT, enable_gqa=True
+    )
+    return layer.out_proj(output.transpose(1, 2).flatten(2))
+
+
+def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+    branches = layer.config.branches
+    # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
+    if Branch.CMP in branches:
+        _remember_blocks(layer.cmp, x_BCM, memory, span)
+    if Branch.SEL in branches:
+        _remember_all(layer.sel, x_BCM, memory, span, ranked_by_own_means=Branch.CMP not in branches)
+    window = _remember_window(layer.win, x_BCM, memory, span) if Branch.WIN in branches else None
+    if span.is_whole_prompt:
+        return layer(x_BCM, span.turns)
+    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
+    outputs = []
+    if Branch.CMP in branches:
+        outputs.append(_compressed(layer.config, q_BHCD, memory, span))
+    if Branch.SEL in branches:
+        outputs.append(_selected(layer, q_BHCD, memory, span))
+    if window is not None:
+        outputs.append(_sliding(layer.config, q_BHCD, window, span))
+    return layer.mixed(x_BCM, outputs)
+
+
+def _remember_blocks(branch: CompressedBranch, x_BCM: Tensor, memory: NSAMemory, span: Span) -> None:
+    groups = branch.config.groups
+    memory.cmp_k.add(split_heads(branch.k_proj(x_BCM), groups), branch.k_blocks, span.turns)
+    memory.cmp_v.add(split_heads(branch.v_proj(x_BCM), groups), branch.v_blocks)
+
+
+def _remember_all(
+    branch: SelectedBranch, x_BCM: Tensor, memory: NSAMemory, span: Span, *, ranked_by_own_means: bool
+) -> None:
+    config = branch.config
+    k_BGCD = split_heads(branch.k_proj(x_BCM), config.groups)
+    if ranked_by_own_means:
+        memory.means.add(k_BGCD, lambda k: blocks_of(k, config.block_len, config.block_stride).mean(3), span.turns)
+    memory.sel_k.add(rotate(k_BGCD, span.own_turns))
+    memory.sel_v.add(split_heads(branch.v_proj(x_BCM), config.groups))
+
+
+def _remember_window(branch: SlidingBranch, x_BCM: Tensor, memory: NSAMemory, span: Span) -> tuple[Tensor, Tensor]:
+    """Keys and values of the new tokens behind those of the w - 1 tokens before them."""
+    groups, kept = branch.config.groups, branch.config.window - 1
+    k = memory.win_k.joined(rotate(split_heads(branch.k_proj(x_BCM), groups), span.own_turns))
+    v = memory.win_v.joined(split_heads(branch.v_proj(x_BCM), groups))
+    for tail, joined in ((memory.win_k, k), (memory.win_v, v)):
+        tail.keep(joined, max(0, joined.shape[2] - kept))
+    return k, v
+
+
+def _compressed(config: NSAConfig, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+    k_BGSD, v_BGSE = memory.cmp_k.done.all(), memory.cmp_v.done.all()
+    seen_CS = _last_tokens(k_BGSD.shape[2], config, span) <= span.positions[:, None]
+    return _attention(_by_group(q_BHCD, k_BGSD), k_BGSD, v_BGSE, seen_CS, config.scale).flatten(1, 2)
+
+
+def _sliding(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], span: Span) -> Tensor:
+    k, v = window
+    keys = torch.arange(span.end - k.shape[2], span.end, device=k.device)
+    queries = span.positions[:, None]
+    seen = (keys <= queries) & (keys > queries - config.window)
+    return _attention(_by_group(q_BHCD, k), k, v, seen, config.scale).flatten(1, 2)
+
+
+def _selected(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+    """Each query gathers the tokens of its blocks: no other key is read."""
+    config = layer.config
+    scorer = memory.cmp_k if Branch.CMP in config.branches else memory.means
+    indices_BGCn = chosen(q_BHCD, scorer.done.all(), layer.sel.chooser.selection, span)
+    k_BGTD, v_BGTE = memory.sel_k.all(), memory.sel_v.all()
+    inside = torch.arange(config.select_len, device=q_BHCD.device)
+    tokens_BGCs = (indices_BGCn.unsqueeze(-1) * config.select_len + inside).flatten(3)
+    seen = (indices_BGCn != EMPTY).repeat_interleave(config.select_len, -1) & (tokens_BGCs <= span.positions[:, None])
+    tokens_BGCs = tokens_BGCs.clamp(0, span.end - 1)
+    batch, groups = k_BGTD.shape[:2]
+    sequence = torch.arange(batch, device=q_BHCD.device)[:, None, None, None]
+    group = torch.arange(groups, device=q_BHCD.device)[:, None, None]
+    k_BGCsD, v_BGCsE = (rows[sequence, group, tokens_BGCs] for rows in (k_BGTD, v_BGTE))
+    # Every query has keys of its own, so each is a group of rows to the kernel: [B, G*C, h, 1, D].
+    q_BGhCD = _by_group(q_BHCD, k_BGTD)
+    q = q_BGhCD.transpose(2, 3).flatten(1, 2).unsqueeze(3)
+    output = _attention(q, k_BGCsD.flatten(1, 2), v_BGCsE.flatten(1, 2), seen.flatten(1, 2)[:, :, None], config.scale)
+    return output.squeeze(3).unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
+
+
+def chosen(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, span: Span) -> Tensor:
+    """Indices [B, G, C, at most n] of the chosen blocks: those and in that order of `nsa.ops.topk.choose_blocks`."""
+    importance_BGCb = _importance(q_BHCD, keys_BGSD, selection, span)
+    current = span.positions[:, None] // selection.select_len
+    block = torch.arange(importance_BGCb.shape[-1], device=q_BHCD.device)
+    forced = (block == 0) | (block == current) | (block == current - 1)
+    ranked = importance_BGCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)
+    score, order = torch.sort(ranked, dim=-1, descending=True, stable=True)  # ties to the lower index
+    return order.masked_fill(score == -torch.inf, EMPTY)[..., : selection.select_count]
+
+
+def _importance(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, span: Span) -> Tensor:
+    """Importance [B, G, C, b]: softmax over the blocks seen, summed over the heads, spread by shared tokens (eq. 9)."""
+    dtype, compressed = compute_dtype(q_BHCD), keys_BGSD.shape[2]
+    blocks = -(-span.end // selection.select_len)
+    if compressed == 0:
+        return q_BHCD.new_zeros(*keys_BGSD.shape[:2], q_BHCD.shape[2], blocks, dtype=dtype)
+    seen_CS = _last_tokens(compressed, selection, span) <= span.positions[:, None]
+    with torch.autocast(q_BHCD.device.type, enabled=False):
+        scores = _by_group(q_BHCD, keys_BGSD).to(dtype) @ keys_BGSD.to(dtype).transpose(2, 3).unsqueeze(2)
+    shares = torch.softmax((scores * selection.scale).masked_fill(~seen_CS, -torch.inf), -1)
+    # A token before the end of the first block has no share but NaN.
+    shares_BGCS = shares.masked_fill(~seen_CS, 0.0).sum(2)
+    overlapping, weight = overlap_weights(blocks, compressed, selection, dtype, q_BHCD.device)
+    return (shares_BGCS[..., overlapping] * weight).sum(-1)
+
+
+def _attention(q_BRhCD: Tensor, k_BRSD: Tensor, v_BRSE: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Output [B, R, h, C, E] of the rows R, each with its own keys; `seen` is [C, S] or [B, R, C, S]."""
+    rows = q_BRhCD.shape[:2]
+    if k_BRSD.shape[2] == 0:
+        return q_BRhCD.new_zeros(*q_BRhCD.shape[:4], v_BRSE.shape[-1])
+    q_NhCD, k_NSD, v_NSE = (tensor.flatten(0, 1) for tensor in (q_BRhCD, k_BRSD, v_BRSE))
+    bias = torch.zeros(seen.shape, dtype=compute_dtype(q_NhCD), device=q_NhCD.device).masked_fill(~seen, -torch.inf)
+    bias_N1CS = bias[None, None] if seen.dim() == 2 else bias.flatten(0, 1).unsqueeze(1)
+    with torch.autocast(q_NhCD.device.type, enabled=False):
+        output, _ = _EAGER.forward(q_NhCD, k_NSD, v_NSE, bias_N1CS, scale)
+    return output.unflatten(0, rows)
+
+
+def _by_group(q_BHCD: Tensor, keys_BGSD: Tensor) -> Tensor:
+    return q_BHCD.unflatten(1, (keys_BGSD.shape[1], -1))
+
+
+def _last_tokens(compressed: int, lengths: NSAConfig | Selection, span: Span) -> Tensor:
+    """The token with which each compressed block is complete, [S]."""
+    blocks = torch.arange(compressed, device=span.turns.device)
+    return blocks * lengths.block_stride + lengths.block_len - 1

@@ -1,0 +1,170 @@
+"""Text from a trained model, as functions and as `python -m nsa.generate checkpoint_step20.pt --prompt "The "`."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.cache import Cache
+from nsa.checkpoints import read_weights
+from nsa.decode import next_logits
+from nsa.model import TinyLM
+from nsa.options import Option
+from nsa.settings import SettingsError
+from nsa.values import existing_file, not_negative, whole, word
+from nsa.world import CannotRunError, joined
+
+# A token is a byte, as in nsa/data.py.
+BYTES = 256
+
+
+def generate(
+    model: TinyLM,
+    prompt_BT: Tensor,
+    new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The prompt and `new_tokens` behind it, [B, T + new_tokens].
+
+    Temperature 0 takes the likeliest token, the lowest of equals; above 0 a token is drawn, by `generator` of the
+    model's device. Raises ValueError for an empty prompt and CannotRunError for attention stock.
+    """
+    return torch.cat((prompt_BT, *continued(model, prompt_BT, new_tokens, temperature, generator)), 1)
+
+
+def continued(
+    model: TinyLM,
+    prompt_BT: Tensor,
+    new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """The same, each new token [B, 1] as soon as it is known."""
+    if prompt_BT.shape[1] == 0:
+        raise ValueError("prompt: expected at least one token, got none: the first token would follow from nothing")
+    if temperature < 0.0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
+    cache, fresh = Cache(model.config), prompt_BT
+    for _ in range(new_tokens):
+        fresh = _picked(next_logits(model, fresh, cache), temperature, generator)
+        yield fresh
+
+
+def _picked(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0.0:
+        return logits_BV.argmax(-1, keepdim=True)
+    # From the highest on: a small temperature makes large numbers, and their exponentials must stay finite.
+    logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)).double() / temperature
+    return torch.multinomial(torch.softmax(logits_BV, -1), 1, generator=generator)
+
+
+def some_text(text: str) -> str:
+    if not text:
+        raise ValueError('expected at least one character, got ""')
+    return text
+
+
+OPTIONS = (
+    Option(name="prompt", parse=some_text, default="\n", about="the text to go on from (default: an empty line)"),
+    Option(name="tokens", parse=whole(1), default=256, about="bytes to add (default: 256)"),
+    Option(name="temperature", parse=not_negative, default=0.8, about="0: the likeliest byte each time (default: 0.8)"),
+    Option(name="seed", parse=whole(0), default=0, about="seed of the draws (default: 0)"),
+    Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="auto: a GPU if there is one"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One command, checked."""
+
+    checkpoint: Path
+    prompt: str
+    tokens: int
+    temperature: float
+    seed: int
+    device: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 when the command, the checkpoint or this machine do not allow it."""
+    try:
+        request = _read_request(sys.argv[1:] if arguments is None else arguments)
+        with joined(request.device, "auto", needs_group=False) as world:
+            _write_text(saved_model(request.checkpoint).to(world.device), request)
+    except (SettingsError, CannotRunError) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nsa.generate: error: {line}\n")
+        return 2
+    return 0
+
+
+def saved_model(path: Path) -> TinyLM:
+    """The model of a checkpoint, in float32 on the CPU. Raises CannotRunError for what is none."""
+    config, weights = read_weights(path)
+    model = TinyLM.from_config(config)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        # torch gives one line for each tensor that does not fit.
+        last = str(error).splitlines()[-1].strip()
+        raise CannotRunError(f"{path}: its weights are not those of the shape it names; {last}") from error
+    return model
+
+
+def _write_text(model: TinyLM, request: Request) -> None:
+    """Prompt and continuation to stdout, each character as soon as its last byte is known."""
+    if model.config.vocab < BYTES:
+        raise CannotRunError(
+            f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, this model has {model.config.vocab} "
+            "tokens; use nsa.generate.generate, which takes tokens"
+        )
+    device = model.embed.weight.device
+    prompt = request.prompt.encode("utf-8", "surrogateescape")
+    generator = torch.Generator(device).manual_seed(request.seed)
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    prompt_BT = torch.tensor([list(prompt)], device=device)
+    sys.stdout.write(prompt.decode("utf-8", "replace"))
+    for token in continued(model, prompt_BT, request.tokens, request.temperature, generator):
+        # A token that is no byte, in a vocabulary of more, is shown like a byte that is no text.
+        sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
+        sys.stdout.flush()
+    sys.stdout.write(characters.decode(b"", final=True) + "\n")
+
+
+def _read_request(arguments: Sequence[str]) -> Request:
+    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    given = vars(_parser().parse_args(arguments))
+    parsers = {"checkpoint": existing_file} | {option.flag: option.parse for option in OPTIONS}
+    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    mistakes = []
+    for place, parse in parsers.items():
+        name = place.removeprefix("--")
+        try:
+            if given[name] is not None:
+                values[name] = parse(given[name])
+        except ValueError as error:
+            mistakes.append(f"{place}: {error}")
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return Request(**values)
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="python -m nsa.generate", description="Go on with a text, byte by byte.")
+    result.add_argument("checkpoint", help="a checkpoint_step<k>.pt of `nsa.train --data text --checkpoint-every K`")
+    for option in OPTIONS:
+        result.add_argument(option.flag, default=None, help=option.about)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
