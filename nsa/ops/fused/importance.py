@@ -1,0 +1,390 @@
+"""Which blocks the selected branch reads, in one kernel: importance and the best n, without a score in memory.
+
+One program holds a tile of queries of one sequence with all heads of one group, and walks the selection blocks in
+chunks. For a chunk it takes the overlapping compressed blocks one after the other, "taps": the first one that overlaps
+each selection block, then the second, and so on. Each tap is one gather of keys and one product with the queries.
+The weighted shares are summed over taps and heads in registers, ranked, and merged with the best so far. A compressed
+block that reaches into two selection blocks is multiplied twice, a quarter more products at l=32, d=16, l'=64: the
+price for never writing [H, T, S].
+
+Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n places.
+In the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N places, padded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.core import constexpr
+
+from nsa.ops.fused.device import LOG2_E, as_exponent, power
+from nsa.ops.fused.launch import NARROWEST, CannotLaunchError, Tile, accumulator, check_dtypes, launch, padded, strided
+from nsa.ops.fused.tuning import Situation, run_best
+from nsa.ops.packed import compressed_starts
+from nsa.ops.topk import Selection
+
+LAST_INDEX: constexpr = constexpr(2**31 - 1)
+LARGEST: constexpr = constexpr(3.0e38)
+MOST_QUERIES = 32
+
+
+def chosen_blocks(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    lse_BHT: Tensor,
+    selection: Selection,
+    *,
+    starts: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Indices [B, G, T, n] (int32) as topk.choose_blocks gives them, from the compressed branch's log-sum-exp.
+
+    With `starts` (packed.py) the batch is one row of sequences, the keys are the complete blocks of each of them behind
+    each other, and indices count from the query's own sequence. Ranks go by importance rounded to float32, also for
+    float64; an importance that is not a number ranks last. Raises CannotLaunchError.
+    """
+    if starts is not None and q_BHTD.shape[0] != 1:
+        raise CannotLaunchError(
+            f"starts: packed sequences are one row of tokens, but q_BHTD has a batch of {q_BHTD.shape[0]}: "
+            "put the sequences behind each other"
+        )
+    check_dtypes(ranked_blocks, q_BHTD, k_BGSD)
+    with torch.no_grad():
+        return _choose(
+            q_BHTD,
+            k_BGSD,
+            lse_BHT,
+            starts,
+            selection.block_len,
+            selection.block_stride,
+            selection.select_len,
+            selection.select_count,
+            selection.scale,
+            None if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages],
+        )
+
+
+def candidates(situation: Situation) -> list[Tile]:
+    """Each program reads all keys before its queries, so that traffic is T / rows: more rows first.
+
+    Queries are few where a group has few heads: to rank their blocks takes registers too. None of these spills any when
+    compiled for sm_90 with keys of 128.
+    """
+    most_rows = MOST_QUERIES * situation.heads
+    sizes = ((128, 64, 4, 3), (256, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2))
+    return situation.tiles(*((min(rows, most_rows), keys, warps, stages) for rows, keys, warps, stages in sizes))
+
+
+def taps(selection: Selection) -> int:
+    """How many compressed blocks overlap one selection block, at most: 5 for l=32, d=16, l'=64."""
+    length, stride, size = selection.block_len, selection.block_stride, selection.select_len
+    # Where selection blocks begin relative to compressed ones repeats after this many of them.
+    period = stride // math.gcd(stride, size)
+    return max((j * size + size - 1) // stride - (j * size - length) // stride for j in range(period))
+
+
+@torch.library.custom_op("nsa::choose_blocks_fused", mutates_args=())
+def _choose(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    lse_BHT: Tensor,
+    starts: Tensor | None,
+    block_len: int,
+    block_stride: int,
+    select_len: int,
+    select_count: int,
+    scale: float,
+    tile: list[int] | None,
+) -> Tensor:
+    selection = Selection(
+        block_len=block_len, block_stride=block_stride, select_len=select_len, select_count=select_count, scale=scale
+    )
+    indices = _no_choice(q_BHTD, k_BGSD, select_count)
+
+    def run(size: Tile) -> None:
+        _launch(size, q_BHTD, k_BGSD, lse_BHT, starts, selection, indices)
+
+    if tile is None:
+        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD), candidates)
+    else:
+        rows, keys, warps, stages = tile
+        run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
+    return indices
+
+
+@_choose.register_fake
+def _(
+    q_BHTD: Tensor, k_BGSD: Tensor, _lse: Tensor, _starts: object, _l: int, _d: int, _size: int, count: int, *_: object
+) -> Tensor:
+    return _no_choice(q_BHTD, k_BGSD, count)
+
+
+def _no_choice(q_BHTD: Tensor, k_BGSD: Tensor, count: int) -> Tensor:
+    return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
+
+
+def _launch(
+    tile: Tile,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    lse_BHT: Tensor,
+    starts: Tensor | None,
+    selection: Selection,
+    indices: Tensor,
+) -> None:
+    batch, heads, tokens, width = q_BHTD.shape
+    groups, blocks = k_BGSD.shape[1:3]
+    queries = max(1, tile.rows // padded(heads // groups, least=1))
+    tiles = -(-tokens // queries) + (0 if starts is None else starts.shape[0] - 2)
+    table = None if starts is None else _table(starts, tiles, queries, blocks, selection)
+    is_exact = q_BHTD.element_size() > 2
+    tensors = (*strided(q_BHTD), *strided(k_BGSD), lse_BHT.contiguous(), table, indices)
+    launch(
+        ranked_blocks,
+        batch * groups * tiles if tokens else 0,
+        *tensors,
+        tokens,
+        blocks,
+        groups,
+        tiles,
+        **_constants(selection, heads // groups, width, queries, tile.keys),
+        ACC=accumulator(q_BHTD.dtype),
+        SCALE=selection.scale * (1.0 if is_exact else LOG2_E),
+        EXACT=is_exact,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _constants(selection: Selection, heads: int, width: int, queries: int, keys: int) -> dict[str, Any]:
+    return {
+        "HEADS": heads,
+        "PADDED_HEADS": padded(heads, least=1),
+        "WIDTH": width,
+        "PADDED_WIDTH": padded(width),
+        "QUERIES": queries,
+        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
+        "PLACES": selection.select_count,
+        "LOG_PLACES": _log2_padded(selection.select_count),
+        "LENGTH": selection.block_len,
+        "STRIDE": selection.block_stride,
+        "SIZE": selection.select_len,
+        "TAPS": taps(selection),
+    }
+
+
+def _log2_padded(number: int) -> int:
+    return (number - 1).bit_length()
+
+
+def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Selection) -> Tensor:
+    """For each tile its sequence's first token, tokens, first block and blocks, and the tile's first query in it.
+
+    [tiles, 5], int32. The number of tiles is an upper bound that needs no value from the device; those left over belong
+    to a sequence of no tokens.
+    """
+    lengths = starts.diff()
+    first_tiles = torch.nn.functional.pad(((lengths + queries - 1) // queries).cumsum(0), (1, 0))
+    tile = torch.arange(tiles, device=starts.device)
+    sequence = torch.searchsorted(first_tiles[1:].contiguous(), tile, right=True)
+    used = sequence < lengths.shape[0]
+    sequence = sequence.clamp_max(lengths.shape[0] - 1)
+    first_blocks = compressed_starts(starts, selection.block_len, selection.block_stride).clamp_max(blocks)
+    columns = (
+        starts[sequence],
+        lengths[sequence] * used,
+        first_blocks[sequence],
+        first_blocks.diff()[sequence],
+        (tile - first_tiles[sequence]) * queries * used,
+    )
+    return torch.stack([column.to(torch.int32) for column in columns], 1)
+
+
+@triton.jit
+def ranked_blocks(
+    q,
+    q_batch,
+    q_head,
+    q_token,
+    k,
+    k_batch,
+    k_group,
+    k_block,
+    lse,
+    table,
+    indices,
+    tokens,
+    blocks,
+    groups,
+    tiles,
+    HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    PLACES: tl.constexpr,
+    LOG_PLACES: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACC: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    CHUNK: tl.constexpr = 1 << LOG_CHUNK
+    PADDED_PLACES: tl.constexpr = 1 << LOG_PLACES
+    ROWS: tl.constexpr = QUERIES * PADDED_HEADS
+    # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
+    SHIFT: tl.constexpr = (LENGTH + STRIDE - 1) // STRIDE
+    # Programs of one group run next to each other and share its keys in the cache, the longest of them first.
+    i_batch_group = tl.program_id(0) // tiles
+    i_tile = tiles - 1 - tl.program_id(0) % tiles
+    i_batch = (i_batch_group // groups).to(tl.int64)
+    i_group = (i_batch_group % groups).to(tl.int64)
+    first_token = 0
+    first_block = 0
+    sequence_tokens = tokens
+    sequence_blocks = blocks
+    first_query = i_tile * QUERIES
+    if table is not None:
+        p_tile = table + i_tile.to(tl.int64) * 5
+        first_token = tl.load(p_tile)
+        sequence_tokens = tl.load(p_tile + 1)
+        first_block = tl.load(p_tile + 2)
+        sequence_blocks = tl.load(p_tile + 3)
+        first_query = tl.load(p_tile + 4)
+
+    o_row = tl.arange(0, ROWS)  # [R]
+    o_head = o_row % PADDED_HEADS  # [R]
+    o_token = first_query + o_row // PADDED_HEADS  # [R]
+    m_row = (o_token < sequence_tokens) & (o_head < HEADS)  # [R]
+    o_width = tl.arange(0, PADDED_WIDTH)  # [D]
+    m_width = o_width < WIDTH  # [D]
+    heads_before = i_group * HEADS
+    token_64 = first_token + o_token.to(tl.int64)  # [R]
+    p_q = q + i_batch * q_batch + (heads_before + o_head) * q_head + token_64 * q_token  # [R]
+    b_q = tl.load(p_q[:, None] + o_width[None, :], mask=m_row[:, None] & m_width[None, :], other=0.0)  # [R, D]
+    p_lse = lse + (i_batch * groups * HEADS + heads_before + o_head) * tokens + token_64  # [R]
+    b_lse = tl.load(p_lse, mask=m_row, other=0.0).to(ACC)  # [R]
+    b_lse = as_exponent(b_lse, EXACT)
+    seen_from = tl.where(m_row, o_token, -1)  # [R]
+    p_k = k + i_batch * k_batch + i_group * k_group + first_block.to(tl.int64) * k_block
+
+    o_query = first_query + tl.arange(0, QUERIES)  # [Q]
+    current = o_query // SIZE  # [Q]
+    last_token = tl.minimum(first_query + QUERIES, sequence_tokens)
+    chunks = (last_token + CHUNK * SIZE - 1) // (CHUNK * SIZE)
+    b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)  # [R, C]
+    b_best = tl.full([QUERIES, PADDED_PLACES], -1, dtype=tl.int64)  # [Q, N], ascending
+    # One loop over chunks and taps, so that the keys of the next chunk are on their way while this one is ranked.
+    for step in range(chunks * TAPS):
+        tap = step % TAPS
+        o_selected = (step // TAPS) * CHUNK + tl.arange(0, CHUNK)  # [C]
+        begin = o_selected * SIZE  # [C]
+        o_block = (begin - LENGTH + SHIFT * STRIDE) // STRIDE + (1 - SHIFT + tap)  # [C]
+        m_block = (o_block >= 0) & (o_block < sequence_blocks)  # [C]
+        p_block = p_k + o_block.to(tl.int64) * k_block  # [C]
+        b_k = tl.load(p_block[:, None] + o_width[None, :], mask=m_block[:, None] & m_width[None, :], other=0.0)
+        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
+        b_share = power(b_scores * SCALE - b_lse[:, None], EXACT)  # [R, C]
+        last_seen = tl.where(m_block, o_block * STRIDE + (LENGTH - 1), LAST_INDEX)  # [C]
+        # The weight is the number of shared tokens; dividing all of them by d, as eq. 9 does, changes no rank.
+        end = tl.minimum(begin + SIZE, o_block * STRIDE + LENGTH)  # [C]
+        weight = tl.maximum(end - tl.maximum(begin, o_block * STRIDE), 0).to(ACC)  # [C]
+        m_seen = last_seen[None, :] <= seen_from[:, None]  # [R, C]
+        b_sum += tl.where(m_seen, b_share, 0.0) * weight[None, :]
+        if tap == TAPS - 1:
+            b_importance = tl.sum(tl.reshape(b_sum, [QUERIES, PADDED_HEADS, CHUNK]), 1).to(tl.float32)  # [Q, C]
+            # The sum leaves a copy in each thread that held a head. To gather all as they are spreads them out again,
+            # and halves the instructions of the kernel.
+            o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
+            b_importance = tl.gather(b_importance, o_same, 1)
+            b_rank = _ranked(b_importance, o_selected, current)
+            # What is ascending meets what is descending.
+            b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
+            b_best = _merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
+            b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
+
+    o_place = PADDED_PLACES - 1 - tl.arange(0, PADDED_PLACES)  # [N]
+    b_index = tl.where(b_best < 0, -1, (b_best & LAST_INDEX) ^ LAST_INDEX).to(tl.int32)  # [Q, N]
+    m_out = (o_query < sequence_tokens)[:, None] & (o_place < PLACES)[None, :]  # [Q, N]
+    o_out = i_batch_group.to(tl.int64) * tokens + first_token + o_query.to(tl.int64)  # [Q]
+    tl.store(indices + o_out[:, None] * PLACES + o_place[None, :], b_index, mask=m_out)
+
+
+@triton.jit
+def _ranked(b_importance, o_selected, current):
+    """One integer per block, the greater the better: importance above, the lower index below; -1 for later blocks."""
+    o_block = o_selected[None, :]  # [1, C]
+    forced = (o_block == 0) | (o_block == current[:, None]) | (o_block == current[:, None] - 1)  # [Q, C]
+    # A comparison with something that is not a number is false, so that it counts as nothing.
+    finite = tl.where(b_importance > 0, tl.minimum(b_importance, LARGEST), 0.0)  # [Q, C]
+    # Bits of floats that are not negative have the order of the floats. All bits turned, a lower index is greater.
+    bits = tl.where(forced, float("inf"), finite).to(tl.int32, bitcast=True).to(tl.int64)  # [Q, C]
+    rank = (bits << 32) | (o_block ^ LAST_INDEX).to(tl.int64)  # [Q, C]
+    return tl.where(o_block <= current[:, None], rank, -1)
+
+
+@triton.jit
+def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
+    """The best [Q, N] of a chunk [Q, C], descending.
+
+    Groups of N ranks are sorted, every other one ascending; then two neighbours at a time leave the greater of the two
+    ranks that meet, N of them, and these are the best of both. (Of N sorted ones against N sorted the other way round,
+    each that loses has N greater ones.) tl.topk does the same, a thousand times slower in the interpreter.
+    """
+    PLACES: tl.constexpr = 1 << LOG_PLACES
+    if LOG_CHUNK < LOG_PLACES:
+        o_copy = tl.arange(0, 1 << (LOG_PLACES - LOG_CHUNK))
+        spread = tl.where((o_copy == 0)[None, None, :], b_rank[:, :, None], -1)
+        b_rank = tl.reshape(spread, [QUERIES, PLACES])
+    LOG_WIDTH: tl.constexpr = max(LOG_CHUNK, LOG_PLACES)
+    for log_sorted in tl.static_range(1, LOG_PLACES + 1):
+        b_rank = _merged(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
+    for log_left in tl.static_range(LOG_WIDTH - LOG_PLACES):
+        b_rank = _halved(b_rank, QUERIES, LOG_WIDTH - log_left - 1, LOG_PLACES)
+    return b_rank
+
+
+@triton.jit
+def _halved(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
+    GROUPS: tl.constexpr = QUERIES << (LOG_WIDTH - LOG_PLACES)
+    b_rank = tl.max(tl.reshape(b_rank, [GROUPS, 2, 1 << LOG_PLACES]), 1)
+    return _merged(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)
+
+
+@triton.jit
+def _merged(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_LENGTH: tl.constexpr, ASCENDING: tl.constexpr):
+    """Bitonic runs of 2^LOG_LENGTH ranks, each sorted: the first descending, the next ascending, and so on.
+
+    Or the other way round, with ASCENDING = 1.
+    """
+    for log_step in tl.static_range(LOG_LENGTH):
+        b_rank = _exchanged(b_rank, QUERIES, LOG_WIDTH, LOG_LENGTH, LOG_LENGTH - 1 - log_step, ASCENDING)
+    return b_rank
+
+
+@triton.jit
+def _exchanged(
+    b_rank,
+    QUERIES: tl.constexpr,
+    LOG_WIDTH: tl.constexpr,
+    LOG_LENGTH: tl.constexpr,
+    LOG_APART: tl.constexpr,
+    ASCENDING: tl.constexpr,
+):
+    """Ranks 2^LOG_APART apart, each two in the order of their run."""
+    WIDTH: tl.constexpr = 1 << LOG_WIDTH
+    o_rank = tl.arange(0, WIDTH)  # [C]
+    pairs = tl.reshape(b_rank, [QUERIES * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])
+    # The sum less the one is the other, also where the sum overflows.
+    other = tl.reshape(tl.sum(pairs, 1)[:, None, :] - pairs, [QUERIES, WIDTH])
+    lesser = ((o_rank >> LOG_APART) ^ (o_rank >> LOG_LENGTH) ^ ASCENDING) & 1  # [C]
+    return tl.where((lesser == 1)[None, :], tl.minimum(b_rank, other), tl.maximum(b_rank, other))
