@@ -15,6 +15,9 @@ from nsa.config import Attention, Implementation, NSAConfig
 from nsa.ops.topk import SelectionMemo
 from nsa.rope import frequencies, turns
 
+# Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
+NORM_EPSILON = 1e-6
+
 
 class Recompute(StrEnum):
     """How gradient checkpointing runs a block again in the backward pass."""
@@ -74,7 +77,7 @@ class TinyLM(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(_block(config, implementation) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.dim)
+        self.norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.head.weight = self.embed.weight
@@ -118,10 +121,10 @@ class Block(Layer):
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
-        self.attn_norm = nn.RMSNorm(config.dim)
+        self.attn_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         vanilla = config.attention is Attention.VANILLA
         self.attn = VanillaAttention(config) if vanilla else NSAttention(config, implementation)
-        self.mlp_norm = nn.RMSNorm(config.dim)
+        self.mlp_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         self.mlp = SwiGLU(config.dim)
 
     def run(self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None) -> Tensor:

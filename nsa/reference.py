@@ -15,6 +15,7 @@ from torch.nn import functional
 
 EMPTY = -1
 ROTARY_BASE = 10000.0
+NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,9 @@ def choose(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Ten
 
 def block(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x)), with a SwiGLU."""
-    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"])
+    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
     x_TM = x_TM + attention(normed, _below(weights, "attn"), numbers)
-    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"])
+    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
     opened = functional.silu(normed @ weights["mlp.gate.weight"].T) * (normed @ weights["mlp.up.weight"].T)
     return x_TM + opened @ weights["mlp.down.weight"].T
 
