@@ -159,6 +159,7 @@ def changes(name: str, against: str) -> dict[str, object]:
         ("control_vanilla", {"model.attention": "vanilla"}),
         ("ddp_compile", {"model.compile": True}),
         ("ddp_flash", {"model.impl": "flash"}),
+        ("ddp_fused_kernels", {"model.impl": "triton"}),
     ],
 )
 def test_a_variant_differs_from_its_control_in_nothing_but_its_question(name: str, changed: dict[str, object]) -> None:

@@ -124,6 +124,14 @@ def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Iterator[tuple[
         yield ("fault", "layer"), f"got {fault.layer}; {model}"
 
 
+# Implementations that run on a GPU only, in words that a number of GPUs may follow.
+_ON_A_GPU = {
+    Implementation.TRITON: "the fused kernels need",
+    Implementation.TORCH: "torch's flash attention with a window needs",
+    Implementation.FLASH: "flash-attn needs",
+}
+
+
 def _missing(scenario: Scenario, facts: MachineFacts) -> str | None:
     have, needs, ranks = len(facts.gpus), scenario.needs, scenario.run.ranks
     here = f"this machine has {_gpus(have)}"
@@ -131,8 +139,8 @@ def _missing(scenario: Scenario, facts: MachineFacts) -> str | None:
         return f"needs {_gpus(needs.gpus)}; {here}"
     if needs.backend is Backend.NCCL and have < ranks:
         return f"nccl needs a GPU for each of {ranks} ranks; {here}"
-    if scenario.is_ours and scenario.model.impl is Implementation.FLASH and have < ranks:
-        return f"flash-attn needs a GPU for each of {ranks} ranks; {here}"
+    if scenario.is_ours and scenario.model.impl in _ON_A_GPU and have < ranks:
+        return f"{_ON_A_GPU[scenario.model.impl]} a GPU for each of {ranks} ranks; {here}"
     return None
 
 

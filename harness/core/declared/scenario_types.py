@@ -33,6 +33,8 @@ class Attention(StrEnum):
 class Implementation(StrEnum):
     AUTO = "auto"
     EAGER = "eager"
+    TRITON = "triton"
+    TORCH = "torch"
     FLASH = "flash"
 
 
