@@ -1,0 +1,76 @@
+"""The kernels compile for GPUs that are not here, within the memory and the registers those have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Shared memory that one program may have, by compute capability.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+KERNELS = {
+    "spanned_forward",
+    "spanned_backward_queries",
+    "spanned_backward_keys",
+    "ranked_blocks",
+    "selected_forward",
+    "selected_backward_queries",
+    "selected_backward_keys",
+    "selected_backward_sum",
+    "mix_forward",
+    "mix_backward",
+}
+WITHOUT_PRODUCTS = {"selected_backward_sum", "mix_forward", "mix_backward"}
+
+
+def compiled(tmp_path: Path, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
+    program = Path(__file__).with_name("compiled.py")
+    done = subprocess.run(
+        [sys.executable, program, *map(str, (capability, dtype, *numbers))],
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_without_spilling(tmp_path: Path) -> None:
+    """64 query heads, 4 key heads, width 128, bfloat16: the shape of the benchmark."""
+    launches = compiled(tmp_path, 90, "bfloat16", 64, 4, 128, 128, 1)
+    assert {line["kernel"] for line in launches} == KERNELS
+    for line in launches:
+        assert line["shared_bytes"] <= SHARED_BYTES[90], line
+        assert line["spilled_bytes"] == 0, line
+        assert (line["tensor_core_operations"] > 0) == (line["kernel"] not in WITHOUT_PRODUCTS), line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("bfloat16", (64, 4, 128, 128)),
+        ("bfloat16", (16, 16, 64, 64)),
+        ("bfloat16", (64, 1, 64, 64)),
+        ("bfloat16", (32, 4, 192, 128)),
+        ("float16", (12, 2, 64, 64)),
+        ("float32", (12, 2, 64, 64)),
+        ("float64", (4, 2, 16, 16)),
+    ],
+    ids=str,
+)
+def test_some_choice_of_tiles_fits_each_gpu(
+    tmp_path: Path, capability: int, dtype: str, numbers: tuple[int, int, int, int]
+) -> None:
+    """All of them compile; a tile that does not fit is passed over at the launch, so one that fits must be there."""
+    launches = compiled(tmp_path, capability, dtype, *numbers, 99)
+    fitting = {line["kernel"] for line in launches if line["shared_bytes"] <= SHARED_BYTES[capability]}
+    assert fitting == KERNELS
