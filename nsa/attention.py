@@ -7,18 +7,14 @@ Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compres
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa.ops.compressed import compressed_attention
-from nsa.ops.dispatch import Choice, choose_kernel, flash_function
-from nsa.ops.selected import selected_attention
-from nsa.ops.sliding import flash_sliding_attention, sliding_attention
-from nsa.ops.topk import Selection, choose_blocks
+from nsa.ops.dispatch import Choice, choose, choose_sliding
+from nsa.ops.topk import Selection
 from nsa.rope import rotate
 
 
@@ -27,7 +23,7 @@ class NSAttention(nn.Module):
 
     def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.implementation = config, implementation
         self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
         if Branch.CMP in config.branches:
             self.cmp = CompressedBranch(config, implementation)
@@ -42,19 +38,22 @@ class NSAttention(nn.Module):
 
     def forward(self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None) -> Tensor:
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
-        outputs, scorer_keys = [], None
+        outputs, scorer = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer_keys = self.cmp(x_BTM, q_BHTD, turns)
+            output, scorer = self.cmp(x_BTM, q_BHTD, turns)
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer_keys, memo_number))
+            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number))
         if Branch.WIN in self.config.branches:
             outputs.append(self.win(x_BTM, q_BHTD, turns))
+        return self.mixed(x_BTM, outputs)
+
+    def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
+        """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
         gates = self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM)  # [branches, B, H, T, 1]
-        mixed = outputs[0] * gates[0]
-        for output, gate in zip(outputs[1:], gates[1:], strict=True):
-            mixed = torch.addcmul(mixed, output, gate)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        backend, choice = choose(self.implementation, outputs[0], outputs[0], outputs[0])
+        count(self.gate_mlp.runs, choice)
+        return self.out_proj(backend.mixed(outputs, gates.squeeze(-1)).flatten(2))
 
 
 class GateMLP(nn.Linear):
@@ -64,6 +63,7 @@ class GateMLP(nn.Linear):
         hidden = max(16, config.dim // 8)
         super().__init__(hidden, len(config.branches) * config.heads)
         self.heads = config.heads
+        self.runs: Counter[Choice] = Counter()
         self.hidden = nn.Linear(config.dim, hidden)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
@@ -104,20 +104,25 @@ class CompressedBranch(nn.Module):
         self.k_blocks = BlockCompression(config, config.d_k)
         self.v_blocks = BlockCompression(config, config.d_v)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [B, H, T, E] and the compressed keys, by which the selected branch ranks its blocks."""
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Output [B, H, T, E]; and what ranks blocks: the compressed keys, with the log-sum-exp of their attention."""
         config = self.config
         k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), turns, config)
         v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups))
+        backend, choice = choose(self.implementation, q_BHTD, k_BGSD, v_BGSE)
+        count(self.runs, choice)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
-        return attended(self, compressed_attention, q_BHTD, k_BGSD, v_BGSE, **lengths), k_BGSD
+        output, lse_BHT = backend.compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale)
+        return output, (k_BGSD, lse_BHT)
 
 
 class BlockChooser(nn.Module):
     """A module without parameters, so that what was chosen can be seen from outside through a forward hook."""
 
-    def __init__(self, config: NSAConfig) -> None:
+    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
+        self.implementation = implementation
+        self.runs: Counter[Choice] = Counter()
         self.selection = Selection(
             block_len=config.block_len,
             block_stride=config.block_stride,
@@ -126,8 +131,11 @@ class BlockChooser(nn.Module):
             scale=config.scale,
         )
 
-    def forward(self, q_BHTD: Tensor, scorer_keys_BGSD: Tensor, memo_number: Tensor | None) -> Tensor:
-        return choose_blocks(q_BHTD, scorer_keys_BGSD, self.selection, memo_number)
+    def forward(self, q_BHTD: Tensor, keys_BGSD: Tensor, lse_BHT: Tensor | None, memo_number: Tensor | None) -> Tensor:
+        """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
+        backend, choice = choose(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
+        count(self.runs, choice)
+        return backend.chosen(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number)
 
 
 class SelectedBranch(nn.Module):
@@ -137,22 +145,32 @@ class SelectedBranch(nn.Module):
         self.runs: Counter[Choice] = Counter()
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
-        self.chooser = BlockChooser(config)
+        self.chooser = BlockChooser(config, implementation)
 
     def forward(
-        self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, scorer_keys: Tensor | None, memo_number: Tensor | None
+        self,
+        x_BTM: Tensor,
+        q_BHTD: Tensor,
+        turns: Tensor,
+        scorer: tuple[Tensor, Tensor] | None,
+        memo_number: Tensor | None,
     ) -> Tensor:
-        """Output [B, H, T, E]. Without scorer keys the mean of its own keys per block ranks the blocks."""
+        """Output [B, H, T, E]. Without a scorer the mean of its own keys per block ranks the blocks."""
         config = self.config
         k_BGTD = split_heads(self.k_proj(x_BTM), config.groups)
         v_BGTE = split_heads(self.v_proj(x_BTM), config.groups)
-        if scorer_keys is None:
+        if scorer is None:
             # Nothing would train a scorer of its own: the choice has no gradient.
             means = blocks_of(k_BGTD, config.block_len, config.block_stride).mean(3)
-            scorer_keys = rotate_blocks(means, turns, config)
-        indices = self.chooser(q_BHTD.detach(), scorer_keys.detach(), memo_number)
+            indices = self.chooser(q_BHTD.detach(), rotate_blocks(means, turns, config).detach(), None, memo_number)
+        else:
+            keys_BGSD, lse_BHT = scorer
+            indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number)
         k_BGTD = rotate(k_BGTD, turns)
-        return attended(self, selected_attention, q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len)
+        backend, choice = choose(self.implementation, q_BHTD, k_BGTD, v_BGTE)
+        count(self.runs, choice)
+        output, _ = backend.selected(q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len, scale=config.scale)
+        return output
 
 
 class SlidingBranch(nn.Module):
@@ -166,28 +184,10 @@ class SlidingBranch(nn.Module):
     def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> Tensor:
         k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
-        if self.implementation is Implementation.FLASH:
-            return self._flash(q_BHTD, k_BGTD, v_BGTE)
-        return attended(self, sliding_attention, q_BHTD, k_BGTD, v_BGTE, window=self.config.window)
-
-    def _flash(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> Tensor:
-        count(self.runs, Choice("flash_attn", "asked for"))
-        flash = flash_function(q_BHTD.device.type)
-        window, scale = self.config.window, self.config.scale
-        return flash_sliding_attention(q_BHTD, k_BGTD, v_BGTE, window=window, scale=scale, flash=flash)
-
-
-def attended(
-    branch: CompressedBranch | SelectedBranch | SlidingBranch,
-    operation: Callable[..., tuple[Tensor, Tensor]],
-    *tensors: Tensor,
-    **lengths: int,
-) -> Tensor:
-    """Output [B, H, T, E] of a branch's operation on (q, k, v, ...), by the implementation that suits them."""
-    kernel, choice = choose_kernel(branch.implementation, tensors[0], tensors[2])
-    count(branch.runs, choice)
-    output, _ = operation(*tensors, **lengths, scale=branch.config.scale, kernel=kernel)
-    return output
+        backend, choice = choose_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
+        count(self.runs, choice)
+        output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=self.config.window, scale=self.config.scale)
+        return output
 
 
 def count(runs: Counter[Choice], choice: Choice) -> None:

@@ -20,7 +20,9 @@ class Attention(StrEnum):
 
 class Implementation(StrEnum):
     AUTO = "auto"
-    EAGER = "eager"
+    EAGER = "eager"  # plain torch, on every device
+    TRITON = "triton"  # our fused kernels in every branch
+    TORCH = "torch"  # torch's own flash attention in the sliding branch, the others as with auto
     FLASH = "flash"  # flash-attn in the sliding branch, the others as with auto
 
 

@@ -76,7 +76,7 @@ OPTIONS = (
         name="impl",
         parse=one_of(Implementation),
         default=Implementation.AUTO,
-        about="implementation of the branches; flash: insist on flash-attn in the sliding branch",
+        about="auto, eager, triton (our fused kernels), or torch or flash for the sliding branch",
         env=(("NSA_USE_FA2", flash_switch),),
     ),
     Option(name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's on a GPU, float32 on a CPU"),

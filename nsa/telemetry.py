@@ -100,6 +100,10 @@ class Telemetry:
         if mem_dump_every:
             self._dump_memory(0)
 
+    def enter(self, phase: str) -> None:
+        """A phase before the first step."""
+        self._beat(0, phase)
+
     def begin(self, step: int) -> None:
         """The first step and every tenth are looked into."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
@@ -192,7 +196,10 @@ class _Table:
 
 
 def implementations_csv(model: nn.Module) -> str:
-    """How often which implementation ran in each branch, over all layers, and why it was chosen."""
+    """How often which implementation ran, over all layers, and why it was chosen.
+
+    A row for each branch, for the choice of blocks and for the mixing by the gates.
+    """
     runs: dict[str, Counter[Choice]] = {}
     for name, module in model.named_modules():
         counted = getattr(module, "runs", None)
@@ -200,7 +207,7 @@ def implementations_csv(model: nn.Module) -> str:
             runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(counted)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["branch", "implementation", "reason", "count"])
+    writer.writerow(["part", "implementation", "reason", "count"])
     for branch, choices in runs.items():
         for choice, count in choices.items():
             writer.writerow([branch, choice.name, choice.reason, count])

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsa.checkpoints import load_checkpoint, save_checkpoint
-from nsa.config import Implementation
 from nsa.data import Batches
 from nsa.memory import memory_profile
 from nsa.model import TinyLM, count_parameters
-from nsa.ops.dispatch import FlashMissingError, flash_function
+from nsa.ops.dispatch import MissingImplementationError, check
 from nsa.parallelize import (
     average_gradients,
     clip_gradients,
@@ -31,6 +30,7 @@ from nsa.settings import Settings, SettingsError, read_settings
 from nsa.telemetry import StepParts, StepResult, Telemetry
 from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from nsa.values import SHARDED, Phase, Wrapper
+from nsa.warmup import uses_fused_kernels, warm_up
 from nsa.world import CannotRunError, World, joined
 
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
         with joined(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
             train(settings, world)
-    except (SettingsError, CannotRunError, FlashMissingError) as error:
+    except (SettingsError, CannotRunError, MissingImplementationError) as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"nsa.train: error: {line}\n")
         return 2
@@ -102,8 +102,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
     if dtype is torch.float64:
         bare = bare.double()
-    if settings.impl is Implementation.FLASH:
-        flash_function(world.device.type)  # missing: say so before anything runs
+    check(settings.impl, world.device, dtype)
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)
@@ -111,10 +110,12 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
         traces.gradients = ViewGradientTrace(bare, order_file)
-    model = parallelize(bare, settings, world, traces.buckets)
     telemetry = Telemetry(
         settings.out_dir, world, bare, settings.mem_dump_every, steps=settings.steps, compiled=settings.compile
     )
+    if uses_fused_kernels(bare, world.device, dtype):
+        _warm_up(settings, world, bare, telemetry)
+    model = parallelize(bare, settings, world, traces.buckets)
     if settings.trace_grads and traces.gradients is None:
         traces.gradients = GradientTrace(bare.named_parameters(), order_file)
     if settings.trace_module_bwd:
@@ -133,6 +134,19 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         traces=traces,
         telemetry=telemetry,
     )
+
+
+def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetry) -> None:
+    telemetry.enter("warmup")
+    done = warm_up(
+        bare,
+        world,
+        batch=settings.batch,
+        tokens=settings.model.seq_len,
+        autocast=lambda: _autocast(settings, world, sharded_too=True),
+    )
+    if world.is_first:
+        say(f"nsa.train {done}")
 
 
 def _one_step(run: Run, step: int, *, is_first: bool) -> None:
@@ -212,10 +226,10 @@ def _finish_gradients(run: Run, step: int) -> Tensor:
     return clip_gradients(run.model, run.settings.wrapper, run.settings.clip)
 
 
-def _autocast(settings: Settings, world: World) -> AbstractContextManager[object]:
+def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:
     dtype = compute_dtype(settings, world)
-    # Sharded models hold and use bfloat16 weights themselves.
-    if dtype in (torch.float32, torch.float64) or settings.wrapper in SHARDED:
+    # Sharded models hold and use bfloat16 weights themselves, once they are sharded.
+    if dtype in (torch.float32, torch.float64) or (settings.wrapper in SHARDED and not sharded_too):
         return nullcontext()
     return torch.autocast(world.device.type, dtype)
 

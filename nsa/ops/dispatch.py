@@ -5,12 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from nsa.config import Implementation
+from nsa.config import Branch, Implementation
+from nsa.ops.backends import Backend, SlidingBackend, TiledBackend
+from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
 from nsa.ops.kernels import KERNELS, EagerKernel, FusedCpuKernel, fused_cpu_reason
-from nsa.ops.tiles import Kernel
+
+WIDEST = 256
+MOST_HEADS = 64  # query heads that share a key head
+_LEAST_CAPABILITY = (8, 0)
+_HALF = (torch.float16, torch.bfloat16)
+_import_reasons: list[str | None] = []
 
 
 @dataclass(frozen=True)
@@ -21,35 +30,160 @@ class Choice:
     reason: str
 
 
-_EAGER, _FUSED_CPU = KERNELS[EagerKernel.name], KERNELS[FusedCpuKernel.name]
+class MissingImplementationError(Exception):
+    """An implementation was asked for by name and cannot be used."""
 
 
-def choose_kernel(wanted: Implementation, q: Tensor, v: Tensor) -> tuple[Kernel, Choice]:
-    """The tile kernel for these tensors: what was asked for, or the fastest that can take them."""
+_EAGER, _FUSED_CPU = (TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel))
+
+
+def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
+    """What computes a branch on these tensors: what was asked for, or the fastest that can take them.
+
+    Raises MissingImplementationError for an implementation asked for by name that cannot.
+    """
     if wanted is Implementation.EAGER:
         return _EAGER, Choice("eager", "asked for")
-    reason = fused_cpu_reason(q, v)
+    if wanted is Implementation.TRITON:
+        if reason := triton_reason(q_BHTD, k_BGSD, v_BGSE):
+            raise MissingImplementationError(f"--impl triton: {reason}; use --impl auto")
+        return _triton(), Choice("triton", "asked for")
+    return _fastest(q_BHTD, k_BGSD, v_BGSE)
+
+
+def choose_sliding(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Any, Choice]:
+    """The same for the sliding branch, which the flash attention of others can compute as well."""
+    if wanted is Implementation.FLASH:
+        _reject("flash", flash_reason(q_BHTD, v_BGSE))
+        return SlidingBackend(flash_attn_sliding(_flash_attn())), Choice("flash_attn", "asked for")
+    if wanted is Implementation.TORCH:
+        _reject("torch", torch_flash_reason(q_BHTD, v_BGSE))
+        return SlidingBackend(torch_flash_sliding(_varlen_attn())), Choice("torch_flash", "asked for")
+    return choose(wanted, q_BHTD, k_BGSD, v_BGSE)
+
+
+def _reject(implementation: str, reason: str | None) -> None:
+    if reason is not None:
+        raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
+
+
+def check(wanted: Implementation, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises MissingImplementationError before anything runs, for what shows without a model's tensors."""
+    probe = torch.empty(1, 1, 1, 16, device=device, dtype=dtype)
+    choose_sliding(wanted, probe, probe, probe)
+
+
+def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
+    if q_BHTD.device.type == "cpu":
+        # Triton's interpreter would be thousands of times slower, so that it is never chosen for anyone.
+        reason = fused_cpu_reason(q_BHTD, v_BGSE)
+        if reason is None:
+            return _FUSED_CPU, Choice("fused_cpu", "auto: fastest on a CPU")
+        return _EAGER, Choice("eager", f"auto: {reason}")
+    reason = triton_reason(q_BHTD, k_BGSD, v_BGSE)
     if reason is None:
-        return _FUSED_CPU, Choice("fused_cpu", "auto: fastest on a CPU")
+        return _triton(), Choice("triton", "auto: fused kernels for this GPU")
     return _EAGER, Choice("eager", f"auto: {reason}")
 
 
-class FlashMissingError(Exception):
-    """flash-attn was asked for by name and cannot be used."""
+def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
+    """Why the fused kernels cannot take these tensors; None if they can."""
+    widest, heads = max(q_BHTD.shape[-1], v_BGSE.shape[-1]), q_BHTD.shape[1] // max(1, k_BGSD.shape[1])
+    if reason := triton_import_reason():
+        return reason
+    if reason := _device_reason(q_BHTD.device, q_BHTD.dtype):
+        return reason
+    if widest > WIDEST:
+        return f"keys or values of width {widest}, and the kernels take up to {WIDEST}"
+    if heads > MOST_HEADS:
+        return f"{heads} query heads share a key head, and the kernels take up to {MOST_HEADS}"
+    return None
 
 
-def flash_function(device_type: str) -> Callable[..., Tensor]:
-    """flash-attn's attention. Raises FlashMissingError with the reason.
+def triton_import_reason() -> str | None:
+    """Finding the package is no proof: it is imported. Once, as a compiler that traces this ignores other caches."""
+    if not _import_reasons:
+        _import_reasons.append(_try_to_import_triton())
+    return _import_reasons[0]
+
+
+def _try_to_import_triton() -> str | None:
+    try:
+        importlib.import_module("nsa.ops.fused.backend")
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"triton cannot be imported ({error}); pip install 'nsa-harness[gpu]'"
+    return None
+
+
+def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _LEAST_CAPABILITY:
+            return f"the GPU has compute capability {'.'.join(map(str, capability))} and the kernels need 8.0"
+        return None
+    if device.type != "cpu":
+        return f"the kernels run on CUDA and the device is {device.type}"
+    if not importlib.import_module("nsa.ops.fused.launch").is_interpreting():
+        return "the kernels run on CUDA and the device is cpu; TRITON_INTERPRET=1 interprets them, very slowly"
+    if dtype is torch.bfloat16:
+        return "Triton's interpreter cannot compute in bfloat16"
+    return None
+
+
+def _triton() -> Backend:
+    backend: Backend = importlib.import_module("nsa.ops.fused.backend").FusedBackend()
+    return backend
+
+
+def flash_reason(q: Tensor, v: Tensor) -> str | None:
+    """Why flash-attn cannot take these tensors; None if it can.
 
     Finding the package is no proof: a build without its CUDA part is found and fails when it is imported.
     """
-    advice = "use --impl auto, or NSA_USE_FA2=0"
-    if device_type != "cuda":
-        raise FlashMissingError(f"--impl flash: flash-attn runs on CUDA only and the device is {device_type}; {advice}")
+    if q.device.type != "cuda":
+        return f"flash-attn runs on CUDA only and the device is {q.device.type}"
     try:
-        function: Callable[..., Tensor] = importlib.import_module("flash_attn").flash_attn_func
+        _flash_attn()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise FlashMissingError(
-            f"--impl flash: flash-attn cannot be imported ({error}); install it, or {advice}"
-        ) from error
+        return f"flash-attn cannot be imported ({error}); install it"
+    return _flash_tensors_reason("flash-attn", q, v)
+
+
+def torch_flash_reason(q: Tensor, v: Tensor) -> str | None:
+    """Why torch's own flash attention with a window cannot take these tensors; None if it can."""
+    if q.device.type != "cuda":
+        return f"torch's varlen_attn runs on CUDA only and the device is {q.device.type}"
+    try:
+        _varlen_attn()
+    except (ImportError, AttributeError) as error:
+        return f"torch {torch.__version__} has no varlen_attn ({error})"
+    return _flash_tensors_reason("torch's varlen_attn", q, v)
+
+
+def _flash_tensors_reason(name: str, q: Tensor, v: Tensor) -> str | None:
+    if q.dtype not in _HALF:
+        return f"{name} computes in float16 and bfloat16 and the tensors are {q.dtype}; use --dtype bfloat16"
+    if q.shape[-1] != v.shape[-1]:
+        return f"{name} needs keys and values of one width, got {q.shape[-1]} and {v.shape[-1]}"
+    return None
+
+
+def _flash_attn() -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = importlib.import_module("flash_attn").flash_attn_varlen_func
     return function
+
+
+def _varlen_attn() -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    return function
+
+
+def describe(wanted: Implementation, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Choice]]:
+    """What each branch would run on a device, for people."""
+    probe = torch.empty(1, 1, 1, 16, device=device, dtype=dtype)
+    rows = [(branch.value, choose(_elsewhere(wanted), probe, probe, probe)[1]) for branch in (Branch.CMP, Branch.SEL)]
+    return [*rows, (Branch.WIN.value, choose_sliding(wanted, probe, probe, probe)[1])]
+
+
+def _elsewhere(wanted: Implementation) -> Implementation:
+    return Implementation.AUTO if wanted in (Implementation.FLASH, Implementation.TORCH) else wanted

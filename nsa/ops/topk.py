@@ -7,6 +7,7 @@ n places.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -53,12 +54,22 @@ class SelectionMemo:
         return None if number is None else cls._living[int(number)]
 
 
-def choose_blocks(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, memo_number: Tensor | None = None) -> Tensor:
+def choose_blocks(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    selection: Selection,
+    memo_number: Tensor | None = None,
+    *,
+    lse_BHT: Tensor | None = None,
+    starts: Tensor | None = None,
+    ranked_by: str = "tiles",
+) -> Tensor:
     """Indices [B, G, T, n] (int32) of the chosen blocks, EMPTY where a query has fewer visible blocks than places.
 
     Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
     The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
-    With the number of a memo that is already filled, what stands there.
+    With the number of a memo that is already filled, what stands there. `ranked_by` is a name of RANKERS; the fused
+    one takes the log-sum-exp of the queries over the keys, and packed sequences by their starts (nsa/ops/packed.py).
     """
     with torch.no_grad():
         return _choose(
@@ -70,6 +81,9 @@ def choose_blocks(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, memo_num
             selection.select_count,
             selection.scale,
             memo_number,
+            lse_BHT,
+            starts,
+            ranked_by,
         )
 
 
@@ -83,6 +97,9 @@ def _choose(
     select_count: int,
     scale: float,
     memo_number: Tensor | None,
+    lse_BHT: Tensor | None,
+    starts: Tensor | None,
+    ranked_by: str,
 ) -> Tensor:
     memo = SelectionMemo.found(memo_number)
     if memo is not None and memo.indices is not None:
@@ -90,7 +107,7 @@ def _choose(
     selection = Selection(
         block_len=block_len, block_stride=block_stride, select_len=select_len, select_count=select_count, scale=scale
     )
-    indices = _chosen(q_BHTD, k_BGSD, selection)
+    indices = RANKERS[ranked_by](q_BHTD, k_BGSD, selection, lse_BHT, starts)
     if memo is not None:
         memo.indices = indices.clone()
     return indices
@@ -101,7 +118,9 @@ def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, 
     return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
 
 
-def _chosen(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection) -> Tensor:
+def _chosen(
+    q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, _starts: Tensor | None
+) -> Tensor:
     batch, _, queries, width = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
@@ -110,13 +129,16 @@ def _chosen(q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection) -> Tensor:
     blocks = -(-queries // selection.select_len)
     indices = torch.full((rows, queries, selection.select_count), EMPTY, dtype=torch.int32, device=q_BHTD.device)
     with torch.autocast(q_BHTD.device.type, enabled=False):
-        weights = overlap_weights(blocks, k_NSD.shape[1], selection, compute_dtype(q_BHTD), q_BHTD.device)
         per_query = rows * max(q_NhTD.shape[1] * k_NSD.shape[1], 2 * blocks)
         for start, stop in tiles(queries, per_query, LONGEST_TILE):
-            importance = _importance(q_NhTD[:, :, start:stop], k_NSD, start, selection, weights)
-            chosen = _best(importance, start, selection)
+            importance_NbC = _importance(q_NhTD[:, :, start:stop], k_NSD, start, selection)
+            chosen = _best(importance_NbC.transpose(1, 2), start, selection)
             indices[:, start:stop, : chosen.shape[-1]] = chosen
     return indices.reshape(batch, groups, queries, selection.select_count)
+
+
+# What computes a selection from queries, keys, numbers, log-sum-exp and starts. The fused kernels add theirs.
+RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {"tiles": _chosen}
 
 
 def overlap_weights(
@@ -138,29 +160,39 @@ def overlap_weights(
     return candidates.clamp(0, max(0, compressed - 1)), (shared * exists).to(dtype) / stride
 
 
-def _importance(
-    q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection, weights: tuple[Tensor, Tensor]
-) -> Tensor:
-    """Importance [N, C, b] of the selection blocks: softmax over visible compressed blocks, summed over the heads."""
+def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
+    """Importance [N, b, C] of the blocks up to the last query's own.
+
+    A softmax over the visible compressed blocks, summed over the heads. The queries stand last, so that a compressed
+    block's share is one row: taking the rows that overlap a selection block moves memory in whole.
+    """
     rows, heads, queries, _ = q_NhCD.shape
-    if k_NSD.shape[1] == 0:
-        return q_NhCD.new_zeros(rows, queries, weights[0].shape[0], dtype=weights[1].dtype)
-    dtype = weights[1].dtype
-    scores = q_NhCD.flatten(1, 2).to(dtype) @ k_NSD.to(dtype).transpose(1, 2) * selection.scale
-    visible = _visible_blocks(start, start + queries, k_NSD.shape[1], selection, q_NhCD.device)
-    scores = scores.unflatten(1, (heads, queries)).masked_fill(~visible, -torch.inf)
-    # A query before the first complete block has NaN in its softmax and no visible block that could keep it.
-    shares_NCS = torch.softmax(scores, -1).masked_fill(~visible, 0.0).sum(1)
-    overlapping, weight = weights
-    return (shares_NCS[..., overlapping] * weight).sum(-1)
-
-
-def _visible_blocks(start: int, stop: int, compressed: int, selection: Selection, device: torch.device) -> Tensor:
+    stop, dtype = start + queries, compute_dtype(q_NhCD)
     pattern = CompletedBlocks(selection.block_len, selection.block_stride)
-    visible = torch.zeros(stop - start, compressed, dtype=torch.bool, device=device)
-    seen = pattern.seen(start, stop, device)
-    visible[:, : seen.shape[-1]] = seen
-    return visible
+    keys = min(pattern.count(stop), k_NSD.shape[1])
+    blocks = -(-stop // selection.select_len)
+    if keys == 0:
+        return q_NhCD.new_zeros(rows, blocks, queries, dtype=dtype)
+    q_NDr = q_NhCD.to(dtype).mul(selection.scale).flatten(1, 2).transpose(1, 2)
+    scores_NShC = (k_NSD[:, :keys].to(dtype) @ q_NDr).unflatten(2, (heads, queries))
+    # Blocks that the first query of the tile sees are seen by all of them.
+    seen_by_all = pattern.count(start + 1)
+    unseen_SC = ~pattern.seen(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
+    scores_NShC[:, seen_by_all:].masked_fill_(unseen_SC[:, None], -torch.inf)
+    shares_NSC = _softmax_over_keys_(scores_NShC).sum(2)
+    overlapping_bK, weight_bK = overlap_weights(blocks, keys, selection, dtype, q_NhCD.device)
+    importance_NbC = q_NhCD.new_zeros(rows, blocks, queries, dtype=dtype)
+    for overlapping, weight in zip(overlapping_bK.t(), weight_bK.t(), strict=True):
+        importance_NbC.addcmul_(shares_NSC.index_select(1, overlapping), weight[:, None])
+    return importance_NbC
+
+
+def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
+    """In place. A query before the first complete block sees none: its shares are 0."""
+    highest = scores_NShC.amax(1, keepdim=True)
+    weights = scores_NShC.sub_(highest.masked_fill_(highest == -torch.inf, 0.0)).exp_()
+    total = weights.sum(1, keepdim=True)
+    return weights.mul_(total.masked_fill_(total == 0, 1.0).reciprocal_())
 
 
 def _best(importance_NCb: Tensor, start: int, selection: Selection) -> Tensor:
@@ -170,7 +202,24 @@ def _best(importance_NCb: Tensor, start: int, selection: Selection) -> Tensor:
     block = torch.arange(blocks, device=importance_NCb.device)
     forced = (block == 0) | (block == current) | (block == current - 1)
     ranked = importance_NCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)
-    # A stable sort is the only torch operation that promises ties to the lower index; topk does not.
-    score, order = torch.sort(ranked, dim=-1, descending=True, stable=True)
-    order = order.masked_fill(score == -torch.inf, EMPTY)
-    return order[..., : selection.select_count].to(torch.int32)
+    best = _first_of_packed if ranked.dtype is torch.float32 else _first_of_sorted
+    score, order = best(ranked, min(blocks, selection.select_count))
+    return torch.where(score < 0, EMPTY, order).to(torch.int32)
+
+
+def _first_of_sorted(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Scores and indices of the first `count`. A stable sort promises ties to the lower index; topk does not."""
+    score, order = torch.sort(ranked_NCb, dim=-1, descending=True, stable=True)
+    return score[..., :count], order[..., :count]
+
+
+def _first_of_packed(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The same by topk, which sorts only what it returns: no two numbers are equal with the index in their low half.
+
+    The bits of floats of one sign rise with their value; minus infinity, the only negative one, stays negative.
+    """
+    blocks = ranked_NCb.shape[-1]
+    from_behind = torch.arange(blocks - 1, -1, -1, device=ranked_NCb.device)
+    packed = ranked_NCb.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(from_behind)
+    first = packed.topk(count, dim=-1).values
+    return first, blocks - 1 - first.bitwise_and(0xFFFFFFFF)

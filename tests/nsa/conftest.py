@@ -15,6 +15,10 @@ import torch
 from nsa.config import CI, NSAConfig
 from nsa.train import main
 
+# Without a GPU the fused kernels run in Triton's interpreter, which must be asked for before they are decorated.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 Alone = Callable[..., tuple[int, str, str]]

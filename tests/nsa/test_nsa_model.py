@@ -15,7 +15,7 @@ from nsa.attention import BlockChooser, NSAttention
 from nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa.model import Block, Recompute, TinyLM, count_parameters
 from nsa.ops import topk
-from nsa.ops.topk import Selection, SelectionMemo
+from nsa.ops.topk import SelectionMemo
 from nsa.parallelize import checkpoint_layers
 from nsa.rope import frequencies, turns
 
@@ -151,11 +151,11 @@ def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monke
     """A selection that comes out differently each time is made once per step, so the second pass cannot differ."""
     made = []
 
-    def at_random(q_BHTD: Tensor, k_BGSD: Tensor, _: Selection) -> Tensor:
+    def at_random(q_BHTD: Tensor, k_BGSD: Tensor, *_: object) -> Tensor:
         made.append(torch.randint(2, (q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], 3), dtype=torch.int32))
         return made[-1]
 
-    monkeypatch.setattr(topk, "_chosen", at_random)
+    monkeypatch.setitem(topk.RANKERS, "tiles", at_random)
     model = TinyLM.from_config(replace(CI, layers=1))
     read = []
     model.blocks[0].attn.sel.chooser.register_forward_hook(lambda _, __, indices: read.append(indices))

@@ -176,8 +176,8 @@ def test_tables_are_on_disk_before_the_run_ends(telemetry: Telemetry, model: Tin
     assert int(training[0]["peak_rss_bytes"]) > 10**7
     assert [(row["step"], row["layer"]) for row in rows(tmp_path / "k_stats.csv")] == [("1", "0"), ("1", "1")]
     assert len(rows(tmp_path / "gate_health.csv")) == 6
-    counters = {row["branch"]: row for row in rows(tmp_path / "fallback_counters.csv")}
-    assert set(counters) == {"cmp", "sel", "win"}
+    counters = {row["part"]: row for row in rows(tmp_path / "fallback_counters.csv")}
+    assert set(counters) == {"cmp", "chooser", "sel", "win", "gate_mlp"}
     assert {row["implementation"] for row in counters.values()} == {"fused_cpu"}
     assert {row["count"] for row in counters.values()} == {"2"}  # two layers, as of the sampled step
     beats = [json.loads(line) for line in (tmp_path / "heartbeat_rank0.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -48,6 +48,11 @@ def interpreted(kernel: Any) -> bool:
     return isinstance(kernel, InterpretedFunction)
 
 
+def is_interpreting() -> bool:
+    """Whether Triton was imported with TRITON_INTERPRET=1: its own functions show it."""
+    return interpreted(tl.sort)
+
+
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
     """Raises CannotLaunchError for tensors that differ in dtype, and for bfloat16 under the interpreter.
 

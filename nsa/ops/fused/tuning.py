@@ -95,8 +95,9 @@ def forget() -> None:
 
 
 def table() -> list[list[object]]:
-    """All choices as JSON, to be shared with other ranks or kept."""
-    return [[asdict(situation), list(astuple(tile))] for situation, tile in _chosen.items()]
+    """All choices for a GPU as JSON, to be shared with other ranks or kept."""
+    rows = (row for row in _chosen.items() if row[0].device != "cpu")
+    return [[asdict(situation), list(astuple(tile))] for situation, tile in rows]
 
 
 def adopt(rows: object) -> None:

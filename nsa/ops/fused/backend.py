@@ -1,0 +1,77 @@
+"""The fused kernels as an implementation of the branches (nsa/ops/backends.py tells what that offers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nsa.ops.fused import spans
+from nsa.ops.fused.importance import chosen_blocks
+from nsa.ops.fused.mix import mixed
+from nsa.ops.fused.selected import selected
+from nsa.ops.fused.spanned import spanned_attention
+from nsa.ops.topk import RANKERS, Selection, choose_blocks
+
+
+class FusedBackend:
+    """One kernel launch per branch and pass, whatever the length."""
+
+    name = "triton"
+
+    def compressed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_len: int,
+        block_stride: int,
+        scale: float,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        seen = spans.of_completed_blocks(q.shape[2], k.shape[2], block_len, block_stride, starts, q.device)
+        return spanned_attention(q, k, v, seen, scale)
+
+    def chosen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor | None,
+        selection: Selection,
+        memo_number: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        return choose_blocks(q, k, selection, memo_number, lse_BHT=lse, starts=starts, ranked_by=self.name)
+
+    def selected(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        indices: Tensor,
+        *,
+        select_len: int,
+        scale: float,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return selected(q, k, v, indices, select_len=select_len, scale=scale, starts=starts)
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return spanned_attention(q, k, v, spans.of_last_tokens(q.shape[2], window, starts, q.device), scale)
+
+    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        return mixed(outputs, gates_cBHT)
+
+
+def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None) -> Tensor:
+    """Without a log-sum-exp the compressed attention runs for it alone."""
+    if lse is None:
+        lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
+        _, lse = FusedBackend().compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)
+    return chosen_blocks(q, k, lse, selection, starts=starts)
+
+
+RANKERS[FusedBackend.name] = _ranked

@@ -1,0 +1,94 @@
+"""Compiling and tuning the fused kernels before the first step, as a phase of its own.
+
+The first call of a kernel compiles it, and finding the best tile sizes takes several compilations. Inside a step that
+looks like a hang, and differently long on each rank. Here one layer runs forward and backward on random numbers,
+without a collective; then all ranks take over what rank 0 has measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from nsa.attention import NSAttention
+from nsa.model import TinyLM
+from nsa.ops.dispatch import describe
+from nsa.rope import turns
+from nsa.world import World
+
+
+def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
+    first = model.blocks[0]
+    attention = getattr(first, "attn", None)
+    if not isinstance(attention, NSAttention):
+        return False
+    return any(choice.name == "triton" for _, choice in describe(attention.implementation, device, dtype))
+
+
+def warm_up(
+    model: TinyLM,
+    world: World,
+    *,
+    batch: int,
+    tokens: int,
+    autocast: Callable[[], AbstractContextManager[object]],
+    file: Path | None = None,
+) -> str:
+    """Run one layer on [batch, tokens] and settle the tile sizes; returns what was done, for people.
+
+    The choices are kept in `file`, by default in the user's cache directory; one that cannot be written is said.
+    """
+    tuning = importlib.import_module("nsa.ops.fused.tuning")
+    started_s, file = time.perf_counter(), file or tuning_file()
+    tuning.load(file)
+    known = len(tuning.table())
+    with tuning.measuring():
+        _one_layer(model, world.device, batch, tokens, autocast)
+    if dist.is_initialized() and world.size > 1:
+        rows = [tuning.table()]
+        dist.broadcast_object_list(rows, device=world.device if world.backend == "nccl" else None)
+        tuning.adopt(rows[0])
+    seconds, new = time.perf_counter() - started_s, len(tuning.table()) - known
+    done = f"warm-up: one layer forward and backward, {new} tile sizes settled, {seconds:.1f} s"
+    return done + _kept(tuning, file, world)
+
+
+def tuning_file() -> Path:
+    """Where measured tile sizes are kept between runs."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "nsa" / "tuning.json"
+
+
+def _kept(tuning: object, file: Path, world: World) -> str:
+    if not world.is_first:
+        return ""
+    try:
+        tuning.save(file)  # type: ignore[attr-defined]
+    except OSError as error:
+        return f"; not kept: {file}: {error.strerror}"
+    return f"; kept in {file}"
+
+
+def _one_layer(
+    model: TinyLM, device: torch.device, batch: int, tokens: int, autocast: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """The layer's own gradients are thrown away. The generator of random numbers is left as it was."""
+    block = model.blocks[0]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        dtype = model.embed.weight.dtype
+        x_BTM = torch.randn(batch, tokens, model.config.dim, device=device, dtype=dtype, requires_grad=True)
+    with autocast():
+        output = block(x_BTM, turns(model.get_buffer("frequencies"), tokens))
+    output.float().sum().backward()
+    for parameter in block.parameters():
+        parameter.grad = None
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,220 @@
+"""The model on the fused kernels is the model on plain torch, however it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import Tensor, nn
+
+from nsa.config import Branch, Compression, Implementation, NSAConfig
+from nsa.model import Recompute, TinyLM
+from nsa.ops.dispatch import choose
+from nsa.ops.fused import launch
+from nsa.ops.packed import compressed_starts
+from nsa.ops.topk import Selection
+from nsa.ops.whole import KeysAndValues, sparse_attention
+from nsa.parallelize import checkpoint_layers, compile_layers
+from nsa.warmup import uses_fused_kernels, warm_up
+from nsa.world import World
+
+TOLERANCE = 1e-10
+ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
+SELECTED = {"ranked_blocks", "selected_forward", "selected_backward_queries", "selected_backward_keys"}
+
+
+@pytest.fixture
+def small(tiny: NSAConfig) -> NSAConfig:
+    return replace(tiny, layers=1, heads=2, groups=1, seq_len=21)
+
+
+def pair(config: NSAConfig) -> tuple[TinyLM, TinyLM]:
+    """The same weights on the fused kernels and on plain torch."""
+    fused, plain = (TinyLM.from_config(config, name).double() for name in (Implementation.TRITON, Implementation.EAGER))
+    fused.load_state_dict(plain.state_dict())
+    launch.launches.clear()
+    return fused, plain
+
+
+def gradients(model: nn.Module, tokens_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
+    logits = model(tokens_BT)
+    weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view(logits.shape)
+    return logits.detach(), list(torch.autograd.grad((logits * weights).sum(), list(model.parameters())))
+
+
+def assert_same(fused: nn.Module, plain: nn.Module, tokens_BT: Tensor) -> None:
+    torch.testing.assert_close(gradients(fused, tokens_BT), gradients(plain, tokens_BT), rtol=0, atol=TOLERANCE)
+
+
+def tokens(config: NSAConfig) -> Tensor:
+    return torch.randint(config.vocab, (1, config.seq_len), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("branches", "kernels"),
+    [
+        ((Branch.CMP, Branch.SEL, Branch.WIN), ATTENTION | SELECTED | {"mix_forward", "mix_backward"}),
+        ((Branch.SEL,), {"spanned_forward"} | SELECTED | {"mix_forward", "mix_backward"}),
+        ((Branch.WIN,), ATTENTION | {"mix_forward", "mix_backward"}),
+    ],
+    ids=["all", "sel", "win"],
+)
+def test_output_and_gradients_are_those_of_plain_torch(
+    small: NSAConfig, branches: tuple[Branch, ...], kernels: set[str]
+) -> None:
+    config = replace(small, branches=branches, compression=Compression.MEAN)
+    assert_same(*pair(config), tokens(config))
+    assert set(launch.launches) - {"selected_backward_sum"} == kernels
+
+
+@pytest.mark.parametrize("mode", list(Recompute))
+def test_checkpointing_changes_no_bit_and_chooses_no_block_twice(small: NSAConfig, mode: Recompute) -> None:
+    fused, _ = pair(small)
+
+    def step() -> list[Tensor]:
+        fused.zero_grad()
+        fused(tokens(small)).square().sum().backward()
+        return [parameter.grad for parameter in fused.parameters()]
+
+    kept = step()
+    once = launch.launches["ranked_blocks"]
+    checkpoint_layers(fused, {0}, mode)
+    for first, second in zip(kept, step(), strict=True):
+        assert torch.equal(first, second)
+    assert launch.launches["ranked_blocks"] == 2 * once
+    assert launch.launches["selected_forward"] == 3  # of these the third is the recomputation
+
+
+def test_compiled_layers_compute_what_plain_torch_computes(small: NSAConfig) -> None:
+    fused, plain = pair(small)
+    compile_layers(fused, backend="aot_eager")
+    assert_same(fused, plain, tokens(small))
+    assert launch.launches["selected_forward"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ranks_on_the_fused_kernels_compute_the_gradients_of_one_process_on_plain_torch(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    program = Path(__file__).with_name("wrapped_fused.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "nsa")])
+    done = subprocess.run(
+        [*launcher, str(program), str(result)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    distances: dict[str, float] = json.loads(result.read_text(encoding="utf-8"))
+    assert distances.keys() == {"ddp", "ddp gc", "fsdp", "fsdp gc"}
+    assert max(distances.values()) < TOLERANCE
+
+
+class TestTheWholeOperation:
+    lengths = (17, 0, 5, 11)
+
+    def inputs(self, starts: Tensor | None, total: int) -> tuple[Tensor, KeysAndValues, Tensor]:
+        blocks = max(0, (total - 6) // 3 + 1) if starts is None else int(compressed_starts(starts, 6, 3)[-1])
+
+        def leaf(heads: int, length: int) -> Tensor:
+            return torch.randn(1, heads, length, 4, dtype=torch.float64, requires_grad=True)
+
+        lengths = {"compressed": blocks, "selected": total, "sliding": total}
+        pairs = {name: (leaf(1, length), leaf(1, length)) for name, length in lengths.items()}
+        gates = torch.rand(3, 1, 2, total, dtype=torch.float64, requires_grad=True)
+        return leaf(2, total), KeysAndValues(**pairs), gates
+
+    selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.5)
+
+    def test_of_packed_sequences_is_the_same_on_both_backends(self) -> None:
+        starts = torch.tensor([0, 17, 17, 22, 33], dtype=torch.int32)
+        q, branches, gates = self.inputs(starts, 33)
+        leaves = [q, gates, *branches.compressed, *branches.selected, *branches.sliding]
+        results = []
+        for implementation in (Implementation.TRITON, Implementation.EAGER):
+            output = sparse_attention(
+                q, branches, gates, self.selection, window=7, implementation=implementation, cu_seqlens=starts
+            )
+            results.append([output.detach(), *torch.autograd.grad(output.square().sum(), leaves)])
+        torch.testing.assert_close(*results, rtol=0, atol=TOLERANCE)
+
+    def test_of_one_packed_sequence_is_that_without_packing(self) -> None:
+        q, branches, gates = self.inputs(None, 20)
+        starts = torch.tensor([0, 20], dtype=torch.int32)
+        packed, plain = (
+            sparse_attention(q, branches, gates, self.selection, window=7, cu_seqlens=given) for given in (starts, None)
+        )
+        torch.testing.assert_close(packed, plain, rtol=0, atol=TOLERANCE)
+
+    def test_names_every_tensor_that_does_not_fit(self) -> None:
+        q, branches, gates = self.inputs(None, 20)
+        short = replace(branches, sliding=(branches.sliding[0][:, :, :9], branches.sliding[1]))
+        with pytest.raises(ValueError, match=r"sliding keys: expected .*20, 4\), got .*9, 4\); gates: expected"):
+            sparse_attention(q, short, gates[:2], self.selection, window=7)
+
+    def test_wants_packed_sequences_in_one_row(self) -> None:
+        q, branches, gates = self.inputs(None, 20)
+        two = q.expand(2, -1, -1, -1)
+        with pytest.raises(ValueError, match="cu_seqlens: packed sequences lie in one row, and the batch is 2"):
+            sparse_attention(two, branches, gates, self.selection, window=7, cu_seqlens=torch.tensor([0, 20]))
+
+
+class TestTheWarmUp:
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), backend=None)
+
+    def warmed(self, model: TinyLM, config: NSAConfig, file: Path) -> str:
+        return warm_up(model, self.world, batch=1, tokens=config.seq_len, autocast=nullcontext, file=file)
+
+    def test_runs_every_kernel_of_a_step_and_leaves_no_trace_in_the_model(
+        self, small: NSAConfig, tmp_path: Path
+    ) -> None:
+        fused, _ = pair(small)
+        state = torch.random.get_rng_state()
+        said = self.warmed(fused, small, tmp_path / "new" / "tuning.json")
+        assert set(launch.launches) - {"selected_backward_sum"} == ATTENTION | SELECTED | {
+            "mix_forward",
+            "mix_backward",
+        }
+        assert all(parameter.grad is None for parameter in fused.parameters())
+        assert torch.equal(state, torch.random.get_rng_state())
+        assert said.startswith("warm-up: one layer forward and backward, ")
+        assert said.endswith(f"; kept in {tmp_path}/new/tuning.json")
+
+    def test_says_what_could_not_be_kept(self, small: NSAConfig, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        said = self.warmed(pair(small)[0], small, tmp_path / "file" / "tuning.json")
+        assert f"not kept: {tmp_path}/file/tuning.json: " in said
+
+    def test_is_for_models_on_the_fused_kernels(self, small: NSAConfig) -> None:
+        fused, plain = pair(small)
+        device = torch.device("cpu")
+        assert uses_fused_kernels(fused, device, torch.float64)
+        assert not uses_fused_kernels(plain, device, torch.float64)
+
+
+def test_who_ran_is_counted_for_every_part(small: NSAConfig) -> None:
+    fused, _ = pair(small)
+    fused(tokens(small))
+    counted: dict[str, Counter[Any]] = {
+        name: module.runs for name, module in fused.named_modules() if hasattr(module, "runs")
+    }
+    assert {name.rsplit(".", 1)[-1] for name in counted} == {"cmp", "sel", "chooser", "win", "gate_mlp"}
+    for runs in counted.values():
+        assert [(choice.name, choice.reason, count) for choice, count in runs.items()] == [("triton", "asked for", 1)]
+
+
+def test_the_interpreter_is_never_chosen_for_anyone() -> None:
+    q = torch.randn(1, 2, 5, 4)
+    assert choose(Implementation.AUTO, q, q, q)[1].name == "fused_cpu"
