@@ -65,7 +65,8 @@ def run_bisection(request: BisectRequest) -> int:
             count = len(bisection.journal.kept)
             bisection.screen.note(f"goes on with {run.path}: {count} probe{'' if count == 1 else 's'} already made")
         code = bisection.carry_out()
-        write_state(run, key, request.subject.question, request.command, ended=code != INTERRUPTED)
+        ended = code != INTERRUPTED and not bisection.out_of_budget
+        write_state(run, key, request.subject.question, request.command, ended=ended)
     return code
 
 
@@ -88,6 +89,7 @@ class Bisection:
     sought: Signature | None = None
     notes: list[str] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
+    out_of_budget: bool = False  # the same command with a larger one goes on
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -154,6 +156,7 @@ class Bisection:
         if self.interruption.count:
             raise _Interrupted
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
+            self.out_of_budget = True
             raise OutOfBudget
         blank = Kept(
             n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,

@@ -165,6 +165,19 @@ def _wait_for_a_probe_more(process: subprocess.Popen[str], reports: Path, seen: 
             return
 
 
+def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: Workspace) -> None:
+    (workspace.directory / "train.py").write_text("import sys\nsys.exit(int(sys.argv[1]) >= 3)\n")
+    words = ("bisect", "--script", "train.py", "--ranks", "1", "--any", "size=[1, 2, 3, 4]", "--arg", "{value}")
+    short = workspace.harness(*words, "--budget", "0.01s")
+    assert short.code == 125, short.out + short.err
+    assert _items(short) == ("undecided", [])
+    assert "larger --budget" in short.out
+    ran = workspace.harness(*words, "--budget", "10m")
+    assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
+    assert ran.run_dir == short.run_dir
+    assert "1 probe already made" in ran.out
+
+
 def test_mistakes_are_told_in_one_line_before_anything_runs(workspace: Workspace) -> None:
     for words, said in (
         (("bisect",), "one question at a time"),
