@@ -27,7 +27,7 @@ class BisectRequest:
     repeat: int  # how often each proof is run
     jobs: int  # probes at the same time
     budget_s: float | None  # for all probes together
-    fork: bool  # probes without torchrun where that is safe; proofs never
+    fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
     out: Path | None
     json: bool
     probe: str
