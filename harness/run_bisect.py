@@ -44,7 +44,6 @@ _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 _KEPT_ONLY = ("in_full", "longest_quiet_s")
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
-_CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 
 
 class _Interrupted(Exception):
@@ -277,7 +276,7 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
     )  # fmt: skip
     with ExitStack() as stack:
         if request.subject.form is Form.COMMIT:
-            home = run.path.resolve() / "worktrees"
+            home = run.worktrees.resolve()
             launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(screen.close)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness import __version__
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Subset
+from harness.core.bisect.asking import CONTROLS, PROOFS, Subset
 from harness.core.bisect.repro import NAME, repro_command, repro_script
 from harness.core.bisect.sought import Signature
 from harness.core.bisect.subject import Form
@@ -22,8 +20,6 @@ from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.errors import HarnessError
-from harness.render.bisect_json import bisect_json
-from harness.render.bisect_md import bisect_md
 from harness.render.words import launch_line
 from harness.run import report_of, write_report
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
@@ -34,9 +30,7 @@ from harness.supervisor.stored.rundir import RunDir, write_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 NOTHING_YET = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
-_RANKS_SHOWN = 4  # stacks in BISECT.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +78,7 @@ def write_answer(
 ) -> BisectTold:
     """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
     told = telling(seen, answer, alone=_write_repro(seen, answer), cut_short=cut_short)
-    _write_run_documents(seen, told, outcomes, specs)
-    documents: dict[str, Callable[[], str]] = {
-        "bisect.json": lambda: bisect_json(told),
-        "BISECT.md": lambda: bisect_md(told, _stacks(seen.run, told)),
-    }
-    for name, render in documents.items():
-        try:
-            write_document(seen.run.path / name, render())
-        except Exception as error:  # a fault of one document never loses the other
-            with seen.run.log.open("a") as log:
-                traceback.print_exc(file=log)
-            print(f"{name} could not be written: {type(error).__name__}: {error}; see {seen.run.log}", file=sys.stderr)
+    _write_documents(seen, told, outcomes, specs)
     return told
 
 
@@ -144,15 +127,13 @@ def _write_repro(seen: Seen, answer: Answer) -> str | None:
     script = repro_script(spec, working_dir=os.getcwd(), told=told)
     if script is None:
         return None
-    folder = seen.run.path / "repro"
+    folder = seen.run.repro
     folder.mkdir(exist_ok=True)
     write_document(folder / NAME, script)
     return f"cd {folder} && {repro_command(spec)}"
 
 
-def _write_run_documents(
-    seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
-) -> None:
+def _write_documents(seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]) -> None:
     dirs = [one.dir for one in told.probes if one.dir]
     known = {**_judged_again(seen.run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
@@ -173,13 +154,3 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
         with suppress(HarnessError):
             judged[name] = judge_stored(run.attempt(name))
     return judged
-
-
-def _stacks(run: RunDir, told: BisectTold) -> dict[str, str]:
-    """Of the newest failing probe and the newest passing one: where each rank stood, by the name of the file."""
-    found: dict[str, str] = {}
-    for counts in (CountsAs.BAD, CountsAs.GOOD):
-        directory = next((one.dir for one in reversed(told.probes) if one.counts_as is counts and one.dir), None)
-        files = sorted((run.path / directory / "dumps").glob("rank*.txt")) if directory else []
-        found |= {str(path.relative_to(run.path)): path.read_text(errors="replace") for path in files[:_RANKS_SHOWN]}
-    return found

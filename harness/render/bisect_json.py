@@ -21,8 +21,11 @@ from harness.core.report import HangKind, MachineFacts
 from harness.errors import StoredRunError
 from harness.render.text import escape, escaped
 from harness.supervisor.stored.adapters import adapter
+from harness.supervisor.stored.reading import read_whole
+from harness.supervisor.stored.rundir import RunDir
 
 SCHEMA = 1
+_MOST_BYTES = 64 << 20
 _PROBE = ("n", "config", "verdict", "counts_as", "dir")
 _DETAIL = (
     "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
@@ -51,6 +54,18 @@ def from_json(text: str, where: str = "bisect.json") -> BisectTold:
         mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise _unreadable(where, mistakes) from None
     return _told(stored_told)
+
+
+def stored_search(run: RunDir) -> BisectTold:
+    """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
+    try:
+        text = read_whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError as error:
+        why = f"{error.strerror}; a bisection that was cut short goes on by its command"
+        raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
+    except ValueError as error:
+        raise _unreadable(str(run.search), [str(error)]) from None
+    return from_json(text, str(run.search))
 
 
 def probe_event(probe: ProbeTold) -> dict[str, object]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from harness.core.bisect.answer import AnswerKind
-from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature, line_word, same
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.render import words
-from harness.render.bisect_words import CONTROLS, fails_word
+from harness.render.bisect_words import fails_word
 
 
 def remark(told: BisectTold, probe: ProbeTold) -> str:

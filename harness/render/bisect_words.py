@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature
 from harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from harness.core.bisect.told import BisectTold, ProbeTold
@@ -14,7 +14,6 @@ from harness.core.report import Status
 from harness.render import words
 
 SEARCHING = (Purpose.GALLOP, Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 GC_LAYERS = "gc.layers"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from render_samples import MACHINE, POISON
 
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import PROOFS, CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
@@ -22,7 +22,6 @@ PLACE = Place(
 )
 SOUGHT = Signature(verdict="HANG", cause="rank_conditional_collective", place="attention.py:148")
 WHAT = "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 
 
 def layers(count: int, start: int = 0) -> Subject:

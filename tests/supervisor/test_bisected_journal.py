@@ -48,7 +48,7 @@ def test_a_proof_is_never_answered_by_a_probe_that_torchrun_did_not_launch(tmp_p
 def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) -> None:
     run = create_run(tmp_path)
     _journal(run, _kept(1, ()))
-    with (run.path / "probes.jsonl").open("a") as probes:
+    with run.search_probes.open("a") as probes:
         probes.write('{"n": "two"}\n[]\n{"n": 3, "subset": [1')
     assert [one.n for one in Journal(run).kept] == [1]
 
@@ -69,7 +69,7 @@ def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
     write_state(run, "k1", "q", "c", ended=False)
     with FileLock(run.lock):
         assert unfinished(tmp_path, "k1") is None
-    (run.path / "bisection.json").write_text("{")
+    run.search_state.write_text("{")
     assert unfinished(tmp_path, "k1") is None
 
 

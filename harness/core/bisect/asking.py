@@ -42,6 +42,7 @@ class Purpose(StrEnum):
     RECHECK_BAD = "recheck_bad"
 
 
+CONTROLS = frozenset({Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD})
 # What is asked once an answer stands; everything else finds it.
 PROOFS = frozenset(
     {

@@ -24,7 +24,6 @@ from harness.supervisor.stored.adapters import adapter, json_text
 from harness.supervisor.stored.reading import read_lines
 from harness.supervisor.stored.rundir import RunDir, append_line, write_document
 
-_STATE, _PROBES = "bisection.json", "probes.jsonl"
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
 
@@ -86,7 +85,7 @@ class Journal:
     """The probes of one bisection. What was kept answers first, each launch once."""
 
     def __init__(self, run: RunDir) -> None:
-        self._path = run.path / _PROBES
+        self._path = run.search_probes
         self.kept: list[Kept] = list(_readable(self._path))
         self.answered: list[Kept] = []  # of this session, in the order in which they did
         self._waiting: dict[tuple[Subset, bool], list[Kept]] = defaultdict(list)
@@ -116,23 +115,23 @@ def question_key(*facts: object) -> str:
 
 def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
     state = _State(key=key, question=question, command=command, ended=ended)
-    write_document(run.path / _STATE, json.dumps(asdict(state), indent=1) + "\n")
+    write_document(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
 
 
 def unfinished(parent: Path, key: str) -> RunDir | None:
     """The newest bisection of this very question below `parent` that nobody is running and that has not ended."""
-    found = (path.parent for path in sorted(parent.glob(f"2*/{_STATE}"), reverse=True))
-    return next((RunDir(path) for path in found if _waits(path, key)), None)
+    found = (RunDir(path) for path in sorted(parent.glob("2*"), reverse=True))
+    return next((run for run in found if _waits(run, key)), None)
 
 
-def _waits(path: Path, key: str) -> bool:
+def _waits(run: RunDir, key: str) -> bool:
     try:
-        state = adapter(_State).validate_json((path / _STATE).read_bytes())
+        state = adapter(_State).validate_json(run.search_state.read_bytes())
     except (OSError, ValidationError):
         return False
     if state.key != key or state.ended:
         return False
-    lock = FileLock(RunDir(path).lock)
+    lock = FileLock(run.lock)
     try:
         with lock.acquire(timeout=0):
             return True
