@@ -31,7 +31,7 @@ from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
 from harness.run_one import run_one
 from harness.run_plan import Told
 from harness.supervisor.bisected.commits import worktrees
-from harness.supervisor.bisected.journal import Journal, Kept, as_seen, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, as_seen, unfinished, write_state
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
 from harness.supervisor.bisected.request import BisectRequest, key_of, launches_of, question_of
 from harness.supervisor.fork_server import ForkServer
@@ -41,7 +41,6 @@ from harness.supervisor.stored.rundir import RunDir, create_run, locked
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
-_KEPT_ONLY = ("in_full", "longest_quiet_s")
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
 
@@ -132,10 +131,10 @@ class Bisection:
         with self._lock:
             self.journal.answered.append(kept)
             self._learn(kept)
-            told = self._probe_told(replace(kept, n=n))
+            told = replace(kept, n=n)
             self.probes = sorted([*self.probes, told], key=lambda one: one.n)
             self.screen.probed(told, telling(self._seen))
-            self._tell_programs(probe_event(told))
+            self._tell_programs(probe_event(self.request.subject, told))
         return told
 
     def _tell_programs(self, event: dict[str, object]) -> None:
@@ -151,13 +150,13 @@ class Bisection:
         made = sum(one.in_full and frozenset(one.subset) == subset for one in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
 
-    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> Kept:
+    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> ProbeTold:
         if self.interruption.count:
             raise _Interrupted
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
-        blank = Kept(
+        blank = ProbeTold(
             n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
@@ -172,7 +171,7 @@ class Bisection:
             self.journal.keep(kept)
         return kept
 
-    def _launched(self, spec: RunSpec, blank: Kept) -> Kept:
+    def _launched(self, spec: RunSpec, blank: ProbeTold) -> ProbeTold:
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
         spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
@@ -210,16 +209,12 @@ class Bisection:
             self._note(settled.notes[-1])
         return settled
 
-    def _learn(self, kept: Kept) -> None:
+    def _learn(self, kept: ProbeTold) -> None:
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
         if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
             self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
-
-    def _probe_told(self, kept: Kept) -> ProbeTold:
-        facts = {name: value for name, value in vars(kept).items() if name not in _KEPT_ONLY}
-        return ProbeTold(**facts, config=self.request.subject.config(kept.subset))
 
     @property
     def _seen(self) -> Seen:

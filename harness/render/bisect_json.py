@@ -16,8 +16,7 @@ from harness.core.bisect.asking import CountsAs, Purpose
 from harness.core.bisect.sought import Signature
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
-from harness.core.place import Place
-from harness.core.report import HangKind, MachineFacts
+from harness.core.report import MachineFacts
 from harness.errors import StoredRunError
 from harness.render.text import escape, escaped
 from harness.supervisor.stored.adapters import adapter
@@ -68,9 +67,10 @@ def stored_search(run: RunDir) -> BisectTold:
     return from_json(text, str(run.search))
 
 
-def probe_event(probe: ProbeTold) -> dict[str, object]:
+def probe_event(subject: Subject, probe: ProbeTold) -> dict[str, object]:
     """One probe in the `--json` stream, by the keys of bisect.json."""
-    return {"event": "probe", "scenario": probe.dir, **{key: _probe(escaped(probe))[key] for key in _PROBE}}
+    values = _probe(escaped(subject), escaped(probe))
+    return {"event": "probe", "scenario": probe.dir, **{key: values[key] for key in _PROBE}}
 
 
 def answer_event(told: BisectTold, run_dir: str) -> dict[str, object]:
@@ -112,28 +112,6 @@ class _StoredSubject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StoredProbe:
-    n: int
-    subset: tuple[int, ...]
-    config: dict[str, Any]
-    purpose: Purpose
-    open: tuple[int, int]
-    left: int
-    launcher: str
-    verdict: str | None
-    kind: HangKind | None
-    cause: str | None
-    summary: str
-    place: Place | None
-    culprits: tuple[int, ...]
-    phase: str | None
-    counts_as: CountsAs
-    wall_s: float
-    dir: str | None
-    spec_hash: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Stored:
     """What the file holds, checked."""
 
@@ -146,7 +124,7 @@ class _Stored:
     subject: _StoredSubject
     sought: Signature | None
     answer: Answer
-    probes: tuple[_StoredProbe, ...]
+    probes: tuple[ProbeTold, ...]
     commands: Commands
     floor_probes: int
     search_probes: int
@@ -158,8 +136,7 @@ class _Stored:
 
 def _told(stored: _Stored) -> BisectTold:
     subject = Subject(**vars(stored.subject))
-    probes = tuple(ProbeTold(**vars(probe)) for probe in stored.probes)
-    return BisectTold(**{**vars(stored), "subject": subject, "probes": probes})
+    return BisectTold(**{**vars(stored), "subject": subject})
 
 
 def _values(told: BisectTold) -> dict[str, Any]:
@@ -170,7 +147,7 @@ def _values(told: BisectTold) -> dict[str, Any]:
         "outcome_sought": None if sought is None else asdict(sought),
         "answer": _answer(told),
         "controls": {"good": _control(told, Purpose.CONTROL_GOOD), "bad": _control(told, Purpose.CONTROL_BAD)},
-        "probes": [_probe(probe) for probe in told.probes],
+        "probes": [_probe(told.subject, probe) for probe in told.probes],
         "floor_probes": told.floor_probes,
         "commands": asdict(commands),
         "detail": {
@@ -198,8 +175,8 @@ def _control(told: BisectTold, purpose: Purpose) -> str | None:
     return dirs[-1] if dirs else None
 
 
-def _probe(probe: ProbeTold) -> dict[str, Any]:
-    values = asdict(probe)
+def _probe(subject: Subject, probe: ProbeTold) -> dict[str, Any]:
+    values = {**asdict(probe), "config": dict(subject.config(probe.subset))}
     return {**{key: values.pop(key) for key in _PROBE}, **values}
 
 

@@ -80,7 +80,7 @@ def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...]
     remark = " · ".join(filter(None, (_value(told, probe), bisect_proof.remark(told, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
-    asked = bisect_words.config_words(probe.config)
+    asked = bisect_words.config_words(told.subject.config(probe.subset))
     first, last = _x(probe.open[0], told), _x(max(probe.open), told)
     return Row(
         y=y,

@@ -41,10 +41,10 @@ def probe(
     told = ProbeTold(
         n=n,
         subset=chosen,
-        config=subject.config(chosen),
         purpose=purpose,
         open=(0, len(subject.items)),
         left=0,
+        in_full=purpose in PROOFS,
         launcher="torchrun" if purpose in PROOFS else "fork",
         verdict="HANG" if bad else "PASS",
         kind=HangKind.DEADLOCK if bad else None,
@@ -55,6 +55,7 @@ def probe(
         phase="recomputation in backward" if bad else "exit",
         counts_as=counts_as,
         wall_s=4.2 if bad else 1.2,
+        longest_quiet_s=0.25,
         dir=f"p{n:02}",
         spec_hash=f"{n:04x}",
     )
@@ -418,7 +419,7 @@ COMMIT = bisection(
 
 def hostile() -> BisectTold:
     """Every text attacks."""
-    subject = replace(TWELVE, key="gc.layers", noun=POISON)
+    subject = replace(TWELVE, key=POISON, noun=POISON)
     place = Place(file=POISON, line=1, function=POISON, module=POISON, text=POISON)
     asked = search(subject, ((R, range(6), GOOD, (0, 12)), (R, range(9), BAD, (6, 12))))
     probes = tuple(
@@ -431,7 +432,6 @@ def hostile() -> BisectTold:
             phase=POISON,
             launcher=POISON,
             dir=POISON,
-            config={POISON: [POISON]},
         )
         for one in asked
     )

@@ -7,14 +7,15 @@ from pathlib import Path
 from filelock import FileLock
 
 from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.told import ProbeTold
 from harness.core.place import Place
 from harness.core.report import HangKind
-from harness.supervisor.bisected.journal import Journal, Kept, question_key, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, question_key, unfinished, write_state
 from harness.supervisor.stored.rundir import RunDir, create_run
 
 
-def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> Kept:
-    return Kept(
+def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTold:
+    return ProbeTold(
         n=n, subset=subset, purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full, launcher="fork",
         verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
         place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2,
@@ -22,7 +23,7 @@ def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> Kept:
     )  # fmt: skip
 
 
-def _journal(run: RunDir, *kept: Kept) -> Journal:
+def _journal(run: RunDir, *kept: ProbeTold) -> Journal:
     journal = Journal(run)
     for one in kept:
         journal.keep(one)

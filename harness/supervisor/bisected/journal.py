@@ -17,9 +17,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from harness.core.bisect.asking import CountsAs, Purpose, Subset
-from harness.core.place import Place
-from harness.core.report import HangKind, Outcome
+from harness.core.bisect.asking import Subset
+from harness.core.bisect.told import ProbeTold
+from harness.core.report import Outcome
 from harness.supervisor.stored.adapters import adapter, json_text
 from harness.supervisor.stored.reading import read_lines
 from harness.supervisor.stored.rundir import RunDir, append_line, write_document
@@ -27,37 +27,12 @@ from harness.supervisor.stored.rundir import RunDir, append_line, write_document
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """A finished probe, without what follows from the question."""
-
-    n: int
-    subset: tuple[int, ...]
-    purpose: Purpose
-    open: tuple[int, int]
-    left: int
-    in_full: bool  # asked under torchrun: no fork can answer for it
-    launcher: str
-    verdict: str | None
-    kind: HangKind | None
-    cause: str | None
-    summary: str
-    place: Place | None
-    culprits: tuple[int, ...]
-    phase: str | None
-    counts_as: CountsAs
-    wall_s: float
-    longest_quiet_s: float | None
-    dir: str | None
-    spec_hash: str | None
-
-
-def as_seen(kept: Kept, outcome: Outcome) -> Kept:
+def as_seen(probe: ProbeTold, outcome: Outcome) -> ProbeTold:
     """The probe with what its launch has shown."""
     culprit, verdict = outcome.culprit, outcome.verdict
     quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
     return replace(
-        kept,
+        probe,
         verdict=verdict.status.value,
         kind=verdict.kind,
         cause=verdict.cause,
@@ -86,18 +61,18 @@ class Journal:
 
     def __init__(self, run: RunDir) -> None:
         self._path = run.search_probes
-        self.kept: list[Kept] = list(_readable(self._path))
-        self.answered: list[Kept] = []  # of this session, in the order in which they did
-        self._waiting: dict[tuple[Subset, bool], list[Kept]] = defaultdict(list)
+        self.kept: list[ProbeTold] = list(_readable(self._path))
+        self.answered: list[ProbeTold] = []  # of this session, in the order in which they did
+        self._waiting: dict[tuple[Subset, bool], list[ProbeTold]] = defaultdict(list)
         for one in self.kept:
             self._waiting[frozenset(one.subset), one.in_full].append(one)
 
-    def take(self, subset: Subset, *, in_full: bool) -> Kept | None:
+    def take(self, subset: Subset, *, in_full: bool) -> ProbeTold | None:
         """The next kept launch of this configuration that has not answered yet."""
         waiting = self._waiting[subset, in_full]
         return waiting.pop(0) if waiting else None
 
-    def keep(self, one: Kept) -> None:
+    def keep(self, one: ProbeTold) -> None:
         append_line(self._path, json.loads(json_text(one)))
         self.kept.append(one)
 
@@ -139,11 +114,11 @@ def _waits(run: RunDir, key: str) -> bool:
         return False
 
 
-def _readable(path: Path) -> Iterable[Kept]:
+def _readable(path: Path) -> Iterable[ProbeTold]:
     """A torn last line is a probe that has not ended."""
     for record in read_lines(path):
         try:
-            yield adapter(Kept).validate_python(record)
+            yield adapter(ProbeTold).validate_python(record)
         except ValidationError:
             continue
 
