@@ -16,6 +16,7 @@ from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Su
 from harness.core.bisect.plan import find
 from harness.core.bisect.question import Question
 from harness.core.bisect.sought import Signature, counts_as, line_word
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form, in_its_words
 from harness.core.bisect.told import ProbeTold
 from harness.core.plan import Launcher, RunSpec
@@ -147,7 +148,8 @@ class Bisection:
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
         """A proof is launched by torchrun as often as was asked for; what repeats it beyond that need not be."""
-        made = sum(one.in_full and frozenset(one.subset) == subset for one in self.journal.answered)
+        spans = spans_of(subset)
+        made = sum(one.in_full and one.subset == spans for one in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
 
     def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> ProbeTold:
@@ -157,7 +159,7 @@ class Bisection:
             self.out_of_budget = True
             raise OutOfBudget
         blank = ProbeTold(
-            n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,
+            n=n, subset=spans_of(subset), purpose=asked.purpose, open=asked.open, left=asked.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
         )  # fmt: skip
@@ -173,7 +175,7 @@ class Bisection:
 
     def _launched(self, spec: RunSpec, blank: ProbeTold) -> ProbeTold:
         name = self._free_name(blank.n)
-        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.places)}"
         spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         devices = self._devices(spec)
         outcome = run_one(

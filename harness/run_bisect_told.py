@@ -15,6 +15,7 @@ from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CONTROLS, PROOFS, Subset
 from harness.core.bisect.repro import NAME, repro_command, repro_script
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.plan import RunSpec
@@ -101,7 +102,8 @@ def _commands(seen: Seen, answer: Answer, alone: str | None) -> Commands:
 
 def _stored(seen: Seen, subset: Collection[int]) -> Path | None:
     """The spec of the newest probe of this configuration."""
-    dirs = [one.dir for one in reversed(seen.probes) if set(one.subset) == set(subset) and one.dir]
+    spans = spans_of(subset)
+    dirs = [one.dir for one in reversed(seen.probes) if one.subset == spans and one.dir]
     return seen.run.attempt(dirs[0]).spec if dirs else None
 
 

@@ -147,7 +147,7 @@ def _row(told: BisectTold, probe: ProbeTold) -> tuple[str, ...]:
     return (
         str(probe.n),
         markdown(f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}"),
-        markdown_code(cropped(bisect_words.config_words(told.subject.config(probe.subset)), _CELL), in_table=True),
+        markdown_code(cropped(bisect_words.config_words(told.subject.config(probe.places)), _CELL), in_table=True),
         f"**{markdown(probe.verdict)}**" if probe.verdict else "none",
         probe.counts_as.value,
         words.seconds(probe.wall_s) if probe.verdict else "",

@@ -160,7 +160,7 @@ def left_open(probe: ProbeTold, told: BisectTold) -> tuple[int, int]:
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
         return probe.open
     inside = set(range(*probe.open))
-    left = inside & set(probe.subset) if probe.counts_as is CountsAs.BAD else inside - set(probe.subset)
+    left = inside & probe.places if probe.counts_as is CountsAs.BAD else inside - probe.places
     return (min(left), max(left) + 1) if left else probe.open
 
 
@@ -200,9 +200,9 @@ def purpose_word(subject: Subject, probe: ProbeTold) -> str:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
             return "control"
         case Purpose.ALONE:
-            return f"shape: {_few(subject, probe.subset)} alone"
+            return f"shape: {_few(subject, sorted(probe.places))} alone"
         case Purpose.DROP_ONE:
-            missing = sorted(set(range(*probe.open)) - set(probe.subset))
+            missing = sorted(set(range(*probe.open)) - probe.places)
             return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one left out"
         case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
             return f"proof, {probe.launcher}"

@@ -11,6 +11,7 @@ from render_samples import MACHINE, POISON
 from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.place import Place
@@ -37,10 +38,9 @@ def probe(
     **changes: Any,
 ) -> ProbeTold:
     bad = counts_as is BAD
-    chosen = tuple(sorted(subset))
     told = ProbeTold(
         n=n,
-        subset=chosen,
+        subset=spans_of(subset),
         purpose=purpose,
         open=(0, len(subject.items)),
         left=0,

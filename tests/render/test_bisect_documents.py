@@ -97,6 +97,11 @@ def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
         (lambda stored: stored.update(schema=2), '"schema": 1'),
         (lambda stored: stored["probes"][0].update(n="one"), "probes.0.n"),
         (lambda stored: stored["detail"].update(subject=None), "subject"),
+        (lambda stored: stored["probes"][2].update(subset=[[0, 13]]), "probes.2.subset: no spans of 12 items"),
+        (lambda stored: stored["probes"][2].update(subset=[[4, 6], [0, 2]]), "probes.2.subset: no spans of 12 items"),
+        (lambda stored: stored["probes"][2].update(open=[0, 1 << 40]), "probes.2.open: not within 12 items"),
+        (lambda stored: stored["detail"]["answer"].update(failing=[[-1, 2]]), "detail.answer.failing: no spans"),
+        (lambda stored: stored["detail"]["answer"].update(items=[0, 1 << 40]), "detail.answer.items: not within"),
     ],
 )
 def test_a_stored_bisection_that_is_not_one_is_refused_with_the_place(

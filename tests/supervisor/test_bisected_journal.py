@@ -7,6 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.told import ProbeTold
 from harness.core.place import Place
 from harness.core.report import HangKind
@@ -16,8 +17,8 @@ from harness.supervisor.stored.rundir import RunDir, create_run
 
 def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTold:
     return ProbeTold(
-        n=n, subset=subset, purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full, launcher="fork",
-        verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
+        n=n, subset=spans_of(subset), purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full,
+        launcher="fork", verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
         place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2,
         longest_quiet_s=0.1, dir=f"p{n:02d}", spec_hash="abc",
     )  # fmt: skip

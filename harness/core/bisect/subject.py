@@ -72,9 +72,9 @@ class Subject:
 
     def config(self, subset: Collection[int]) -> Config:
         """The configuration in which just these items are switched on."""
-        chosen = [self.items[place] for place in sorted(subset)]
         if self.ordered:
-            return {self.key: chosen[-1] if chosen else self.good}
+            return {self.key: self.items[max(subset)] if subset else self.good}
+        chosen = [self.items[place] for place in sorted(subset)]
         if self.form is Form.BRANCHES:
             if not chosen:
                 return _VANILLA
@@ -98,9 +98,9 @@ class Subject:
 
     def told(self, subset: Collection[int]) -> str:
         """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
-        places = sorted(subset)
         if self.ordered:
-            return f"{self.key} {self.label(places[-1]) if places else self._shown(self.good)}"
+            return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
+        places = sorted(subset)
         if not places:
             return f"no {self.noun}"
         if len(places) == len(self.items) and len(places) > 1:

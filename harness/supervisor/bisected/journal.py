@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from harness.core.bisect.asking import Subset
+from harness.core.bisect.spans import Spans, spans_of
 from harness.core.bisect.told import ProbeTold
 from harness.core.report import Outcome
 from harness.supervisor.stored.adapters import adapter, json_text
@@ -63,13 +64,13 @@ class Journal:
         self._path = run.search_probes
         self.kept: list[ProbeTold] = list(_readable(self._path))
         self.answered: list[ProbeTold] = []  # of this session, in the order in which they did
-        self._waiting: dict[tuple[Subset, bool], list[ProbeTold]] = defaultdict(list)
+        self._waiting: dict[tuple[Spans, bool], list[ProbeTold]] = defaultdict(list)
         for one in self.kept:
-            self._waiting[frozenset(one.subset), one.in_full].append(one)
+            self._waiting[one.subset, one.in_full].append(one)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeTold | None:
         """The next kept launch of this configuration that has not answered yet."""
-        waiting = self._waiting[subset, in_full]
+        waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
     def keep(self, one: ProbeTold) -> None:
