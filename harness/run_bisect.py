@@ -24,6 +24,7 @@ from harness.core.report import MachineFacts, Outcome
 from harness.core.schedule import free_devices
 from harness.render.bisect_json import answer_event, probe_event
 from harness.render.bisect_listener import BisectScreen
+from harness.render.documents import log_fault
 from harness.render.events import SCHEMA
 from harness.render.silent import Silent
 from harness.request import RunRequest
@@ -177,12 +178,11 @@ class Bisection:
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.places)}"
         spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
-        devices = self._devices(spec)
-        outcome = run_one(
-            spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
-            tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
-        )  # fmt: skip
-        self.taken -= set(devices or ())
+        with self._devices(spec) as devices:
+            outcome = run_one(
+                spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
+                tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
+            )  # fmt: skip
         if self.interruption.count:
             raise _Interrupted
         self.told(lambda one: one.outcome(outcome, self.run.path))
@@ -193,14 +193,20 @@ class Bisection:
             counts = counts_as(outcome, self.request.wanted, self.sought, output)
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
 
-    def _devices(self, spec: RunSpec) -> tuple[int, ...] | None:
+    @contextmanager
+    def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
         """GPUs of its own for a probe that has others beside it."""
         if spec.device != "cuda" or self.request.jobs == 1:
-            return None
+            yield None
+            return
         with self._lock:
             devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
             self.taken |= set(devices)
-        return devices
+        try:
+            yield devices
+        finally:
+            with self._lock:
+                self.taken -= set(devices)
 
     def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
@@ -264,6 +270,13 @@ class _Ctrl(Silent):
         self._screen.interrupted(count)
 
 
+def _close(screen: BisectScreen, run: RunDir) -> None:
+    """What could not be shown stands in the log: the screen itself may be what is gone."""
+    screen.close()
+    for trouble in screen.trouble:
+        log_fault(run, f"{trouble.what}: {trouble.why}\n")
+
+
 @contextmanager
 def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
     """Everything that a search holds while it runs; all of it is gone at the end."""
@@ -276,7 +289,7 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
             home = run.worktrees.resolve()
             launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
-        stack.callback(screen.close)
+        stack.callback(_close, screen, run)
         told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
         interruption = stack.enter_context(interruptible(told, as_run))
         server = stack.enter_context(ForkServer()) if request.fork else None

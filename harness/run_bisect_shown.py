@@ -18,7 +18,7 @@ from harness.run_bisect_told import Seen, telling
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
 from harness.supervisor.bisected.request import BisectRequest, launches_of, question_of
 from harness.supervisor.machine import machine_facts
-from harness.supervisor.stored.rundir import RunDir, find_run
+from harness.supervisor.stored.rundir import find_run
 
 
 def show_plan(request: BisectRequest) -> int:
@@ -26,15 +26,7 @@ def show_plan(request: BisectRequest) -> int:
     facts = machine_facts()
     launches = launches_of(request, facts)
     everything = range(len(request.subject.items))
-    seen = Seen(
-        request=request,
-        run=RunDir(Path("reports/none")),
-        launches=launches,
-        facts=facts,
-        probes=(),
-        sought=None,
-        notes=(),
-    )
+    seen = Seen(request=request, run=None, launches=launches, facts=facts, probes=(), sought=None, notes=())
     controls = [_control(launches, name, subset) for name, subset in (("good", ()), ("bad", everything))]
     paint = _paint()
     for line in plan_lines(telling(seen), worst_case(question_of(request)), controls, paint.size[0]):

@@ -39,7 +39,7 @@ class Seen:
     """Everything that a bisection has seen so far."""
 
     request: BisectRequest
-    run: RunDir
+    run: RunDir | None  # None: a plan, which writes nothing
     launches: Launches
     facts: MachineFacts
     probes: Sequence[ProbeTold]
@@ -54,7 +54,7 @@ def telling(
     spec = _any_spec(seen.launches)
     search = [one for one in seen.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
     return BisectTold(
-        run_id=seen.run.run_id,
+        run_id=seen.run.run_id if seen.run else "",
         harness=__version__,
         machine=seen.facts,
         command=seen.request.command,
@@ -78,8 +78,9 @@ def write_answer(
     seen: Seen, answer: Answer, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec], *, cut_short: bool
 ) -> BisectTold:
     """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
-    told = telling(seen, answer, alone=_write_repro(seen, answer), cut_short=cut_short)
-    _write_documents(seen, told, outcomes, specs)
+    assert seen.run is not None
+    told = telling(seen, answer, alone=_write_repro(seen, seen.run, answer), cut_short=cut_short)
+    _write_documents(seen, seen.run, told, outcomes, specs)
     return told
 
 
@@ -104,7 +105,7 @@ def _stored(seen: Seen, subset: Collection[int]) -> Path | None:
     """The spec of the newest probe of this configuration."""
     spans = spans_of(subset)
     dirs = [one.dir for one in reversed(seen.probes) if one.subset == spans and one.dir]
-    return seen.run.attempt(dirs[0]).spec if dirs else None
+    return seen.run.attempt(dirs[0]).spec if seen.run and dirs else None
 
 
 def _floor(answer: Answer, items: int) -> int:
@@ -117,7 +118,7 @@ def _floor(answer: Answer, items: int) -> int:
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
-def _write_repro(seen: Seen, answer: Answer) -> str | None:
+def _write_repro(seen: Seen, run: RunDir, answer: Answer) -> str | None:
     """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
     if answer.failing is None or seen.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
@@ -129,22 +130,24 @@ def _write_repro(seen: Seen, answer: Answer) -> str | None:
     script = repro_script(spec, working_dir=os.getcwd(), told=told)
     if script is None:
         return None
-    folder = seen.run.repro
+    folder = run.repro
     folder.mkdir(exist_ok=True)
     write_document(folder / NAME, script)
     return f"cd {folder} && {repro_command(spec)}"
 
 
-def _write_documents(seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]) -> None:
+def _write_documents(
+    seen: Seen, run: RunDir, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
+) -> None:
     dirs = [one.dir for one in told.probes if one.dir]
-    known = {**_judged_again(seen.run, [name for name in dirs if name not in outcomes]), **outcomes}
+    known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
         command=seen.request.command, harness=__version__, machine=seen.facts, controller=os.getpid(),
         plan=tuple(specs), probe=seen.request.probe, interrupted=told.interrupted,
     )  # fmt: skip
-    write_record(seen.run, record)
-    report = report_of(seen.run, record, [known[name] for name in dirs if name in known])
-    write_report(seen.run, report, told)
+    write_record(run, record)
+    report = report_of(run, record, [known[name] for name in dirs if name in known])
+    write_report(run, report, told)
 
 
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
