@@ -27,7 +27,8 @@ def show_plan(request: BisectRequest) -> int:
     launches = launches_of(request, facts)
     everything = range(len(request.subject.items))
     seen = Seen(request=request, run=None, launches=launches, facts=facts, probes=(), sought=None, notes=())
-    controls = [_control(launches, name, subset) for name, subset in (("good", ()), ("bad", everything))]
+    far = "up to" if request.subject.open_end else "bad"
+    controls = [_control(launches, name, subset) for name, subset in (("good", ()), (far, everything))]
     paint = _paint()
     for line in plan_lines(telling(seen), worst_case(question_of(request)), controls, paint.size[0]):
         print(paint.painted(line))

@@ -86,7 +86,8 @@ def write_answer(
 
 def _any_spec(launches: Launches) -> RunSpec | None:
     """The launch at the bad end, or at the good one, for the words that describe all of them."""
-    for subset in (range(len(launches.subject.items)), ()):
+    everything = range(len(launches.subject.items))
+    for subset in ((), everything) if launches.subject.open_end else (everything, ()):
         try:
             return launches.spec(subset)
         except CannotLaunch:

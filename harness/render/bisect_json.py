@@ -111,6 +111,7 @@ class _StoredSubject:
     good: Any
     bad_values: tuple[Any, ...]
     good_values: tuple[Any, ...]
+    open_end: bool
     together: tuple[tuple[int, ...], ...]
     labels: tuple[str, ...]
 
@@ -229,7 +230,9 @@ def _answer(told: BisectTold) -> dict[str, Any]:
 def _control(told: BisectTold, purpose: Purpose) -> str | None:
     """The directory of the last one that ended as it should; of one that did not, null."""
     wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
-    dirs = [probe.dir for probe in told.probes if probe.purpose is purpose and probe.counts_as is wanted]
+    # Up to an open end it is a step on the way that fails first.
+    purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
+    dirs = [probe.dir for probe in told.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None
 
 

@@ -22,7 +22,7 @@ _LABEL = 11
 class Control:
     """A control of the plan, before it is launched."""
 
-    name: str  # "good" or "bad"
+    name: str  # "good" or "bad"; "up to" of an end that nobody says is bad
     config: str  # in words: "no layer"
     command: str | None  # None: it cannot be launched, and `reason` says why
     reason: str = ""

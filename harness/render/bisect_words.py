@@ -13,7 +13,7 @@ from harness.core.declared.yaml_tree import Plain
 from harness.core.report import Status
 from harness.render import words
 
-SEARCHING = (Purpose.GALLOP, Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
+SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
 GC_LAYERS = "gc.layers"
 
 

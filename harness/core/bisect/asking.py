@@ -82,4 +82,4 @@ class Observation:
 
 
 class OutOfBudget(Exception):
-    """Raised by a probe that may launch no more: the search ends and tells what is known."""
+    """Raised by a probe that may launch no more: the search ends and tells what is known. Its text says why."""

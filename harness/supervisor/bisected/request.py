@@ -15,6 +15,8 @@ from harness.supervisor.bisected.journal import question_key
 from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates
 from harness.supervisor.planning import Question
 
+_MOST_PROBES = 1000  # a search that takes more has lost its way
+
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
@@ -43,6 +45,8 @@ def question_of(request: BisectRequest) -> SearchQuestion:
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
+        unbounded=subject.open_end,
+        max_probes=_MOST_PROBES,
     )
 
 
