@@ -169,9 +169,9 @@ def _wait_for_a_probe_more(process: subprocess.Popen[str], reports: Path, seen: 
 
 
 def _sized(workspace: Workspace, *words: str) -> tuple[str, ...]:
-    """A bisection of a program that fails from three on, quickly."""
-    (workspace.directory / "train.py").write_text("import sys\nsys.exit(int(sys.argv[1]) >= 3)\n")
-    return ("bisect", "--script", "train.py", "--ranks", "1", "--arg", "{value}", *words)
+    """A bisection of a program that fails from three on, quickly; its option begins like some of torchrun's."""
+    (workspace.directory / "train.py").write_text("import sys\nsys.exit(sys.argv[1] >= '--n=3')\n")
+    return ("bisect", "--script", "train.py", "--ranks", "1", "--arg", "--n={value}", *words)
 
 
 def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: Workspace) -> None:
