@@ -160,9 +160,11 @@ def _tells(told: BisectTold, width: int) -> Iterator[str]:
 def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
     unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in told.probes)
     other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in told.probes)
-    if unjudged or other:
-        text = f"{words.plural(unjudged, 'probe')} not judged · {other} with another failure"
-        yield from _line("open", text, width)
+    counted = (
+        f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
+        f"{words.plural(other, 'probe')} with another failure" if other else "",
+    )
+    yield from _line("open", " · ".join(filter(None, counted)), width)
     yield from _line("do", bisect_proof.what_decides(told), width)
 
 

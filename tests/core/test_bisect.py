@@ -277,7 +277,7 @@ def test_points_that_cannot_be_judged_are_walked_around() -> None:
 def test_what_only_unjudged_points_keep_apart_stays_open(at_once: int) -> None:
     answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=DIFFERENT))
     assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (3, 4, 5, 6))
-    assert answer.why == "between what passes and what fails, the rest could not be judged"
+    assert answer.why == "between what passes and what fails, the rest was neither good nor bad"
     assert (answer.passing, answer.failing) == (frozenset(range(3)), frozenset(range(7)))
 
 

@@ -193,7 +193,7 @@ def _against_order(asked: Asked, end: tuple[int, ...]) -> Answer:
 
 def _around_unjudged(asked: Asked, end: tuple[int, ...], gap: Unjudged) -> Answer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
-    why = "between what passes and what fails, the rest could not be judged"
+    why = "between what passes and what fails, the rest was neither good nor bad"
     if asked.question.kind is QuestionKind.ORDERED:
         raise Unsettled(why, gap.failing - gap.passing)
     return _literally(asked, end, gap.failing, why)
