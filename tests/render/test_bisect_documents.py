@@ -28,6 +28,7 @@ from bisect_samples import (
 from render_samples import MIXED, POISON, QUIET
 from test_render_documents import Page
 
+from harness.core.bisect.asking import Purpose
 from harness.core.bisect.told import BisectTold
 from harness.errors import StoredRunError
 from harness.render.bisect_json import bisect_json, from_json, stored_search
@@ -88,6 +89,15 @@ def test_an_answer_of_keys_names_them_and_a_flaky_one_says_how_often() -> None:
 def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
     assert json.loads(bisect_json(SINGLE))["controls"] == {"good": "p01", "bad": "p02"}
     assert json.loads(bisect_json(NONE))["controls"] == {"good": "p01", "bad": None}
+
+
+def test_the_bad_control_of_an_open_end_is_the_step_that_failed() -> None:
+    good, bad, *rest = THRESHOLD.probes
+    steps = (good, replace(good, purpose=Purpose.GALLOP, dir="p02"), replace(bad, purpose=Purpose.GALLOP, dir="p03"))
+    assert json.loads(bisect_json(replace(THRESHOLD, probes=(*steps, *rest))))["controls"] == {
+        "good": "p01",
+        "bad": "p03",
+    }
 
 
 @pytest.mark.parametrize(
