@@ -29,10 +29,10 @@ def bisect(
         typer.Option(envvar="NSA_HARNESS_GC_RANGE", metavar="[=A:B]", help="Which layers' gradient checkpointing."),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_LAYERS", metavar="[=GOOD:BAD]", help="From how many layers on.")
+        str | None, typer.Option(envvar="NSA_HARNESS_LAYERS", metavar="[=GOOD:[BAD]]", help="From how many layers on.")
     ] = None,
     seq_len: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_SEQ_LEN", metavar="[=GOOD:BAD]", help="From how many tokens on.")
+        str | None, typer.Option(envvar="NSA_HARNESS_SEQ_LEN", metavar="[=GOOD:[BAD]]", help="From how many tokens on.")
     ] = None,
     world_size: Annotated[
         str | None,

@@ -106,14 +106,13 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
 
 def _search(run: RunDir) -> BisectTold | None:
     """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
-    stored = run.path / "bisect.json"
-    if not stored.is_file():
+    if not run.search.is_file():
         return None
-    from harness.render.bisect_json import from_json
+    from harness.render.bisect_json import stored_search
 
     try:
-        return from_json(stored.read_text(encoding="utf-8", errors="replace"), str(stored))
-    except (HarnessError, OSError) as error:
+        return stored_search(run)
+    except HarnessError as error:
         print(f"note: {error}", file=sys.stderr)
         return None
 

@@ -16,6 +16,7 @@ from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Su
 from harness.core.bisect.plan import find
 from harness.core.bisect.question import Question
 from harness.core.bisect.sought import Signature, counts_as, line_word
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form, in_its_words
 from harness.core.bisect.told import ProbeTold
 from harness.core.plan import Launcher, RunSpec
@@ -23,6 +24,7 @@ from harness.core.report import MachineFacts, Outcome
 from harness.core.schedule import free_devices
 from harness.render.bisect_json import answer_event, probe_event
 from harness.render.bisect_listener import BisectScreen
+from harness.render.documents import log_fault
 from harness.render.events import SCHEMA
 from harness.render.silent import Silent
 from harness.request import RunRequest
@@ -31,7 +33,7 @@ from harness.run_bisect_told import NOTHING_YET, Seen, telling, write_answer
 from harness.run_one import run_one
 from harness.run_plan import Told
 from harness.supervisor.bisected.commits import worktrees
-from harness.supervisor.bisected.journal import Journal, Kept, as_seen, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, as_seen, unfinished, write_state
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
 from harness.supervisor.bisected.request import BisectRequest, key_of, launches_of, question_of
 from harness.supervisor.fork_server import ForkServer
@@ -41,10 +43,8 @@ from harness.supervisor.stored.rundir import RunDir, create_run, locked
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
-_KEPT_ONLY = ("in_full", "longest_quiet_s")
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
-_CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 
 
 class _Interrupted(Exception):
@@ -65,7 +65,8 @@ def run_bisection(request: BisectRequest) -> int:
             count = len(bisection.journal.kept)
             bisection.screen.note(f"goes on with {run.path}: {count} probe{'' if count == 1 else 's'} already made")
         code = bisection.carry_out()
-        write_state(run, key, request.subject.question, request.command, ended=code != INTERRUPTED)
+        ended = code != INTERRUPTED and not bisection.out_of_budget
+        write_state(run, key, request.subject.question, request.command, ended=ended)
     return code
 
 
@@ -88,6 +89,7 @@ class Bisection:
     sought: Signature | None = None
     notes: list[str] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
+    out_of_budget: bool = False  # the same command with a larger one goes on
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -131,10 +133,10 @@ class Bisection:
         with self._lock:
             self.journal.answered.append(kept)
             self._learn(kept)
-            told = self._probe_told(replace(kept, n=n))
+            told = replace(kept, n=n)
             self.probes = sorted([*self.probes, told], key=lambda one: one.n)
             self.screen.probed(told, telling(self._seen))
-            self._tell_programs(probe_event(told))
+            self._tell_programs(probe_event(self.request.subject, told))
         return told
 
     def _tell_programs(self, event: dict[str, object]) -> None:
@@ -147,16 +149,18 @@ class Bisection:
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
         """A proof is launched by torchrun as often as was asked for; what repeats it beyond that need not be."""
-        made = sum(one.in_full and frozenset(one.subset) == subset for one in self.journal.answered)
+        spans = spans_of(subset)
+        made = sum(one.in_full and one.subset == spans for one in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
 
-    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> Kept:
+    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> ProbeTold:
         if self.interruption.count:
             raise _Interrupted
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
+            self.out_of_budget = True
             raise OutOfBudget
-        blank = Kept(
-            n=n, subset=tuple(sorted(subset)), purpose=asked.purpose, open=asked.open, left=asked.left,
+        blank = ProbeTold(
+            n=n, subset=spans_of(subset), purpose=asked.purpose, open=asked.open, left=asked.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
         )  # fmt: skip
@@ -170,16 +174,15 @@ class Bisection:
             self.journal.keep(kept)
         return kept
 
-    def _launched(self, spec: RunSpec, blank: Kept) -> Kept:
+    def _launched(self, spec: RunSpec, blank: ProbeTold) -> ProbeTold:
         name = self._free_name(blank.n)
-        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.subset)}"
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.places)}"
         spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
-        devices = self._devices(spec)
-        outcome = run_one(
-            spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
-            tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
-        )  # fmt: skip
-        self.taken -= set(devices or ())
+        with self._devices(spec) as devices:
+            outcome = run_one(
+                spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
+                tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
+            )  # fmt: skip
         if self.interruption.count:
             raise _Interrupted
         self.told(lambda one: one.outcome(outcome, self.run.path))
@@ -190,14 +193,20 @@ class Bisection:
             counts = counts_as(outcome, self.request.wanted, self.sought, output)
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
 
-    def _devices(self, spec: RunSpec) -> tuple[int, ...] | None:
+    @contextmanager
+    def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
         """GPUs of its own for a probe that has others beside it."""
         if spec.device != "cuda" or self.request.jobs == 1:
-            return None
+            yield None
+            return
         with self._lock:
             devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
             self.taken |= set(devices)
-        return devices
+        try:
+            yield devices
+        finally:
+            with self._lock:
+                self.taken -= set(devices)
 
     def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
@@ -208,16 +217,12 @@ class Bisection:
             self._note(settled.notes[-1])
         return settled
 
-    def _learn(self, kept: Kept) -> None:
+    def _learn(self, kept: ProbeTold) -> None:
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
         if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
             self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
-
-    def _probe_told(self, kept: Kept) -> ProbeTold:
-        facts = {name: value for name, value in vars(kept).items() if name not in _KEPT_ONLY}
-        return ProbeTold(**facts, config=self.request.subject.config(kept.subset))
 
     @property
     def _seen(self) -> Seen:
@@ -265,6 +270,13 @@ class _Ctrl(Silent):
         self._screen.interrupted(count)
 
 
+def _close(screen: BisectScreen, run: RunDir) -> None:
+    """What could not be shown stands in the log: the screen itself may be what is gone."""
+    screen.close()
+    for trouble in screen.trouble:
+        log_fault(run, f"{trouble.what}: {trouble.why}\n")
+
+
 @contextmanager
 def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
     """Everything that a search holds while it runs; all of it is gone at the end."""
@@ -274,10 +286,10 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
     )  # fmt: skip
     with ExitStack() as stack:
         if request.subject.form is Form.COMMIT:
-            home = run.path.resolve() / "worktrees"
+            home = run.worktrees.resolve()
             launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
-        stack.callback(screen.close)
+        stack.callback(_close, screen, run)
         told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
         interruption = stack.enter_context(interruptible(told, as_run))
         server = stack.enter_context(ForkServer()) if request.fork else None

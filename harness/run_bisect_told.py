@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from harness import __version__
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Subset
+from harness.core.bisect.asking import CONTROLS, PROOFS, Subset
 from harness.core.bisect.repro import NAME, repro_command, repro_script
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.plan import RunSpec
 from harness.core.report import MachineFacts, Outcome
 from harness.errors import HarnessError
-from harness.render.bisect_json import bisect_json
-from harness.render.bisect_md import bisect_md
 from harness.render.words import launch_line
 from harness.run import report_of, write_report
 from harness.supervisor.bisected.launches import CannotLaunch, Launches
@@ -34,9 +31,7 @@ from harness.supervisor.stored.rundir import RunDir, write_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 NOTHING_YET = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
-_RANKS_SHOWN = 4  # stacks in BISECT.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +39,7 @@ class Seen:
     """Everything that a bisection has seen so far."""
 
     request: BisectRequest
-    run: RunDir
+    run: RunDir | None  # None: a plan, which writes nothing
     launches: Launches
     facts: MachineFacts
     probes: Sequence[ProbeTold]
@@ -59,7 +54,7 @@ def telling(
     spec = _any_spec(seen.launches)
     search = [one for one in seen.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
     return BisectTold(
-        run_id=seen.run.run_id,
+        run_id=seen.run.run_id if seen.run else "",
         harness=__version__,
         machine=seen.facts,
         command=seen.request.command,
@@ -83,25 +78,16 @@ def write_answer(
     seen: Seen, answer: Answer, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec], *, cut_short: bool
 ) -> BisectTold:
     """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
-    told = telling(seen, answer, alone=_write_repro(seen, answer), cut_short=cut_short)
-    _write_run_documents(seen, told, outcomes, specs)
-    documents: dict[str, Callable[[], str]] = {
-        "bisect.json": lambda: bisect_json(told),
-        "BISECT.md": lambda: bisect_md(told, _stacks(seen.run, told)),
-    }
-    for name, render in documents.items():
-        try:
-            write_document(seen.run.path / name, render())
-        except Exception as error:  # a fault of one document never loses the other
-            with seen.run.log.open("a") as log:
-                traceback.print_exc(file=log)
-            print(f"{name} could not be written: {type(error).__name__}: {error}; see {seen.run.log}", file=sys.stderr)
+    assert seen.run is not None
+    told = telling(seen, answer, alone=_write_repro(seen, seen.run, answer), cut_short=cut_short)
+    _write_documents(seen, seen.run, told, outcomes, specs)
     return told
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
     """The launch at the bad end, or at the good one, for the words that describe all of them."""
-    for subset in (range(len(launches.subject.items)), ()):
+    everything = range(len(launches.subject.items))
+    for subset in ((), everything) if launches.subject.open_end else (everything, ()):
         try:
             return launches.spec(subset)
         except CannotLaunch:
@@ -118,8 +104,9 @@ def _commands(seen: Seen, answer: Answer, alone: str | None) -> Commands:
 
 def _stored(seen: Seen, subset: Collection[int]) -> Path | None:
     """The spec of the newest probe of this configuration."""
-    dirs = [one.dir for one in reversed(seen.probes) if set(one.subset) == set(subset) and one.dir]
-    return seen.run.attempt(dirs[0]).spec if dirs else None
+    spans = spans_of(subset)
+    dirs = [one.dir for one in reversed(seen.probes) if one.subset == spans and one.dir]
+    return seen.run.attempt(dirs[0]).spec if seen.run and dirs else None
 
 
 def _floor(answer: Answer, items: int) -> int:
@@ -132,7 +119,7 @@ def _floor(answer: Answer, items: int) -> int:
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
-def _write_repro(seen: Seen, answer: Answer) -> str | None:
+def _write_repro(seen: Seen, run: RunDir, answer: Answer) -> str | None:
     """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
     if answer.failing is None or seen.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
@@ -144,24 +131,24 @@ def _write_repro(seen: Seen, answer: Answer) -> str | None:
     script = repro_script(spec, working_dir=os.getcwd(), told=told)
     if script is None:
         return None
-    folder = seen.run.path / "repro"
+    folder = run.repro
     folder.mkdir(exist_ok=True)
     write_document(folder / NAME, script)
     return f"cd {folder} && {repro_command(spec)}"
 
 
-def _write_run_documents(
-    seen: Seen, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
+def _write_documents(
+    seen: Seen, run: RunDir, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
 ) -> None:
     dirs = [one.dir for one in told.probes if one.dir]
-    known = {**_judged_again(seen.run, [name for name in dirs if name not in outcomes]), **outcomes}
+    known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
         command=seen.request.command, harness=__version__, machine=seen.facts, controller=os.getpid(),
         plan=tuple(specs), probe=seen.request.probe, interrupted=told.interrupted,
     )  # fmt: skip
-    write_record(seen.run, record)
-    report = report_of(seen.run, record, [known[name] for name in dirs if name in known])
-    write_report(seen.run, report, told)
+    write_record(run, record)
+    report = report_of(run, record, [known[name] for name in dirs if name in known])
+    write_report(run, report, told)
 
 
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
@@ -173,13 +160,3 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
         with suppress(HarnessError):
             judged[name] = judge_stored(run.attempt(name))
     return judged
-
-
-def _stacks(run: RunDir, told: BisectTold) -> dict[str, str]:
-    """Of the newest failing probe and the newest passing one: where each rank stood, by the name of the file."""
-    found: dict[str, str] = {}
-    for counts in (CountsAs.BAD, CountsAs.GOOD):
-        directory = next((one.dir for one in reversed(told.probes) if one.counts_as is counts and one.dir), None)
-        files = sorted((run.path / directory / "dumps").glob("rank*.txt")) if directory else []
-        found |= {str(path.relative_to(run.path)): path.read_text(errors="replace") for path in files[:_RANKS_SHOWN]}
-    return found

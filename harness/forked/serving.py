@@ -132,6 +132,8 @@ def _guard(stdin: int, stdout: int) -> None:
     except Reborn:
         raise
     except BaseException:
+        # Whatever it is, SystemExit too: unwound further it would end as the server does, with the exit handlers and
+        # unwritten output that the fork has copied.
         os._exit(1)
     os._exit(0)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from rich.cells import cell_len
 
 from harness.core.bisect.asking import Purpose
+from harness.core.bisect.spans import last_place
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.render import bisect_proof, bisect_words, words
@@ -88,15 +89,15 @@ class Grid:
             return cropped(escape(self._value(probe)), self._room)
         if probe.verdict is None:  # nothing ran, so nothing was switched on or off
             return " " * self._grid_columns
-        chosen = set(probe.subset)
+        chosen = probe.places
         signs = [_sign([place in chosen for place in places]) for places in self._pools]
         if self._numbered:
             return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
         return "".join(signs)
 
     def _value(self, probe: ProbeTold) -> str:
-        places = sorted(probe.subset)
-        label = self.subject.label(places[-1]) if places else bisect_words.value_before(self.subject, 0)
+        last = last_place(probe.subset)
+        label = self.subject.label(last) if last is not None else bisect_words.value_before(self.subject, 0)
         return label if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} {label}"
 
     @property

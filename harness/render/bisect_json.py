@@ -6,7 +6,8 @@ The keys of the contract come first and are always there; "detail" holds what on
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,15 +15,18 @@ from pydantic import ValidationError
 from harness.core.bisect.answer import Answer, AnswerKind
 from harness.core.bisect.asking import CountsAs, Purpose
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.spans import Spans, places_in, spans_of, within
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
-from harness.core.place import Place
-from harness.core.report import HangKind, MachineFacts
+from harness.core.report import MachineFacts
 from harness.errors import StoredRunError
 from harness.render.text import escape, escaped
 from harness.supervisor.stored.adapters import adapter
+from harness.supervisor.stored.reading import read_whole
+from harness.supervisor.stored.rundir import RunDir
 
 SCHEMA = 1
+_MOST_BYTES = 64 << 20
 _PROBE = ("n", "config", "verdict", "counts_as", "dir")
 _DETAIL = (
     "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
@@ -50,12 +54,27 @@ def from_json(text: str, where: str = "bisect.json") -> BisectTold:
     except ValidationError as error:
         mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise _unreadable(where, mistakes) from None
+    if strays := list(_strays(stored_told)):
+        raise _unreadable(where, strays)
     return _told(stored_told)
 
 
-def probe_event(probe: ProbeTold) -> dict[str, object]:
+def stored_search(run: RunDir) -> BisectTold:
+    """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
+    try:
+        text = read_whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError as error:
+        why = f"{error.strerror}; a bisection that was cut short goes on by its command"
+        raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
+    except ValueError as error:
+        raise _unreadable(str(run.search), [str(error)]) from None
+    return from_json(text, str(run.search))
+
+
+def probe_event(subject: Subject, probe: ProbeTold) -> dict[str, object]:
     """One probe in the `--json` stream, by the keys of bisect.json."""
-    return {"event": "probe", "scenario": probe.dir, **{key: _probe(escaped(probe))[key] for key in _PROBE}}
+    values = _probe(subject, escaped(probe))
+    return {"event": "probe", "scenario": values["dir"], **{key: values[key] for key in _PROBE}}
 
 
 def answer_event(told: BisectTold, run_dir: str) -> dict[str, object]:
@@ -92,30 +111,24 @@ class _StoredSubject:
     good: Any
     bad_values: tuple[Any, ...]
     good_values: tuple[Any, ...]
+    open_end: bool
     together: tuple[tuple[int, ...], ...]
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StoredProbe:
-    n: int
-    subset: tuple[int, ...]
-    config: dict[str, Any]
-    purpose: Purpose
-    open: tuple[int, int]
-    left: int
-    launcher: str
-    verdict: str | None
-    kind: HangKind | None
-    cause: str | None
-    summary: str
-    place: Place | None
-    culprits: tuple[int, ...]
-    phase: str | None
-    counts_as: CountsAs
-    wall_s: float
-    dir: str | None
-    spec_hash: str | None
+class _StoredAnswer:
+    """An answer with its sets as spans."""
+
+    kind: AnswerKind
+    items: tuple[int, ...]
+    groups: tuple[Spans, ...]
+    confidence: float
+    p_bad: float | None
+    why: str
+    open: Spans
+    passing: Spans | None
+    failing: Spans | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +143,8 @@ class _Stored:
     what: str
     subject: _StoredSubject
     sought: Signature | None
-    answer: Answer
-    probes: tuple[_StoredProbe, ...]
+    answer: _StoredAnswer
+    probes: tuple[ProbeTold, ...]
     commands: Commands
     floor_probes: int
     search_probes: int
@@ -142,9 +155,32 @@ class _Stored:
 
 
 def _told(stored: _Stored) -> BisectTold:
-    subject = Subject(**vars(stored.subject))
-    probes = tuple(ProbeTold(**vars(probe)) for probe in stored.probes)
-    return BisectTold(**{**vars(stored), "subject": subject, "probes": probes})
+    subject, answer = Subject(**vars(stored.subject)), stored.answer
+    in_places = Answer(
+        **{
+            **vars(answer),
+            "groups": tuple(map(places_in, answer.groups)),
+            "open": tuple(sorted(places_in(answer.open))),
+            "passing": None if answer.passing is None else places_in(answer.passing),
+            "failing": None if answer.failing is None else places_in(answer.failing),
+        }
+    )
+    return BisectTold(**{**vars(stored), "subject": subject, "answer": in_places})
+
+
+def _strays(stored: _Stored) -> Iterator[str]:
+    """Places that no item has: whoever reads on would count up to them."""
+    items, answer = len(stored.subject.items), stored.answer
+    spans = {"open": answer.open, "passing": answer.passing or (), "failing": answer.failing or ()}
+    named = [(f"detail.answer.{name}", value) for name, value in spans.items()]
+    named += [(f"detail.answer.groups.{number}", group) for number, group in enumerate(answer.groups)]
+    named += [(f"probes.{number}.subset", probe.subset) for number, probe in enumerate(stored.probes)]
+    yield from (f"{name}: no spans of {items} items" for name, value in named if not within(value, items))
+    for number, probe in enumerate(stored.probes):
+        if not 0 <= probe.open[0] <= probe.open[1] <= items:
+            yield f"probes.{number}.open: not within {items} items"
+    if any(not 0 <= item <= items for item in answer.items):
+        yield f"detail.answer.items: not within {items} items"
 
 
 def _values(told: BisectTold) -> dict[str, Any]:
@@ -155,13 +191,28 @@ def _values(told: BisectTold) -> dict[str, Any]:
         "outcome_sought": None if sought is None else asdict(sought),
         "answer": _answer(told),
         "controls": {"good": _control(told, Purpose.CONTROL_GOOD), "bad": _control(told, Purpose.CONTROL_BAD)},
-        "probes": [_probe(probe) for probe in told.probes],
+        "probes": [_probe(told.subject, probe) for probe in told.probes],
         "floor_probes": told.floor_probes,
         "commands": asdict(commands),
         "detail": {
-            **{key: value for key, value in asdict(told).items() if key in _DETAIL},
-            "answer": _plain(asdict(told.answer)),
+            **{key: _detail(getattr(told, key)) for key in _DETAIL},
+            "answer": _stored_answer(told.answer),
         },
+    }
+
+
+def _detail(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _stored_answer(answer: Answer) -> dict[str, Any]:
+    """The answer in places of the subject's items, sets of them as spans."""
+    return {
+        **vars(answer),
+        "groups": [spans_of(group) for group in answer.groups],
+        "open": spans_of(answer.open),
+        "passing": None if answer.passing is None else spans_of(answer.passing),
+        "failing": None if answer.failing is None else spans_of(answer.failing),
     }
 
 
@@ -179,24 +230,15 @@ def _answer(told: BisectTold) -> dict[str, Any]:
 def _control(told: BisectTold, purpose: Purpose) -> str | None:
     """The directory of the last one that ended as it should; of one that did not, null."""
     wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
-    dirs = [probe.dir for probe in told.probes if probe.purpose is purpose and probe.counts_as is wanted]
+    # Up to an open end it is a step on the way that fails first.
+    purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
+    dirs = [probe.dir for probe in told.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None
 
 
-def _probe(probe: ProbeTold) -> dict[str, Any]:
-    values = asdict(probe)
+def _probe(subject: Subject, probe: ProbeTold) -> dict[str, Any]:
+    values = {**asdict(probe), "config": escaped(dict(subject.config(probe.places)))}
     return {**{key: values.pop(key) for key in _PROBE}, **values}
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case frozenset():
-            return sorted(value)
-        case list() | tuple():
-            return [_plain(item) for item in value]
-    return value
 
 
 def _flat(stored: dict[str, Any]) -> dict[str, Any]:

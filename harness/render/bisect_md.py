@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.core.bisect.answer import AnswerKind
-from harness.core.bisect.asking import PROOFS
+from harness.core.bisect.asking import CONTROLS, PROOFS
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.render import bisect_proof, bisect_words, words
 from harness.render.bisect_grid import Grid
@@ -67,7 +67,7 @@ def _head(told: BisectTold) -> list[str]:
 
 def _proof(told: BisectTold) -> list[str]:
     """The controls and what was asked once the answer stood."""
-    shown = [probe for probe in told.probes if probe.purpose in PROOFS or probe.purpose in bisect_words.CONTROLS]
+    shown = [probe for probe in told.probes if probe.purpose in PROOFS or probe.purpose in CONTROLS]
     if not shown:
         return []
     rows = [_row(told, probe) for probe in shown[:_PROBE_ROWS]]
@@ -147,7 +147,7 @@ def _row(told: BisectTold, probe: ProbeTold) -> tuple[str, ...]:
     return (
         str(probe.n),
         markdown(f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}"),
-        markdown_code(cropped(bisect_words.config_words(probe.config), _CELL), in_table=True),
+        markdown_code(cropped(bisect_words.config_words(told.subject.config(probe.places)), _CELL), in_table=True),
         f"**{markdown(probe.verdict)}**" if probe.verdict else "none",
         probe.counts_as.value,
         words.seconds(probe.wall_s) if probe.verdict else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.bisect.spans import last_place
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.render import bisect_proof, bisect_words, words
 from harness.render.bisect_grid import NO_VERDICT, following_each, step_word
@@ -80,13 +81,13 @@ def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...]
     remark = " · ".join(filter(None, (_value(told, probe), bisect_proof.remark(told, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
-    asked = bisect_words.config_words(probe.config)
+    asked = bisect_words.config_words(told.subject.config(probe.places))
     first, last = _x(probe.open[0], told), _x(max(probe.open), told)
     return Row(
         y=y,
         n=probe.n,
         step=step,
-        cells=_value_cell(told, probe) if told.subject.ordered else _cells(told, frozenset(probe.subset), pools),
+        cells=_value_cell(told, probe) if told.subject.ordered else _cells(told, probe.places, pools),
         open_x=first,
         open_width=round(last - first, 1),
         verdict=verdict,
@@ -111,7 +112,8 @@ def _cells(told: BisectTold, chosen: frozenset[int], pools: tuple[range, ...]) -
 
 
 def _value_cell(told: BisectTold, probe: ProbeTold) -> tuple[Cell, ...]:
-    return (_mark(told, max(probe.subset, default=-1)),)
+    last = last_place(probe.subset)
+    return (_mark(told, -1 if last is None else last),)
 
 
 def _mark(told: BisectTold, place: int) -> Cell:
@@ -126,7 +128,8 @@ def _x(place: int, told: BisectTold) -> float:
 def _value(told: BisectTold, probe: ProbeTold) -> str:
     if not told.subject.ordered:
         return ""
-    label = told.subject.label(max(probe.subset)) if probe.subset else bisect_words.value_before(told.subject, 0)
+    last = last_place(probe.subset)
+    label = bisect_words.value_before(told.subject, 0) if last is None else told.subject.label(last)
     return cropped(label, 24)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from harness.core.bisect.answer import AnswerKind
-from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature, line_word, same
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.told import BisectTold, ProbeTold
 from harness.render import words
-from harness.render.bisect_words import CONTROLS, fails_word
+from harness.render.bisect_words import fails_word
 
 
 def remark(told: BisectTold, probe: ProbeTold) -> str:
@@ -108,7 +109,8 @@ def _how_many(told: BisectTold, probe: ProbeTold) -> str:
 
 def _claim(told: BisectTold, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
     """ "with layer 7 it hangs: 3 of 3 under torchrun"."""
-    asked = [probe for probe in told.probes if set(probe.subset) == set(subset)]
+    spans = spans_of(subset)
+    asked = [probe for probe in told.probes if probe.subset == spans]
     so = [probe for probe in asked if probe.counts_as is counts_as]
     launchers = sorted({probe.launcher for probe in so})
     under = f" under {' and '.join(launchers)}" if launchers else ""
@@ -118,5 +120,6 @@ def _claim(told: BisectTold, subset: Collection[int], counts_as: CountsAs, verb:
 
 def _last(told: BisectTold, counts_as: CountsAs, subset: Collection[int] | None) -> ProbeTold | None:
     found = [probe for probe in told.probes if probe.counts_as is counts_as]
-    exact = [probe for probe in found if subset is not None and set(probe.subset) == set(subset)]
+    spans = None if subset is None else spans_of(subset)
+    exact = [probe for probe in found if probe.subset == spans]
     return next(reversed(exact or found), None)

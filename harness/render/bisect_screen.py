@@ -22,7 +22,7 @@ _LABEL = 11
 class Control:
     """A control of the plan, before it is launched."""
 
-    name: str  # "good" or "bad"
+    name: str  # "good" or "bad"; "up to" of an end that nobody says is bad
     config: str  # in words: "no layer"
     command: str | None  # None: it cannot be launched, and `reason` says why
     reason: str = ""
@@ -160,9 +160,11 @@ def _tells(told: BisectTold, width: int) -> Iterator[str]:
 def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
     unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in told.probes)
     other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in told.probes)
-    if unjudged or other:
-        text = f"{words.plural(unjudged, 'probe')} not judged · {other} with another failure"
-        yield from _line("open", text, width)
+    counted = (
+        f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
+        f"{words.plural(other, 'probe')} with another failure" if other else "",
+    )
+    yield from _line("open", " · ".join(filter(None, counted)), width)
     yield from _line("do", bisect_proof.what_decides(told), width)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature
 from harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from harness.core.bisect.told import BisectTold, ProbeTold
@@ -13,8 +13,7 @@ from harness.core.declared.yaml_tree import Plain
 from harness.core.report import Status
 from harness.render import words
 
-SEARCHING = (Purpose.GALLOP, Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
+SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
 GC_LAYERS = "gc.layers"
 
 
@@ -161,7 +160,7 @@ def left_open(probe: ProbeTold, told: BisectTold) -> tuple[int, int]:
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
         return probe.open
     inside = set(range(*probe.open))
-    left = inside & set(probe.subset) if probe.counts_as is CountsAs.BAD else inside - set(probe.subset)
+    left = inside & probe.places if probe.counts_as is CountsAs.BAD else inside - probe.places
     return (min(left), max(left) + 1) if left else probe.open
 
 
@@ -201,9 +200,9 @@ def purpose_word(subject: Subject, probe: ProbeTold) -> str:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
             return "control"
         case Purpose.ALONE:
-            return f"shape: {_few(subject, probe.subset)} alone"
+            return f"shape: {_few(subject, sorted(probe.places))} alone"
         case Purpose.DROP_ONE:
-            missing = sorted(set(range(*probe.open)) - set(probe.subset))
+            missing = sorted(set(range(*probe.open)) - probe.places)
             return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one left out"
         case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
             return f"proof, {probe.launcher}"

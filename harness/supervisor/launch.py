@@ -39,6 +39,7 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
     if is_command(spec):
         return list(spec.program)
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
+    as_module = spec.program[0] == "-m"
     return [
         python,
         "-P",  # the working directory may hold a module that shadows one of torchrun's
@@ -47,7 +48,9 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
         "--standalone",
         f"--nproc-per-node={spec.ranks}",
         *logs,
-        *spec.program,
+        *(["-m"] if as_module else []),
+        "--",  # torchrun takes the beginning of one of its options for it also behind the program: --n=16
+        *spec.program[as_module:],
     ]
 
 

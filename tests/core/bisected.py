@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import PROOFS, CountsAs, Purpose, Round, Subset
+from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose, Round, Subset
 from harness.core.bisect.plan import find
 from harness.core.bisect.question import Question, QuestionKind
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs.GOOD, CountsAs.BAD, CountsAs.DIFFERENT, CountsAs.UNRESOLVED
-CONTROLS = {Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD}
 EDGES = {Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE}
 
 Rule = Callable[[Subset], CountsAs]

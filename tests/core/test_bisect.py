@@ -277,7 +277,7 @@ def test_points_that_cannot_be_judged_are_walked_around() -> None:
 def test_what_only_unjudged_points_keep_apart_stays_open(at_once: int) -> None:
     answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=DIFFERENT))
     assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (3, 4, 5, 6))
-    assert answer.why == "between what passes and what fails, the rest could not be judged"
+    assert answer.why == "between what passes and what fails, the rest was neither good nor bad"
     assert (answer.passing, answer.failing) == (frozenset(range(3)), frozenset(range(7)))
 
 
@@ -303,6 +303,18 @@ def test_more_items_that_turn_bad_into_good_leave_an_answer_that_was_asked_for_i
     assert (*shown(answer), answer.failing) == (AnswerKind.SET, (2, 9), {2, 9})
 
 
+def test_nothing_larger_is_tried_than_a_step_that_fails_in_another_way() -> None:
+    answer, probe = bisected(ordered(64, unbounded=True), lambda subset: DIFFERENT if len(subset) >= 8 else GOOD)
+    assert (answer.kind, answer.why) == (AnswerKind.UNDECIDED, "the bad end is not bad: it fails in another way")
+    assert probe.by_purpose() == {Purpose.CONTROL_GOOD: 1, Purpose.GALLOP: 4}
+    assert answer.passing == frozenset(range(4))
+
+
+def test_a_step_that_cannot_be_judged_does_not_end_the_way_up() -> None:
+    answer, _ = bisected(ordered(64, unbounded=True), unjudged(at_least(12), 1, 2, 8))
+    assert (answer.kind, answer.items) == (AnswerKind.THRESHOLD, (12,))
+
+
 def test_values_that_change_more_than_once_have_no_threshold() -> None:
     answer, _ = bisected(ordered(12, at_once=4), lambda subset: BAD if len(subset) in (3, 4, 12) else GOOD)
     assert (answer.kind, answer.why) == (
@@ -318,6 +330,7 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 11)
     assert answer.kind is AnswerKind.SINGLE or set(answer.open) >= {7}
+    assert answer.kind is AnswerKind.SINGLE or f"{limit} probes are the most" in answer.why
 
 
 def test_a_probe_may_say_that_its_budget_is_out() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,35 @@ def _wait_for_a_probe_more(process: subprocess.Popen[str], reports: Path, seen: 
     while process.poll() is None and _finished(reports) <= seen:
         if seen % 2 and any(reports.glob(f"2*/p{seen + 1:02d}*/watch.jsonl")):
             return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+
+
+def _sized(workspace: Workspace, *words: str) -> tuple[str, ...]:
+    """A bisection of a program that fails from three on, quickly; its option begins like some of torchrun's."""
+    (workspace.directory / "train.py").write_text("import sys\nsys.exit(sys.argv[1] >= '--n=3')\n")
+    return ("bisect", "--script", "train.py", "--ranks", "1", "--arg", "--n={value}", *words)
+
+
+def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: Workspace) -> None:
+    words = _sized(workspace, "--any", "size=[1, 2, 3, 4]")
+    short = workspace.harness(*words, "--budget", "0.01s")
+    assert short.code == 125, short.out + short.err
+    assert _items(short) == ("undecided", [])
+    assert "larger --budget" in short.out
+    ran = workspace.harness(*words, "--budget", "10m")
+    assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
+    assert ran.run_dir == short.run_dir
+    assert "1 probe already made" in ran.out
+
+
+def test_what_the_screen_could_not_show_stands_in_the_log(workspace: Workspace) -> None:
+    words = _sized(workspace, "--any", "size=[1, 2, 3, 4]", "--budget", "0.01s")
+    with Path("/dev/full").open("w") as full:
+        code = subprocess.run([*COMMAND, *words], cwd=workspace.directory, stdout=full, check=False).returncode
+    assert code == 125
+    log = (workspace.directory / "reports" / "latest" / "test_execution.log").read_text()
+    assert "output through BisectScreen: OSError" in log
 
 
 def test_mistakes_are_told_in_one_line_before_anything_runs(workspace: Workspace) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from render_samples import MACHINE, POISON
 
 from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import PROOFS, CountsAs, Purpose
+from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose
 from harness.core.bisect.sought import Signature
+from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form, Subject
 from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.place import Place
@@ -22,7 +23,6 @@ PLACE = Place(
 )
 SOUGHT = Signature(verdict="HANG", cause="rank_conditional_collective", place="attention.py:148")
 WHAT = "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
-CONTROLS = (Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD)
 
 
 def layers(count: int, start: int = 0) -> Subject:
@@ -38,14 +38,13 @@ def probe(
     **changes: Any,
 ) -> ProbeTold:
     bad = counts_as is BAD
-    chosen = tuple(sorted(subset))
     told = ProbeTold(
         n=n,
-        subset=chosen,
-        config=subject.config(chosen),
+        subset=spans_of(subset),
         purpose=purpose,
         open=(0, len(subject.items)),
         left=0,
+        in_full=purpose in PROOFS,
         launcher="torchrun" if purpose in PROOFS else "fork",
         verdict="HANG" if bad else "PASS",
         kind=HangKind.DEADLOCK if bad else None,
@@ -56,6 +55,7 @@ def probe(
         phase="recomputation in backward" if bad else "exit",
         counts_as=counts_as,
         wall_s=4.2 if bad else 1.2,
+        longest_quiet_s=0.25,
         dir=f"p{n:02}",
         spec_hash=f"{n:04x}",
     )
@@ -419,7 +419,7 @@ COMMIT = bisection(
 
 def hostile() -> BisectTold:
     """Every text attacks."""
-    subject = replace(TWELVE, key="gc.layers", noun=POISON)
+    subject = replace(TWELVE, key=POISON, noun=POISON)
     place = Place(file=POISON, line=1, function=POISON, module=POISON, text=POISON)
     asked = search(subject, ((R, range(6), GOOD, (0, 12)), (R, range(9), BAD, (6, 12))))
     probes = tuple(
@@ -432,7 +432,6 @@ def hostile() -> BisectTold:
             phase=POISON,
             launcher=POISON,
             dir=POISON,
-            config={POISON: [POISON]},
         )
         for one in asked
     )

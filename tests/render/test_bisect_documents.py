@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -27,13 +28,16 @@ from bisect_samples import (
 from render_samples import MIXED, POISON, QUIET
 from test_render_documents import Page
 
+from harness.core.bisect.asking import Purpose
 from harness.core.bisect.told import BisectTold
 from harness.errors import StoredRunError
-from harness.render.bisect_json import bisect_json, from_json
+from harness.render.bisect_json import bisect_json, from_json, stored_search
 from harness.render.bisect_md import LIMIT, bisect_md
 from harness.render.bisect_picture import GRID_WIDTH, GRID_X, SHOWN, legend, picture
+from harness.render.documents import write_documents
 from harness.render.html import report_html
 from harness.render.text import escaped
+from harness.supervisor.stored.rundir import RunDir
 
 Golden = Callable[[str, str], None]
 STACKS = {
@@ -87,6 +91,15 @@ def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
     assert json.loads(bisect_json(NONE))["controls"] == {"good": "p01", "bad": None}
 
 
+def test_the_bad_control_of_an_open_end_is_the_step_that_failed() -> None:
+    good, bad, *rest = THRESHOLD.probes
+    steps = (good, replace(good, purpose=Purpose.GALLOP, dir="p02"), replace(bad, purpose=Purpose.GALLOP, dir="p03"))
+    assert json.loads(bisect_json(replace(THRESHOLD, probes=(*steps, *rest))))["controls"] == {
+        "good": "p01",
+        "bad": "p03",
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -94,6 +107,11 @@ def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
         (lambda stored: stored.update(schema=2), '"schema": 1'),
         (lambda stored: stored["probes"][0].update(n="one"), "probes.0.n"),
         (lambda stored: stored["detail"].update(subject=None), "subject"),
+        (lambda stored: stored["probes"][2].update(subset=[[0, 13]]), "probes.2.subset: no spans of 12 items"),
+        (lambda stored: stored["probes"][2].update(subset=[[4, 6], [0, 2]]), "probes.2.subset: no spans of 12 items"),
+        (lambda stored: stored["probes"][2].update(open=[0, 1 << 40]), "probes.2.open: not within 12 items"),
+        (lambda stored: stored["detail"]["answer"].update(failing=[[-1, 2]]), "detail.answer.failing: no spans"),
+        (lambda stored: stored["detail"]["answer"].update(items=[0, 1 << 40]), "detail.answer.items: not within"),
     ],
 )
 def test_a_stored_bisection_that_is_not_one_is_refused_with_the_place(
@@ -108,6 +126,43 @@ def test_a_stored_bisection_that_is_not_one_is_refused_with_the_place(
 def test_a_file_cut_short_is_refused() -> None:
     with pytest.raises(StoredRunError, match="cut short"):
         from_json(bisect_json(SINGLE)[:-40])
+
+
+def _run_with_a_stack(path: Path) -> RunDir:
+    run = RunDir(path / "run")
+    for dumps in (run.attempt("p12").dumps, path / "dumps"):
+        dumps.mkdir(parents=True)
+        (dumps / "rank0.txt").write_text("Thread 1\n    step (train.py:90)\n")
+    run.attempt("p12").spec.write_text("{}")
+    return run
+
+
+def test_a_search_has_two_documents_beside_those_of_any_run(tmp_path: Path) -> None:
+    run = _run_with_a_stack(tmp_path)
+    assert write_documents(run, QUIET) == ()
+    assert not run.search.exists()
+    assert write_documents(run, QUIET, SINGLE) == ()
+    assert stored_search(run) == escaped(SINGLE)
+    text = run.search_summary.read_text()
+    assert "step (train.py:90)" in text
+    assert "p12/dumps/rank0.txt" in text
+
+
+def test_a_stored_search_shows_no_file_outside_its_run(tmp_path: Path) -> None:
+    run = _run_with_a_stack(tmp_path)
+    outside = replace(SINGLE, probes=tuple(replace(probe, dir="..") for probe in SINGLE.probes))
+    write_documents(run, QUIET, outside)
+    assert "train.py:90" not in run.search_summary.read_text()
+
+
+def test_a_run_that_is_no_bisection_and_one_beyond_all_measure_are_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with pytest.raises(StoredRunError, match="holds no "):
+        stored_search(run)
+    with run.search.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(StoredRunError, match="larger than"):
+        stored_search(run)
 
 
 def test_the_first_line_is_the_answer() -> None:

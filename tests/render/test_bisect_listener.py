@@ -29,7 +29,7 @@ def so_far(told: BisectTold, count: int) -> BisectTold:
 
 
 def round_of(probe: ProbeTold) -> Round:
-    return Round(subsets=(frozenset(probe.subset),), purpose=probe.purpose, open=probe.open, left=probe.left)
+    return Round(subsets=(probe.places,), purpose=probe.purpose, open=probe.open, left=probe.left)
 
 
 def tell(screen: BisectScreen, told: BisectTold) -> None:

@@ -7,22 +7,24 @@ from pathlib import Path
 from filelock import FileLock
 
 from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.spans import spans_of
+from harness.core.bisect.told import ProbeTold
 from harness.core.place import Place
 from harness.core.report import HangKind
-from harness.supervisor.bisected.journal import Journal, Kept, question_key, unfinished, write_state
+from harness.supervisor.bisected.journal import Journal, question_key, unfinished, write_state
 from harness.supervisor.stored.rundir import RunDir, create_run
 
 
-def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> Kept:
-    return Kept(
-        n=n, subset=subset, purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full, launcher="fork",
-        verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
+def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTold:
+    return ProbeTold(
+        n=n, subset=spans_of(subset), purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full,
+        launcher="fork", verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
         place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2,
         longest_quiet_s=0.1, dir=f"p{n:02d}", spec_hash="abc",
     )  # fmt: skip
 
 
-def _journal(run: RunDir, *kept: Kept) -> Journal:
+def _journal(run: RunDir, *kept: ProbeTold) -> Journal:
     journal = Journal(run)
     for one in kept:
         journal.keep(one)
@@ -48,7 +50,7 @@ def test_a_proof_is_never_answered_by_a_probe_that_torchrun_did_not_launch(tmp_p
 def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) -> None:
     run = create_run(tmp_path)
     _journal(run, _kept(1, ()))
-    with (run.path / "probes.jsonl").open("a") as probes:
+    with run.search_probes.open("a") as probes:
         probes.write('{"n": "two"}\n[]\n{"n": 3, "subset": [1')
     assert [one.n for one in Journal(run).kept] == [1]
 
@@ -69,7 +71,7 @@ def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
     write_state(run, "k1", "q", "c", ended=False)
     with FileLock(run.lock):
         assert unfinished(tmp_path, "k1") is None
-    (run.path / "bisection.json").write_text("{")
+    run.search_state.write_text("{")
     assert unfinished(tmp_path, "k1") is None
 
 

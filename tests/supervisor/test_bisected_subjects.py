@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.bisect.sought import Wanted
 from harness.core.bisect.subject import Form
+from harness.core.bisect.worst_case import at_most, worst_case
 from harness.core.report import MachineFacts
 from harness.errors import UsageError
 from harness.supervisor.bisected.commits import commits_between, worktrees
 from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates, parse_templates
+from harness.supervisor.bisected.request import BisectRequest, question_of
 from harness.supervisor.bisected.subjects import Asking, arguments_of, subject_of
 from harness.supervisor.planning import Question, Script
 
@@ -70,6 +73,30 @@ def test_values_go_from_the_good_end_to_the_scenarios_own(typed):
     assert launches.subject.ordered
     program = launches.spec(range(3)).program
     assert program[program.index("--layers") + 1] == "4"
+
+
+def test_an_end_may_be_open_where_a_value_can_grow(typed):
+    subject = _launches(typed, Asking(seq_len="64:")).subject
+    assert (subject.open_end, subject.good, subject.items[0], subject.items[-1]) == (True, 64, 65, 64 * 1024)
+    assert subject.question == "model.seq_len above 64, at most 65536"
+    assert _launches(typed, Asking(layers="2:")).subject.items[-1] == 2048
+    assert _launches(typed, Asking(seq_len="8192:")).subject.items[-1] == 8192 + 131_072
+    assert not _launches(typed, Asking(layers="2:4")).subject.open_end
+    assert "say up to how many, as in --world-size=1:8" in _refused(typed, Asking(world_size="1:"))
+    assert "expected A:B with A below B" in _refused(typed, Asking(gc_range="1:"))
+    assert "1,048,576 values at most" in _refused(typed, Asking(seq_len="1:999999999"))
+
+
+def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
+    asking = Asking(seq_len="64:")
+    launches = _launches(typed, asking)
+    request = BisectRequest(
+        question=launches.question, subject=launches.subject, templates=Templates(), base_args=(), wanted=Wanted(),
+        confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False, probe="full", command="",
+    )  # fmt: skip
+    question = question_of(request)
+    assert (question.unbounded, question.max_probes) == (True, 1000)
+    assert at_most(worst_case(question)) < question.max_probes
 
 
 def test_a_configuration_that_makes_no_launch_says_why(typed):

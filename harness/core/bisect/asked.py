@@ -68,7 +68,7 @@ class Asked:
     def _round(self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int) -> list[CountsAs]:
         limit = self.question.max_probes
         if limit is not None and len(self.observations) + len(batch) > limit:
-            raise OutOfBudget
+            raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
         items = tuple(self.items(subset) for subset in batch)
         answers = list(self._probe(Round(subsets=items, purpose=purpose, open=span, left=left)))
         assert len(answers) == len(batch)

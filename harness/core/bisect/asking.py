@@ -42,6 +42,7 @@ class Purpose(StrEnum):
     RECHECK_BAD = "recheck_bad"
 
 
+CONTROLS = frozenset({Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD})
 # What is asked once an answer stands; everything else finds it.
 PROOFS = frozenset(
     {
@@ -81,4 +82,4 @@ class Observation:
 
 
 class OutOfBudget(Exception):
-    """Raised by a probe that may launch no more: the search ends and tells what is known."""
+    """Raised by a probe that may launch no more: the search ends and tells what is known. Its text says why."""

@@ -19,6 +19,7 @@ from harness.core.bisect.question import Question, QuestionKind
 _RAREST = 0.2  # a bad end that fails less often may be taken for a good one
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
 _ENOUGH_FAILURES = 3  # to know how often the bad end fails
+_FAILED = (BAD, CountsAs.DIFFERENT)
 _MOST_CONTROLS = 60  # at which a failure in one of twenty runs has shown three times
 
 
@@ -30,8 +31,8 @@ def find(question: Question, probe: Probe) -> Answer:
     asked = Asked(question, probe)
     try:
         return _between_ends(asked)
-    except OutOfBudget:
-        return so_far(asked, "the budget ended before an answer was found and proven")
+    except OutOfBudget as reason:
+        return so_far(asked, str(reason) or "the budget ended before an answer was found and proven")
     except Unsettled as reason:
         return so_far(asked, str(reason), reason.open_units)
 
@@ -42,7 +43,8 @@ def _between_ends(asked: Asked) -> Answer:
     if good_end is not GOOD:
         return so_far(asked, f"the good end is not good: it {_says(good_end)}")
     end = _gallop(asked) or asked.everything
-    bad_end = BAD if BAD in asked.told(frozenset(end)) else _control_bad(asked)
+    failed = [counts_as for counts_as in asked.told(frozenset(end)) if counts_as in _FAILED]
+    bad_end = failed[0] if failed else _control_bad(asked)
     if bad_end is GOOD:
         times = len(asked.told(frozenset(end)))
         return nothing(asked, times, asked.question.confidence, _RAREST)
@@ -130,13 +132,16 @@ def _recheck(judge: Teller, end: tuple[int, ...]) -> None:
 
 
 def _gallop(asked: Asked) -> tuple[int, ...] | None:
-    """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails."""
+    """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails.
+
+    It may fail in another way than the one sought, as for want of memory: what is larger yet is not tried.
+    """
     if not asked.question.unbounded:
         return None
     total = len(asked.units)
     lengths = [*(1 << i for i in range((total - 1).bit_length())), total]
     answers = asked.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, asked.everything)
-    found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as is BAD), None)
+    found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as in _FAILED), None)
     return None if found is None else asked.everything[:found]
 
 
@@ -188,7 +193,7 @@ def _against_order(asked: Asked, end: tuple[int, ...]) -> Answer:
 
 def _around_unjudged(asked: Asked, end: tuple[int, ...], gap: Unjudged) -> Answer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
-    why = "between what passes and what fails, the rest could not be judged"
+    why = "between what passes and what fails, the rest was neither good nor bad"
     if asked.question.kind is QuestionKind.ORDERED:
         raise Unsettled(why, gap.failing - gap.passing)
     return _literally(asked, end, gap.failing, why)

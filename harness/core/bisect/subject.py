@@ -45,6 +45,7 @@ class Subject:
     good: Plain = None  # ordered: the value of the good end, below the first item
     bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to
     good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
+    open_end: bool = False  # ordered: nobody says that the last item is bad; it is as far as is looked
     together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
     labels: tuple[str, ...] = ()  # the items for people, where they are not their own
 
@@ -60,6 +61,8 @@ class Subject:
     @property
     def question(self) -> str:
         """ "gc.layers in [0,12)", "model.seq_len in (16, 256]"."""
+        if self.open_end:
+            return f"{self.key} above {self._shown(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
             return f"{self.key} in ({self._shown(self.good)}, {self.label(len(self.items) - 1)}]"
         if self.form is Form.LAYERS:
@@ -72,9 +75,9 @@ class Subject:
 
     def config(self, subset: Collection[int]) -> Config:
         """The configuration in which just these items are switched on."""
-        chosen = [self.items[place] for place in sorted(subset)]
         if self.ordered:
-            return {self.key: chosen[-1] if chosen else self.good}
+            return {self.key: self.items[max(subset)] if subset else self.good}
+        chosen = [self.items[place] for place in sorted(subset)]
         if self.form is Form.BRANCHES:
             if not chosen:
                 return _VANILLA
@@ -98,9 +101,9 @@ class Subject:
 
     def told(self, subset: Collection[int]) -> str:
         """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
-        places = sorted(subset)
         if self.ordered:
-            return f"{self.key} {self.label(places[-1]) if places else self._shown(self.good)}"
+            return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
+        places = sorted(subset)
         if not places:
             return f"no {self.noun}"
         if len(places) == len(self.items) and len(places) > 1:

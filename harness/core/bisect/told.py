@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.bisect.answer import Answer
-from harness.core.bisect.asking import CountsAs, Purpose
+from harness.core.bisect.asking import CountsAs, Purpose, Subset
 from harness.core.bisect.sought import Signature
-from harness.core.bisect.subject import Config, Subject
+from harness.core.bisect.spans import Spans, places_in
+from harness.core.bisect.subject import Subject
 from harness.core.place import Place
 from harness.core.report import HangKind, MachineFacts
 
@@ -17,12 +18,12 @@ class ProbeTold:
     """One probe: what was asked of which configuration, and what it showed."""
 
     n: int  # from 1, in the order asked
-    subset: tuple[int, ...]  # places in Subject.items, switched on
-    config: Config
+    subset: Spans  # places in Subject.items, switched on
     purpose: Purpose
     open: tuple[int, int]  # the items that were still open before it, half-open
     left: int  # probes still to come at most, when it was asked
-    launcher: str  # torchrun, fork or plain
+    in_full: bool  # asked under torchrun: no fork can answer for it
+    launcher: str  # torchrun, fork or plain; none where it could not be launched
     verdict: str | None  # None: it could not be launched
     kind: HangKind | None
     cause: str | None
@@ -32,8 +33,13 @@ class ProbeTold:
     phase: str | None
     counts_as: CountsAs
     wall_s: float
+    longest_quiet_s: float | None  # of any rank; None: not observed
     dir: str | None  # of the attempt, relative to the run directory
     spec_hash: str | None
+
+    @property
+    def places(self) -> Subset:
+        return places_in(self.subset)
 
 
 @dataclass(frozen=True, kw_only=True)

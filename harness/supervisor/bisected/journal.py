@@ -17,48 +17,23 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from harness.core.bisect.asking import CountsAs, Purpose, Subset
-from harness.core.place import Place
-from harness.core.report import HangKind, Outcome
+from harness.core.bisect.asking import Subset
+from harness.core.bisect.spans import Spans, spans_of
+from harness.core.bisect.told import ProbeTold
+from harness.core.report import Outcome
 from harness.supervisor.stored.adapters import adapter, json_text
 from harness.supervisor.stored.reading import read_lines
 from harness.supervisor.stored.rundir import RunDir, append_line, write_document
 
-_STATE, _PROBES = "bisection.json", "probes.jsonl"
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """A finished probe, without what follows from the question."""
-
-    n: int
-    subset: tuple[int, ...]
-    purpose: Purpose
-    open: tuple[int, int]
-    left: int
-    in_full: bool  # asked under torchrun: no fork can answer for it
-    launcher: str
-    verdict: str | None
-    kind: HangKind | None
-    cause: str | None
-    summary: str
-    place: Place | None
-    culprits: tuple[int, ...]
-    phase: str | None
-    counts_as: CountsAs
-    wall_s: float
-    longest_quiet_s: float | None
-    dir: str | None
-    spec_hash: str | None
-
-
-def as_seen(kept: Kept, outcome: Outcome) -> Kept:
+def as_seen(probe: ProbeTold, outcome: Outcome) -> ProbeTold:
     """The probe with what its launch has shown."""
     culprit, verdict = outcome.culprit, outcome.verdict
     quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
     return replace(
-        kept,
+        probe,
         verdict=verdict.status.value,
         kind=verdict.kind,
         cause=verdict.cause,
@@ -86,19 +61,19 @@ class Journal:
     """The probes of one bisection. What was kept answers first, each launch once."""
 
     def __init__(self, run: RunDir) -> None:
-        self._path = run.path / _PROBES
-        self.kept: list[Kept] = list(_readable(self._path))
-        self.answered: list[Kept] = []  # of this session, in the order in which they did
-        self._waiting: dict[tuple[Subset, bool], list[Kept]] = defaultdict(list)
+        self._path = run.search_probes
+        self.kept: list[ProbeTold] = list(_readable(self._path))
+        self.answered: list[ProbeTold] = []  # of this session, in the order in which they did
+        self._waiting: dict[tuple[Spans, bool], list[ProbeTold]] = defaultdict(list)
         for one in self.kept:
-            self._waiting[frozenset(one.subset), one.in_full].append(one)
+            self._waiting[one.subset, one.in_full].append(one)
 
-    def take(self, subset: Subset, *, in_full: bool) -> Kept | None:
+    def take(self, subset: Subset, *, in_full: bool) -> ProbeTold | None:
         """The next kept launch of this configuration that has not answered yet."""
-        waiting = self._waiting[subset, in_full]
+        waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
-    def keep(self, one: Kept) -> None:
+    def keep(self, one: ProbeTold) -> None:
         append_line(self._path, json.loads(json_text(one)))
         self.kept.append(one)
 
@@ -116,23 +91,23 @@ def question_key(*facts: object) -> str:
 
 def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
     state = _State(key=key, question=question, command=command, ended=ended)
-    write_document(run.path / _STATE, json.dumps(asdict(state), indent=1) + "\n")
+    write_document(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
 
 
 def unfinished(parent: Path, key: str) -> RunDir | None:
     """The newest bisection of this very question below `parent` that nobody is running and that has not ended."""
-    found = (path.parent for path in sorted(parent.glob(f"2*/{_STATE}"), reverse=True))
-    return next((RunDir(path) for path in found if _waits(path, key)), None)
+    found = (RunDir(path) for path in sorted(parent.glob("2*"), reverse=True))
+    return next((run for run in found if _waits(run, key)), None)
 
 
-def _waits(path: Path, key: str) -> bool:
+def _waits(run: RunDir, key: str) -> bool:
     try:
-        state = adapter(_State).validate_json((path / _STATE).read_bytes())
+        state = adapter(_State).validate_json(run.search_state.read_bytes())
     except (OSError, ValidationError):
         return False
     if state.key != key or state.ended:
         return False
-    lock = FileLock(RunDir(path).lock)
+    lock = FileLock(run.lock)
     try:
         with lock.acquire(timeout=0):
             return True
@@ -140,11 +115,11 @@ def _waits(path: Path, key: str) -> bool:
         return False
 
 
-def _readable(path: Path) -> Iterable[Kept]:
+def _readable(path: Path) -> Iterable[ProbeTold]:
     """A torn last line is a probe that has not ended."""
     for record in read_lines(path):
         try:
-            yield adapter(Kept).validate_python(record)
+            yield adapter(ProbeTold).validate_python(record)
         except ValidationError:
             continue
 

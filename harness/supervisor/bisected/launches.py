@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.core.bisect.spans import Spans, spans_of
 from harness.core.bisect.subject import Form, Subject
 from harness.core.declared.overrides import is_override
 from harness.core.declared.yaml_tree import Plain, shown
@@ -83,7 +84,7 @@ class Launches:
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
     stall_s: float | None = None  # learnt from the good control
-    known: dict[tuple[int, ...], RunSpec | str] = field(default_factory=dict)  # or why there is none
+    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
 
     def enter_trees(self, trees: Worktrees) -> None:
         """From here on each commit is launched in a checkout of its own."""
@@ -92,7 +93,7 @@ class Launches:
 
     def spec(self, subset: Collection[int]) -> RunSpec:
         """The launch, under no name yet. Raises CannotLaunch."""
-        key = tuple(sorted(subset))
+        key = spans_of(subset)
         if key not in self.known:
             try:
                 self.known[key] = self._spec(subset)

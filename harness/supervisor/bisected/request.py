@@ -15,6 +15,8 @@ from harness.supervisor.bisected.journal import question_key
 from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates
 from harness.supervisor.planning import Question
 
+_MOST_PROBES = 1000  # a search that takes more has lost its way
+
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
@@ -27,7 +29,7 @@ class BisectRequest:
     repeat: int  # how often each proof is run
     jobs: int  # probes at the same time
     budget_s: float | None  # for all probes together
-    fork: bool  # probes without torchrun where that is safe; proofs never
+    fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
     out: Path | None
     json: bool
     probe: str
@@ -43,6 +45,8 @@ def question_of(request: BisectRequest) -> SearchQuestion:
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
+        unbounded=subject.open_end,
+        max_probes=_MOST_PROBES,
     )
 
 

@@ -21,6 +21,9 @@ from harness.supervisor.planning import Question, asked_scenarios, checked
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"
 _SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
+_REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
+_REACH_VALUES = 1 << 17
+_MOST_VALUES = 1 << 20  # a search holds each of them
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
 # Where the first key differs, the others of its line mean nothing without it.
 _WITH_THEIR_HEAD = (
@@ -136,13 +139,20 @@ def _seq_len(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -
 
 def _world_size(value: str, scenario: Scenario, question: Question, _: MachineFacts) -> Subject:
     ranks = scenario.run.ranks if question.script is None else question.script.ranks
+    if value.endswith(":"):
+        raise UsageError(f"--world-size={value}: say up to how many, as in --world-size=1:8: each rank takes memory")
     return _values("--world-size", "run.ranks", value, lowest=1, most=ranks)
 
 
 def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
-    """From a good number to a bad one; every number between them can be the answer."""
+    """From a good number to a bad one, or without an end; every number between them can be the answer."""
     if value == AUTO and most is None:
-        raise UsageError(f"{option}: say from which good value to which bad one, as in {option}={lowest}:{lowest * 8}")
+        example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
+        raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
+    if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
+        good = int(open_from[1])
+        stop = min(max(good, 1) * _REACH, good + _REACH_VALUES) + 1
+        return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True)
     good, bad = (lowest, most or 0) if value == AUTO else _span(option, value)
     if good >= bad:
         raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
@@ -262,4 +272,6 @@ def _span(option: str, text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
     if found is None or int(found[1]) >= int(found[2]):
         raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {shown(text)}")
+    if int(found[2]) - int(found[1]) > _MOST_VALUES:
+        raise UsageError(f"{option}={text}: {_MOST_VALUES:,} values at most can be searched; bring A and B closer")
     return int(found[1]), int(found[2])

@@ -57,6 +57,12 @@ class RunDir:
         self.lock = path / ".lock"  # held while a controller runs it
         self.missing_params = path / "all_missing_params.txt"
         self.buckets = path / "ddp_buckets.txt"
+        self.search = path / "bisect.json"  # this and what follows: of a bisection
+        self.search_summary = path / "BISECT.md"
+        self.search_state = path / "bisection.json"  # which question it is, and whether it has ended
+        self.search_probes = path / "probes.jsonl"  # its journal
+        self.worktrees = path / "worktrees"  # of commits, while it runs
+        self.repro = path / "repro"  # the failing configuration as a script
 
     @property
     def run_id(self) -> str:

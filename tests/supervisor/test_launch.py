@@ -1,0 +1,28 @@
+"""The command line of a launch, and how torchrun reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attempts import spec
+
+from harness.core.plan import Launcher
+from harness.supervisor.launch import command_line
+
+PROGRAMS = [("train.py", "--n=16", "--", "-m"), ("-m", "package.train", "--node", "3", "--standalone")]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_torchrun_leaves_the_words_of_a_program_to_it(program: tuple[str, ...]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    words = command_line(spec(program=program, ranks=3), "python", Path("attempt"))
+    read = get_args_parser().parse_args(words[words.index("torch.distributed.run") + 1 :])
+    module = ("-m",) if read.module else ()
+    assert (*module, read.training_script, *read.training_script_args) == program
+    assert (read.nproc_per_node, read.log_dir) == ("3", "attempt/logs")
+
+
+def test_a_command_of_the_users_own_is_launched_as_it_is() -> None:
+    assert command_line(spec(program=("make", "train"), launcher=Launcher.PLAIN), "python", None) == ["make", "train"]
