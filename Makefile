@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check test full bench
+.PHONY: check test test-gpu full bench bench-gpu
 
 check:  ## what a change must pass before review
 	ruff format --check .
@@ -14,7 +14,16 @@ test:  ## the quick form of every suite
 full:  ## everything a CPU can run, in slices of 30 minutes; the same command goes on where the last one stopped
 	$(PYTHON) tools/full.py --minutes 30
 
-bench:  ## every benchmark; JSON goes to benchmarks/results
+test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs also what needs two
+	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"
+
+bench:  ## every benchmark of a CPU; JSON goes to benchmarks/results
+	$(PYTHON) benchmarks/nsa_step_cost.py
+	$(PYTHON) benchmarks/nsa_memory.py
+	$(PYTHON) benchmarks/nsa_learning.py
 	$(PYTHON) benchmarks/probe_cost.py
 	$(PYTHON) benchmarks/launch_cost.py
 	$(PYTHON) benchmarks/run_cost.py
+
+bench-gpu:  ## the whole operation against dense attention on this machine's GPU
+	$(PYTHON) benchmarks/nsa_op.py
