@@ -13,10 +13,9 @@ from torch import Tensor
 from nsa.config import Branch, Implementation
 from nsa.ops.backends import Backend, SlidingBackend, TiledBackend
 from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
+from nsa.ops.fused import MOST_HEADS, WIDEST
 from nsa.ops.kernels import KERNELS, EagerKernel, FusedCpuKernel, fused_cpu_reason
 
-WIDEST = 256
-MOST_HEADS = 64  # query heads that share a key head
 _LEAST_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
 _import_reasons: list[str | None] = []

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from nsa.ops.fused.device import LOG2_E
+
 # A dot product on tensor cores is at least this wide in its inner dimension.
 NARROWEST = 16
 
@@ -84,3 +86,34 @@ def strided(tensor: Tensor) -> tuple[Any, ...]:
     """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1."""
     dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
     return dense, dense.stride(0), dense.stride(1), dense.stride(2)
+
+
+def constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
+    """The constants that every attention kernel is compiled for."""
+    heads = q_BHTD.shape[1] // k_BGSD.shape[1]
+    width, value_width = q_BHTD.shape[-1], v_BGSE.shape[-1]
+    exact = q_BHTD.dtype in (torch.float32, torch.float64)
+    return {
+        "SCALE": scale,
+        "EXPONENT": scale if exact else scale * LOG2_E,
+        "EXACT": exact,
+        "HEADS": heads,
+        "HEADS_PADDED": padded(heads, least=1),
+        "D": width,
+        "D_PADDED": padded(width),
+        "E": value_width,
+        "E_PADDED": padded(value_width),
+        "ACC": accumulator(q_BHTD.dtype),
+    }
+
+
+def outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for output and log-sum-exp."""
+    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulated(q_BHTD.dtype))
+    return like_tokens(q_BHTD, v_BGSE.shape[-1]), lse_BHT
+
+
+def like_tokens(q_BHTD: Tensor, width: int) -> Tensor:
+    """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
+    batch, heads, tokens, _ = q_BHTD.shape
+    return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.fused import lists, tuning
-from nsa.ops.fused.device import LOG2_E, as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
+from nsa.ops.fused import MOST_HEADS, WIDEST, lists, tuning
+from nsa.ops.fused.device import as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
 from nsa.ops.fused.launch import (
     NARROWEST,
     CannotLaunchError,
@@ -28,13 +28,14 @@ from nsa.ops.fused.launch import (
     accumulated,
     accumulator,
     check_dtypes,
+    constants,
     launch,
+    like_tokens,
+    outputs,
     padded,
     strided,
 )
 
-WIDEST = 256
-MOST_HEADS = 64
 # A block may be chosen this many times as often as the average one before it is shared out. With 4 the parts take
 # about as much room as the gradients of keys and values.
 FAIR_SHARE = 4
@@ -77,11 +78,11 @@ def _selected(
     tile: list[int],
     _segment: int,
 ) -> tuple[Tensor, Tensor]:
-    o_BHTE, lse_BHT = _outputs(q_BHTD, v_BGTE)
+    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
     choice = lists.chosen(indices_BGTn, select_len=select_len, starts=starts)
-    sizes = _sizes(q_BHTD, k_BGTD, v_BGTE, select_len, scale)
+    sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
@@ -123,7 +124,7 @@ def _selected_backward(
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     choice = lists.chosen(indices_BGTn, select_len=select_len, starts=starts)
-    sizes = _sizes(q_BHTD, k_BGTD, v_BGTE, select_len, scale)
+    sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     tensors = [argument for tensor in (q_BHTD, k_BGTD, v_BGTE, grad_BHTE) for argument in strided(tensor)]
     delta_BHT = torch.empty_like(lse_BHT)
 
@@ -164,7 +165,7 @@ def _selected_backward(
 
 @_selected.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGTE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q_BHTD, v_BGTE)
+    return outputs(q_BHTD, v_BGTE)
 
 
 @_selected_backward.register_fake
@@ -437,25 +438,6 @@ def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
     return situation.tiles(*sizes, (32, 32, 4, 1))
 
 
-def _sizes(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, select_len: int, scale: float) -> dict[str, Any]:
-    heads = q_BHTD.shape[1] // k_BGTD.shape[1]
-    width, value_width = q_BHTD.shape[3], v_BGTE.shape[3]
-    exact = q_BHTD.dtype in (torch.float32, torch.float64)
-    return {
-        "SCALE": scale,
-        "EXPONENT": scale if exact else scale * LOG2_E,
-        "EXACT": exact,
-        "HEADS": heads,
-        "HEADS_PADDED": padded(heads, least=1),
-        "D": width,
-        "D_PADDED": padded(width),
-        "E": value_width,
-        "E_PADDED": padded(value_width),
-        "ACC": accumulator(q_BHTD.dtype),
-        "SELECT_LEN": select_len,
-    }
-
-
 def _tiled(tile: Tile, sizes: dict[str, Any]) -> dict[str, int]:
     """What a tile comes to for a launch: at most one query for each bit, and no more keys than a block has."""
     heads = sizes["HEADS_PADDED"]
@@ -471,20 +453,9 @@ def _walk(union: lists.Unions, k_BGTD: Tensor) -> tuple[Any, ...]:
     return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, tiles, places
 
 
-def _outputs(q_BHTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor]:
-    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulated(q_BHTD.dtype))
-    return _like_tokens(q_BHTD, v_BGTE.shape[3]), lse_BHT
-
-
 def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dq_BHTD = _like_tokens(q_BHTD, q_BHTD.shape[3])
+    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[3])
     return dq_BHTD, k_BGTD.new_empty(k_BGTD.shape), v_BGTE.new_empty(v_BGTE.shape)
-
-
-def _like_tokens(q_BHTD: Tensor, width: int) -> Tensor:
-    """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
-    batch, heads, tokens, _ = q_BHTD.shape
-    return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)
 
 
 def _check(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, indices_BGTn: Tensor, starts: Tensor | None) -> None:

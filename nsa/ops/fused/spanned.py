@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.fused import tuning
-from nsa.ops.fused.device import LOG2_E, as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
-from nsa.ops.fused.launch import Tile, accumulated, accumulator, check_dtypes, launch, padded, strided
+from nsa.ops.fused.device import as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
+from nsa.ops.fused.launch import Tile, accumulated, check_dtypes, constants, launch, like_tokens, outputs, strided
 from nsa.ops.fused.spans import Spans
 
 # Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
@@ -50,8 +50,8 @@ def _spanned(
     _stop_query_S: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    o_BHTE, lse_BHT = _outputs(q_BHTD, v_BGSE)
-    sizes = _sizes(q_BHTD, k_BGSD, v_BGSE, scale)
+    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGSE)
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
@@ -95,9 +95,9 @@ def _spanned_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     saved = (strided(q_BHTD), strided(k_BGSD), strided(v_BGSE), strided(grad_BHTE))
-    sizes = _sizes(q_BHTD, k_BGSD, v_BGSE, scale)
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     seen = (first_key_T, stop_key_T)
-    dq_BHTD, delta_BHT = _like_tokens(q_BHTD, q_BHTD.shape[-1]), torch.empty_like(lse_BHT)
+    dq_BHTD, delta_BHT = like_tokens(q_BHTD, q_BHTD.shape[-1]), torch.empty_like(lse_BHT)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run_queries(tile: Tile) -> None:
@@ -163,12 +163,12 @@ def _spanned_backward(
 
 @_spanned.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q_BHTD, v_BGSE)
+    return outputs(q_BHTD, v_BGSE)
 
 
 @_spanned_backward.register_fake
 def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return _like_tokens(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
+    return like_tokens(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -345,35 +345,6 @@ def spanned_backward_keys(
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
     store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk, D, D_PADDED)
     store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
-
-
-def _outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
-    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulated(q_BHTD.dtype))
-    return _like_tokens(q_BHTD, v_BGSE.shape[-1]), lse_BHT
-
-
-def _like_tokens(q_BHTD: Tensor, width: int) -> Tensor:
-    """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
-    batch, heads, tokens, _ = q_BHTD.shape
-    return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)
-
-
-def _sizes(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
-    heads = q_BHTD.shape[1] // k_BGSD.shape[1]
-    width, value_width = q_BHTD.shape[-1], v_BGSE.shape[-1]
-    exact = q_BHTD.dtype in (torch.float32, torch.float64)
-    return {
-        "SCALE": scale,
-        "EXPONENT": scale if exact else scale * LOG2_E,
-        "EXACT": exact,
-        "HEADS": heads,
-        "HEADS_PADDED": padded(heads, least=1),
-        "D": width,
-        "D_PADDED": padded(width),
-        "E": value_width,
-        "E_PADDED": padded(value_width),
-        "ACC": accumulator(q_BHTD.dtype),
-    }
 
 
 def _flat(tensors: tuple[tuple[Any, ...], ...]) -> list[Any]:
