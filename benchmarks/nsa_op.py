@@ -38,7 +38,7 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_op_told import plot, table  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
 from nsa.config import Implementation  # noqa: E402
-from nsa.ops.dispatch import choose  # noqa: E402
+from nsa.ops.dispatch import choose, choose_selected  # noqa: E402
 from nsa.ops.topk import Selection  # noqa: E402
 from nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
 
@@ -91,6 +91,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
     backend, choice = choose(Implementation.AUTO, inputs.q, *branches.selected)
+    reader, _ = choose_selected(Implementation.AUTO, inputs.q, *branches.selected, shape.select_count, shape.select_len)
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     scale = selection.scale
     with torch.no_grad():
@@ -100,7 +101,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
     yield "nsa.importance", lambda: backend.chosen(inputs.q, branches.compressed[0], lse, selection)
     yield (
         "nsa.selected",
-        lambda: backend.selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[0],
+        lambda: reader.selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[0],
     )
     yield "nsa.sliding", lambda: backend.sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0]
     leaves = [output.detach().clone().requires_grad_() for _ in range(3)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa.ops.dispatch import Choice, choose, choose_sliding
+from nsa.ops.dispatch import Choice, choose, choose_selected, choose_sliding
 from nsa.ops.topk import Selection
 from nsa.rope import rotate
 
@@ -167,7 +167,8 @@ class SelectedBranch(nn.Module):
             keys_BGSD, lse_BHT = scorer
             indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number)
         k_BGTD = rotate(k_BGTD, turns)
-        backend, choice = choose(self.implementation, q_BHTD, k_BGTD, v_BGTE)
+        places, select_len = config.select_count, config.select_len
+        backend, choice = choose_selected(self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len)
         count(self.runs, choice)
         output, _ = backend.selected(q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len, scale=config.scale)
         return output

@@ -9,7 +9,6 @@ Dimensions as in tiles.py, with T queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from nsa.ops.kernels import KERNELS
 from nsa.ops.patterns import PATTERNS, Pattern
-from nsa.ops.tiles import Kernel, TileState, compute_dtype, tiles
+from nsa.ops.tiles import Kernel, TileState, compute_dtype, exactly_in_the_dtype_of, nothing_seen, tiles
 
 
 def attend(
@@ -61,8 +60,8 @@ def _attend(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     form, run = PATTERNS[pattern](*lengths), KERNELS[kernel]
-    o_NhTE, lse_NhT = _nothing_seen(q_NhTD, v_NSE)
-    with _exactly_in_the_dtype_of(q_NhTD):
+    o_NhTE, lse_NhT = nothing_seen(q_NhTD, v_NSE)
+    with exactly_in_the_dtype_of(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run):
             first, last = form.keys(start, stop)
             if first == last:
@@ -94,7 +93,7 @@ def _attend_backward(
     dq = torch.zeros_like(q_NhTD, memory_format=torch.contiguous_format)
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
-    with _exactly_in_the_dtype_of(q_NhTD):
+    with exactly_in_the_dtype_of(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run):
             first, last = form.keys(start, stop)
             if first == last:
@@ -111,7 +110,7 @@ def _attend_backward(
 
 @_attend.register_fake
 def _(q_NhTD: Tensor, _k: Tensor, v_NSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _nothing_seen(q_NhTD, v_NSE)
+    return nothing_seen(q_NhTD, v_NSE)
 
 
 @_attend_backward.register_fake
@@ -135,17 +134,6 @@ def _differentiate(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tupl
 
 
 _attend.register_autograd(_differentiate, setup_context=_keep)
-
-
-def _nothing_seen(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
-    """The results for queries that see no key: 0, and minus infinity."""
-    shape = q_NhTD.shape[:3]
-    lse_NhT = q_NhTD.new_full(shape, -torch.inf, dtype=compute_dtype(q_NhTD))
-    return q_NhTD.new_zeros((*shape, v_NSE.shape[-1])), lse_NhT
-
-
-def _exactly_in_the_dtype_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel) -> Iterator[tuple[int, int]]:

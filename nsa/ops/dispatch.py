@@ -12,9 +12,10 @@ from torch import Tensor
 
 from nsa.config import Branch, Implementation
 from nsa.ops.backends import Backend, SlidingBackend, TiledBackend
+from nsa.ops.blockwise import slower_reason
 from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
 from nsa.ops.fused import MOST_HEADS, WIDEST
-from nsa.ops.kernels import KERNELS, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from nsa.ops.kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
 
 _LEAST_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
@@ -33,7 +34,9 @@ class MissingImplementationError(Exception):
     """An implementation was asked for by name and cannot be used."""
 
 
-_EAGER, _FUSED_CPU = (TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel))
+_EAGER, _FUSED_CPU, _BLOCKWISE = (
+    TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel, BlockwiseKernel)
+)
 
 
 def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
@@ -48,6 +51,18 @@ def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tenso
             raise MissingImplementationError(f"--impl triton: {reason}; use --impl auto")
         return _triton(), Choice("triton", "asked for")
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
+
+
+def choose_selected(
+    wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
+) -> tuple[Backend, Choice]:
+    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long."""
+    backend, choice = choose(wanted, q_BHTD, k_BGTD, v_BGTE)
+    if backend is not _FUSED_CPU:
+        return backend, choice
+    if reason := slower_reason(q_BHTD.shape[2], places, select_len):
+        return backend, Choice(choice.name, f"{choice.reason}: {reason}")
+    return _BLOCKWISE, Choice("blockwise", f"{choice.reason}: {q_BHTD.shape[2]} tokens")
 
 
 def choose_sliding(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Any, Choice]:

@@ -55,27 +55,26 @@ class FusedCpuKernel:
         return rows * keys  # the mask is the largest tensor; the heads of a group share it
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        k, v = _spread(k_NSD, q_NhCD), _spread(v_NSE, q_NhCD)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q_NhCD, k, v, 0.0, False, attn_mask=bias, scale=scale
-        )
+        return _flash(q_NhCD, k_NSD, v_NSE, scale, attn_mask=bias)
 
     def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        k, v = _spread(saved.k, saved.q), _spread(saved.v, saved.q)
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad,
-            saved.q,
-            k,
-            v,
-            saved.output,
-            _finite(saved.lse),
-            0.0,
-            False,
-            attn_mask=bias,
-            scale=scale,
-        )
-        dtype = compute_dtype(saved.k)
-        return dq, dk.sum(1, dtype=dtype), dv.sum(1, dtype=dtype)
+        return _flash_backward(grad, saved, scale, attn_mask=bias)
+
+
+class BlockwiseKernel(FusedCpuKernel):
+    """The same, with selected attention block by block of keys (blockwise.py) also where a mask is faster."""
+
+    name = "blockwise"
+
+
+def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Output [N, h, T, E] and log-sum-exp [N, h, T] of plain causal attention by torch's flash attention for CPUs."""
+    return _flash(q_NhTD, k_NTD, v_NTE, scale, is_causal=True)
+
+
+def causal_backward(grad: Tensor, saved: TileState, scale: float) -> tuple[Tensor, ...]:
+    """Gradients of queries, keys and values of the same."""
+    return _flash_backward(grad, saved, scale, is_causal=True)
 
 
 def fused_cpu_reason(q: Tensor, v: Tensor) -> str | None:
@@ -87,6 +86,33 @@ def fused_cpu_reason(q: Tensor, v: Tensor) -> str | None:
     if q.shape[-1] != v.shape[-1]:
         return f"keys of width {q.shape[-1]} and values of width {v.shape[-1]} differ"
     return None
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool = False, attn_mask: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, _spread(k, q), _spread(v, q), 0.0, is_causal, attn_mask=attn_mask, scale=scale
+    )
+
+
+def _flash_backward(
+    grad: Tensor, saved: TileState, scale: float, *, is_causal: bool = False, attn_mask: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad,
+        saved.q,
+        _spread(saved.k, saved.q),
+        _spread(saved.v, saved.q),
+        saved.output,
+        _finite(saved.lse),
+        0.0,
+        is_causal,
+        attn_mask=attn_mask,
+        scale=scale,
+    )
+    dtype = compute_dtype(saved.k)
+    return dq, dk.sum(1, dtype=dtype), dv.sum(1, dtype=dtype)
 
 
 def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -110,4 +136,4 @@ def _spread(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
     return k_NSD.unsqueeze(1).expand(-1, q_NhCD.shape[1], -1, -1)
 
 
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (EagerKernel(), FusedCpuKernel())}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (EagerKernel(), FusedCpuKernel(), BlockwiseKernel())}

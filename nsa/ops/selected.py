@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nsa.ops.attend import attend
+from nsa.ops.blockwise import blockwise
+from nsa.ops.kernels import BlockwiseKernel
 from nsa.ops.tiles import Kernel
 
 
@@ -20,8 +22,10 @@ def selected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, E] and log-sum-exp [B, H, T]; a row of nothing but -1 gives 0 and -inf.
 
-    Work grows with T squared, memory with T.
+    Memory grows with T. So does the work block by block; under a mask over all keys it grows with T squared.
     """
+    if kernel.name == BlockwiseKernel.name:
+        return blockwise(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, select_len=select_len, scale=scale)
     return attend(
         q_BHTD,
         k_BGTD,

@@ -6,8 +6,9 @@ Dimensions: N batch x groups, h query heads of a group, C queries of a tile, S k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -53,3 +54,15 @@ def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Half types are accumulated in float32; float32 and float64 stay as they are."""
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def nothing_seen(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of queries that see no key: 0, and minus infinity."""
+    shape = q_NhTD.shape[:3]
+    lse_NhT = q_NhTD.new_full(shape, -torch.inf, dtype=compute_dtype(q_NhTD))
+    return q_NhTD.new_zeros((*shape, v_NSE.shape[-1])), lse_NhT
+
+
+def exactly_in_the_dtype_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: what is computed here says its dtypes itself."""
+    return torch.autocast(tensor.device.type, enabled=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nsa.config import Implementation
-from nsa.ops.dispatch import choose
+from nsa.ops.dispatch import choose, choose_selected
 from nsa.ops.topk import Selection
 
 
@@ -52,7 +52,9 @@ def sparse_attention(
         starts=starts,
     )
     indices = backend.chosen(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)
-    selected, _ = backend.selected(
+    places, select_len = selection.select_count, selection.select_len
+    reader, _ = choose_selected(implementation, q_BHTD, *branches.selected, places, select_len)
+    selected, _ = reader.selected(
         q_BHTD, *branches.selected, indices, select_len=selection.select_len, scale=scale, starts=starts
     )
     sliding, _ = backend.sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)

@@ -16,7 +16,7 @@ from torch import Tensor
 from nsa.config import Implementation
 from nsa.ops import dispatch
 from nsa.ops.backends import SlidingBackend
-from nsa.ops.dispatch import MissingImplementationError, choose, choose_sliding
+from nsa.ops.dispatch import MissingImplementationError, choose, choose_selected, choose_sliding
 from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
 from nsa.ops.kernels import EagerKernel
 from nsa.ops.sliding import sliding_attention
@@ -59,6 +59,17 @@ def plain(width: int = 8, values: int = 8) -> tuple[Tensor, Tensor, Tensor]:
 def test_on_a_cpu_auto_takes_torch_s_flash_attention_and_says_why() -> None:
     backend, choice = choose(Implementation.AUTO, *plain())
     assert (backend.name, choice.name, choice.reason) == ("fused_cpu", "fused_cpu", "auto: fastest on a CPU")
+
+
+def test_on_a_cpu_long_sequences_are_read_block_by_block() -> None:
+    q, k, v = torch.randn(1, 4, 1024, 8), torch.randn(1, 2, 1024, 8), torch.randn(1, 2, 1024, 8)
+    backend, choice = choose_selected(Implementation.AUTO, q, k, v, 16, 32)
+    assert (backend.name, choice.name) == ("blockwise", "blockwise")
+    assert choice.reason == "auto: fastest on a CPU: 1024 tokens"
+    backend, choice = choose_selected(Implementation.AUTO, q, k, v, 17, 32)
+    assert (backend.name, choice.name) == ("fused_cpu", "fused_cpu")
+    assert choice.reason == "auto: fastest on a CPU: 17 blocks of 32 tokens are more than half of 1024 tokens"
+    assert choose_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
 
 
 def test_where_that_cannot_be_auto_takes_plain_torch_and_says_why() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import nsa_learning, nsa_memory, nsa_step_cost
+from benchmarks import nsa_learning, nsa_memory, nsa_parts, nsa_step_cost
+from nsa.config import CI
+
+WAYS = ("forward", "backward")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -26,10 +30,39 @@ class TestFourTimesTheTokensTakeFourAndAHalfTimesTheMemoryAtMost:
 
 
 @pytest.mark.slow
-def test_a_step_of_two_production_layers_costs_at_most_half_more_than_its_control() -> None:
-    measured = nsa_step_cost.measure(layers=2, pairs=3)
-    for name in ("kept", "checkpointed"):
-        assert measured["summary"][f"{name}_wall_s_ratio_median"] <= nsa_step_cost.LIMIT
+@pytest.mark.parametrize("tokens", sorted(nsa_step_cost.LIMITS))
+def test_a_step_of_two_production_layers_stays_within_its_limit_over_its_control(tokens: int) -> None:
+    length = nsa_step_cost.Length(tokens=tokens, layers=2, pairs=3)
+    assert nsa_step_cost.over_limit(nsa_step_cost.measure(length)) == []
+
+
+def test_a_length_is_over_its_limit_in_the_modes_whose_wall_time_is() -> None:
+    summary = {"kept_wall_s_ratio_median": 1.29, "checkpointed_wall_s_ratio_median": 1.31}
+    measured = {"limit": 1.3, "samples": {"kept": [], "checkpointed": []}, "summary": summary}
+    assert nsa_step_cost.over_limit(measured) == ["checkpointed"]
+    assert nsa_step_cost.over_limit(measured | {"limit": None}) == []
+
+
+def test_the_plan_can_be_cut_to_a_length_that_it_does_not_have() -> None:
+    changed, plan = nsa_step_cost.changed, nsa_step_cost.PLAN
+    assert changed(plan, None, None, None) == plan
+    assert changed(plan, 8192, None, 1) == (nsa_step_cost.Length(tokens=8192, layers=2, pairs=1),)
+    assert changed(plan, 4096, 3, None) == (nsa_step_cost.Length(tokens=4096, layers=3, pairs=2),)
+
+
+def test_the_parts_of_a_layer_are_those_of_the_table() -> None:
+    split = nsa_parts.parts(replace(CI, layers=1, seq_len=64), 1)
+    assert set(split["nsa"]) == {"projections", "compress", "cmp", "choose", "sel", "win", "gate", "mlp", "head"}
+    assert set(split["vanilla"]) == {"projections", "attention", "mlp", "head"}
+    seconds = [part[f"{way}_wall_s"] for side in split.values() for part in side.values() for way in WAYS]
+    assert min(seconds) >= 0 < max(seconds)
+    summary = {"kept_vanilla_wall_s_median": 2.0, "kept_nsa_wall_s_median": 2.5, "kept_wall_s_ratio_median": 1.25}
+    length = {"tokens": 64, "layers": 1, "limit": 1.3, "goal": None, "samples": {"kept": []}, "summary": summary}
+    table = nsa_step_cost.table_md({"lengths": [length | {"parts": split}]}).splitlines()
+    assert table[2] == "| 64 | 1 | kept | 2.00 | 2.50 | 1.25 | 1.3 |  |"
+    assert [line.split(" | ")[0] for line in table[6:]] == [
+        f"| {side} {part}" for side, names in split.items() for part in names
+    ]
 
 
 @pytest.mark.slow

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from nsa import reference
-from nsa.ops import attend, tiles, topk
+from nsa.ops import attend, blockwise, tiles, topk
 from nsa.ops.compressed import compressed_attention
-from nsa.ops.kernels import EagerKernel, FusedCpuKernel
+from nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
 from nsa.ops.patterns import CompletedBlocks
 from nsa.ops.selected import selected_attention
-from nsa.ops.sliding import flash_sliding_attention, sliding_attention
+from nsa.ops.sliding import sliding_attention
 from nsa.ops.tiles import Kernel
 from nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
 
 TOLERANCE = 1e-10
-KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel()]
+KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel(), BlockwiseKernel()]
 # Groups, heads per group, tokens, l, d, l', n, w. T < l, T < l', odd lengths, l not a multiple of d, groups of 1 to 16.
 CASES = [
     (1, 1, 33, 8, 4, 8, 4, 7),
@@ -203,6 +203,17 @@ def test_huge_logits_stay_finite(kernel: Kernel, dtype: torch.dtype) -> None:
         assert bool(tensor.isfinite().all())
 
 
+def test_packed_and_sorted_ranks_agree_on_ties_infinities_and_zeros() -> None:
+    ranked = torch.randint(0, 4, (3, 50, 23)).float() / 3
+    ranked[:, :, 0] = torch.inf
+    ranked[:, 10:20, 7:] = -torch.inf
+    score, order = topk._first_of_sorted(ranked, 9)
+    packed, packed_order = topk._first_of_packed(ranked, 9)
+    exists = score > -torch.inf
+    assert torch.equal(exists, packed >= 0)
+    assert torch.equal(order[exists], packed_order[exists])
+
+
 class TestTheOperatorsKeepTheirPromisesToTorch:
     """Schema, autograd, shapes without data and tracing, also with lengths that vary: what torch.compile relies on."""
 
@@ -219,27 +230,15 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
         saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, indices, output, lse)]
         torch.library.opcheck(attend._attend_backward, (*saved, *form))
 
+    def test_attention_block_by_block(self) -> None:
+        q = torch.randn(2, 3, 11, 4, dtype=torch.float64, requires_grad=True)
+        k, v = (torch.randn(2, 11, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        indices = torch.randint(EMPTY, 4, (2, 11, 3), dtype=torch.int32)
+        torch.library.opcheck(blockwise._blockwise, (q, k, v, indices, 3, 0.5))
+        output, lse = blockwise._blockwise(q, k, v, indices, 3, 0.5)
+        saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, indices, output, lse)]
+        torch.library.opcheck(blockwise._blockwise_backward, (*saved, 3, 0.5))
+
     def test_choice(self) -> None:
         q, k = torch.randn(1, 4, 20, 4), torch.randn(1, 2, 9, 4)
-        torch.library.opcheck(topk._choose, (q, k, 4, 2, 5, 4, 0.5, None))
-
-
-def test_flash_is_asked_for_a_window_of_w_keys() -> None:
-    """A stand-in with flash-attn's contract: `left` counts the keys before the query's own."""
-
-    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, window_size):
-        assert causal
-        left, right = window_size
-        tokens = torch.arange(q.shape[1])
-        distance = tokens[:, None] - tokens
-        allowed = (distance >= -right) & (distance <= left)
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        result = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=allowed, scale=softmax_scale, enable_gqa=True
-        )
-        return result.transpose(1, 2)
-
-    q, k, v = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
-    ours, _ = sliding_attention(q, k, v, window=6, scale=0.3, kernel=EagerKernel())
-    theirs = flash_sliding_attention(q, k, v, window=6, scale=0.3, flash=flash_attn_func)
-    torch.testing.assert_close(ours, theirs)
+        torch.library.opcheck(topk._choose, (q, k, 4, 2, 5, 4, 0.5, None, None, None, "tiles"))

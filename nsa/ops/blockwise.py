@@ -1,0 +1,218 @@
+"""Selected attention on a CPU, one block of keys after the other, each with all queries that chose it.
+
+A mask over all keys makes the work grow with T squared, and gathering each query's blocks moves every key n times for
+every query. Here a block stays in the cache, its readers' rows are gathered, and one matrix product serves all heads of
+all of them. The forward pass merges what a query has from its blocks by running maximum and sum; the backward pass
+starts from the final log-sum-exp. The first queries, who see every block, are plain causal attention.
+
+Dimensions: N batch x groups, h heads of a group, T queries, S keys, D key width, E value width, n places, m queries of
+a chunk, r rows of it (m x h), L keys of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.ops.kernels import causal_backward, causal_forward, fused_cpu_reason
+from nsa.ops.readers import Chunk, Readers, readers
+from nsa.ops.tiles import TileState, compute_dtype, exactly_in_the_dtype_of, nothing_seen
+
+# Queries that share a matrix product. Fewer waste calls, more of them leave the cache.
+LONGEST_CHUNK = 512
+# Below, the calls per block cost more than the keys that a mask hides.
+SHORTEST = 1024
+
+
+def blockwise(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor, *, select_len: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient). Work and memory grow with T."""
+    batch, heads, queries, _ = q_BHTD.shape
+    groups = k_BGSD.shape[1]
+    rows = batch * groups
+    o_NhTE, lse_NhT = _blockwise(
+        q_BHTD.reshape(rows, heads // groups, queries, -1),
+        k_BGSD.reshape(rows, *k_BGSD.shape[2:]),
+        v_BGSE.reshape(rows, *v_BGSE.shape[2:]),
+        indices_BGTn.reshape(rows, queries, -1),
+        select_len,
+        scale,
+    )
+    return o_NhTE.reshape(batch, heads, queries, -1), lse_NhT.reshape(batch, heads, queries)
+
+
+def slower_reason(queries: int, places: int, select_len: int) -> str | None:
+    """Why a mask over all keys is faster than block by block; None if it is not. Measured on two cores."""
+    if queries < SHORTEST:
+        return f"{queries} tokens are fewer than {SHORTEST}"
+    if queries < 2 * places * select_len:
+        return f"{places} blocks of {select_len} tokens are more than half of {queries} tokens"
+    return None
+
+
+@torch.library.custom_op("nsa::blockwise", mutates_args=())
+def _blockwise(
+    q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    o, lse = nothing_seen(q_NhTD, v_NSE)
+    reads = _readers(q_NhTD, k_NSD, v_NSE, indices_NTn, select_len)
+    first = reads.all_seeing
+    with exactly_in_the_dtype_of(q_NhTD):
+        if first:
+            causal = causal_forward(q_NhTD[:, :, :first], k_NSD[:, :first], v_NSE[:, :first], scale)
+            o[:, :, :first], lse[:, :, :first] = causal
+        for number in reads.rows_left():
+            row = _Row.of(q_NhTD[number, :, first:], k_NSD[number], v_NSE[number], scale)
+            o_ThE, lse_Th = _row_forward(row, reads.chunks(number, LONGEST_CHUNK))
+            o[number, :, first:], lse[number, :, first:] = o_ThE.transpose(0, 1), lse_Th.t()
+    return o, lse
+
+
+@torch.library.custom_op("nsa::blockwise_backward", mutates_args=())
+def _blockwise_backward(
+    grad_NhTE: Tensor,
+    q_NhTD: Tensor,
+    k_NSD: Tensor,
+    v_NSE: Tensor,
+    indices_NTn: Tensor,
+    o_NhTE: Tensor,
+    lse_NhT: Tensor,
+    select_len: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq = torch.zeros_like(q_NhTD, memory_format=torch.contiguous_format)
+    dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
+    dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
+    reads = _readers(q_NhTD, k_NSD, v_NSE, indices_NTn, select_len)
+    first = reads.all_seeing
+    with exactly_in_the_dtype_of(q_NhTD):
+        if first:
+            grad, q, o, lse = (tensor[:, :, :first] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
+            state = TileState(q=q, k=k_NSD[:, :first], v=v_NSE[:, :first], output=o, lse=lse)
+            dq[:, :, :first], dk[:, :first], dv[:, :first] = causal_backward(grad, state, scale)
+        for number in reads.rows_left():
+            grad, q, o, lse = (tensor[number, :, first:] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
+            row = _Row.of(q, k_NSD[number], v_NSE[number], scale)
+            dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, LONGEST_CHUNK))
+            dq[number, :, first:] = dq_ThD.mul_(scale).transpose(0, 1)
+            dk[number] += dk_SD
+            dv[number] += dv_SE
+    # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
+    return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
+
+
+@_blockwise.register_fake
+def _(q_NhTD: Tensor, _k: Tensor, v_NSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return nothing_seen(q_NhTD, v_NSE)
+
+
+@_blockwise_backward.register_fake
+def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors[:3])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, select_len, scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.form = (select_len, scale)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    none = (None,) * 3
+    if grad_NhTE is None:
+        return None, None, None, *none
+    return *_blockwise_backward(grad_NhTE, *ctx.saved_tensors, *ctx.form), *none
+
+
+_blockwise.register_autograd(_differentiate, setup_context=_keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One batch and group, in the dtype of the sums. A query's heads stand side by side: one gather takes them all."""
+
+    q: Tensor  # [T, h * D], times the scale
+    k: Tensor  # [S, D]
+    v: Tensor  # [S, E]
+    heads: int
+
+    @classmethod
+    def of(cls, q_hTD: Tensor, k_SD: Tensor, v_SE: Tensor, scale: float) -> _Row:
+        dtype = compute_dtype(q_hTD)
+        return cls(q=_by_query(q_hTD).mul_(scale), k=k_SD.to(dtype), v=v_SE.to(dtype), heads=q_hTD.shape[0])
+
+    def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
+        """[r, L], a row for each query and head."""
+        scores = q_rD @ self.k[chunk.first : chunk.last].t()
+        chunk.hide_later_(scores.view(len(chunk.queries), self.heads, -1))
+        return scores
+
+
+def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
+    """Output [T, h, E] and log-sum-exp [T, h]."""
+    queries = row.q.shape[0]
+    o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
+    # The lowest number, not minus infinity: the difference of two of those is NaN.
+    highest = row.q.new_full((queries, row.heads), torch.finfo(row.q.dtype).min)
+    total = row.q.new_zeros(queries, row.heads)
+    for chunk in chunks:
+        scores = row.scores(_rows(row.q, chunk, row.k), chunk)
+        before = highest.index_select(0, chunk.queries)
+        after = torch.maximum(before, scores.amax(-1).view_as(before))
+        weights = scores.sub_(after.view(-1, 1)).exp_()
+        kept = before.sub_(after).exp_()
+        sums = total.index_select(0, chunk.queries).mul_(kept).add_(weights.sum(-1).view_as(kept))
+        o_rE = _rows(o, chunk, row.v).mul_(kept.view(-1, 1)).addmm_(weights, row.v[chunk.first : chunk.last])
+        o.index_copy_(0, chunk.queries, o_rE.view(-1, o.shape[-1]))
+        highest.index_copy_(0, chunk.queries, after)
+        total.index_copy_(0, chunk.queries, sums)
+    # A query that sees nothing has the total 0: its output stays 0 and its log-sum-exp is minus infinity.
+    lse = highest + total.log()
+    return o.view(queries, row.heads, -1).div_(total.masked_fill(total == 0, 1.0).unsqueeze(-1)), lse
+
+
+def _row_backward(
+    row: _Row, grad_hTE: Tensor, o_hTE: Tensor, lse_hT: Tensor, chunks: Iterator[Chunk]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the queries times the scale [T, h, D], of the keys [S, D] and of the values [S, E]."""
+    grad = _by_query(grad_hTE)
+    lse = lse_hT.t().contiguous()
+    delta = (grad_hTE.to(grad.dtype) * o_hTE).sum(-1).t().contiguous()
+    dq, dk, dv = torch.zeros_like(row.q), torch.zeros_like(row.k), torch.zeros_like(row.v)
+    for chunk in chunks:
+        keys = slice(chunk.first, chunk.last)
+        q_rD, grad_rE = _rows(row.q, chunk, row.k), _rows(grad, chunk, row.v)
+        weights = row.scores(q_rD, chunk).sub_(_column(lse, chunk)).exp_()
+        d_scores = (grad_rE @ row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
+        dv[keys].addmm_(weights.t(), grad_rE)
+        dk[keys].addmm_(d_scores.t(), q_rD)
+        # No query stands twice in a chunk: nothing is added in an order of its own.
+        dq.index_add_(0, chunk.queries, (d_scores @ row.k[keys]).view(-1, dq.shape[-1]))
+    return dq.view(dq.shape[0], row.heads, -1), dk, dv
+
+
+def _by_query(x_hTD: Tensor) -> Tensor:
+    """A copy [T, h * D] in the dtype of the sums."""
+    rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
+    return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
+
+
+def _rows(x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
+    """The chunk's rows, one for each query and head, as wide as `like`."""
+    return x_Tw.index_select(0, chunk.queries).view(-1, like_SX.shape[-1])
+
+
+def _column(x_Th: Tensor, chunk: Chunk) -> Tensor:
+    return x_Th.index_select(0, chunk.queries).view(-1, 1)
+
+
+def _readers(q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int) -> Readers:
+    causal = fused_cpu_reason(q_NhTD, v_NSE) is None
+    return readers(indices_NTn, select_len, k_NSD.shape[1], set_apart=causal)
