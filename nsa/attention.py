@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa.ops.dispatch import Choice, choose, choose_selected, choose_sliding
+from nsa.ops.dispatch import Choice, choose, choose_around, choose_selected, choose_sliding
 from nsa.ops.topk import Selection
 from nsa.rope import rotate
 
@@ -51,7 +51,7 @@ class NSAttention(nn.Module):
     def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
         """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
         gates = self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM)  # [branches, B, H, T, 1]
-        backend, choice = choose(self.implementation, outputs[0], outputs[0], outputs[0])
+        backend, choice = choose_around(self.implementation, outputs[0], outputs[0], outputs[0])
         count(self.gate_mlp.runs, choice)
         return self.out_proj(backend.mixed(outputs, gates.squeeze(-1)).flatten(2))
 
@@ -133,7 +133,7 @@ class BlockChooser(nn.Module):
 
     def forward(self, q_BHTD: Tensor, keys_BGSD: Tensor, lse_BHT: Tensor | None, memo_number: Tensor | None) -> Tensor:
         """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
-        backend, choice = choose(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
+        backend, choice = choose_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
         count(self.runs, choice)
         return backend.chosen(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number)
 

@@ -53,6 +53,12 @@ def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tenso
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
 
+def choose_around(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
+    """The same for what is around the attention, choosing blocks and mixing: plain torch, or fused kernels."""
+    backend, choice = choose(wanted, q_BHTD, k_BGSD, v_BGSE)
+    return (_EAGER, Choice("eager", "auto: the only one on a CPU")) if backend is _FUSED_CPU else (backend, choice)
+
+
 def choose_selected(
     wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
 ) -> tuple[Backend, Choice]:
