@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ import torch
 from conftest import ROOT
 from torch import Tensor
 
+from benchmarks.roofline import Shape
 from nsa.config import CI, Implementation
 from nsa.model import Recompute, TinyLM
 from nsa.ops.backends import Backend
@@ -33,21 +34,7 @@ from nsa.world import World
 needs_gpu = pytest.mark.gpu
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    tokens: int
-    heads: int = 8
-    groups: int = 2
-    width: int = 64
-    value_width: int = 64
-    block_len: int = 32
-    block_stride: int = 16
-    select_len: int = 64
-    select_count: int = 16
-    window: int = 512
-
-
-LARGE = Shape(tokens=4096)
+LARGE = Shape(tokens=4096, heads=8, groups=2, width=64, value_width=64)
 SHAPES = [
     *(replace(LARGE, tokens=tokens) for tokens in (1, 31, 32, 63, 64, 65, 1000, 4096)),
     *(
