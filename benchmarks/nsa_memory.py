@@ -1,6 +1,7 @@
 """Memory of a training step at 2048 and at 8192 tokens: four times the tokens may take four and a half times as much.
 
-    python benchmarks/nsa_memory.py
+    python benchmarks/nsa_memory.py           every path at both lengths, and the curve up to 32768 tokens
+    python benchmarks/nsa_memory.py --table   what is recorded, as Markdown
 
 The ci shape with two layers. Each measurement has a process of its own: the highest resident memory of a step, less
 what was resident before it (the model and torch itself, which would only flatter the ratio).
@@ -24,6 +25,7 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 
 LIMIT = 4.5
 LENGTHS = (2048, 8192)
+CURVE = (2048, 4096, 8192, 16384, 32768)
 # Attention, implementation, checkpointing: every path a step can take on a CPU.
 PATHS = [
     ("nsa", "auto", "kept"),
@@ -88,14 +90,36 @@ def measure() -> dict[str, Any]:
         sizes = {str(tokens): measured(path, tokens) for tokens in LENGTHS}
         ratio = sizes[str(LENGTHS[1])] / sizes[str(LENGTHS[0])]
         samples.append({"attention": path[0], "impl": path[1], "layers": path[2], "bytes": sizes, "ratio": ratio})
-    return {"samples": samples, "summary": {"worst_ratio": max(sample["ratio"] for sample in samples)}}
+    curve = {
+        attention: {str(tokens): measured((attention, "auto", "kept"), tokens) for tokens in CURVE}
+        for attention in ("nsa", "vanilla")
+    }
+    return {"samples": samples, "curve": curve, "summary": {"worst_ratio": max(sample["ratio"] for sample in samples)}}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: mebibytes of a step over the length, and by how much each doubling multiplies them."""
+    lines = ["| tokens | NSA, MiB | times | dense, MiB | times |", "|---|---|---|---|---|"]
+    before: dict[str, int] = {}
+    for tokens in CURVE:
+        cells = [str(tokens)]
+        for attention in ("nsa", "vanilla"):
+            size = result["curve"][attention][str(tokens)]
+            cells += [f"{size / 2**20:.0f}", f"{size / before[attention]:.2f}" if attention in before else ""]
+            before[attention] = size
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure how the memory of a step grows with its tokens.")
     parser.add_argument("--one", nargs=4, metavar=("ATTENTION", "IMPL", "LAYERS", "TOKENS"), help="measure here")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_memory.json")
+    parser.add_argument("--table", action="store_true", help="print what is recorded in --out")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(table(json.loads(options.out.read_text(encoding="utf-8"))))
+        return 0
     if options.one:
         *path, tokens = options.one
         print(step_bytes(*path, int(tokens)))

@@ -70,3 +70,11 @@ def test_two_hundred_steps_of_text_end_no_more_than_five_percent_above_the_contr
     summary = nsa_learning.measure(200)["summary"]
     assert all(excess <= nsa_learning.LIMIT for excess in summary["excess"])
     assert all(end["nsa"] < 3.0 for end in summary["last_losses"])
+
+
+def test_the_table_of_memory_gives_each_length_with_its_growth() -> None:
+    sizes = {str(tokens): 2**20 * tokens for tokens in nsa_memory.CURVE}
+    rows = nsa_memory.table({"curve": {"nsa": sizes, "vanilla": sizes}}).splitlines()
+    assert rows[2] == "| 2048 | 2048 |  | 2048 |  |"
+    assert rows[3] == "| 4096 | 4096 | 2.00 | 4096 | 2.00 |"
+    assert len(rows) == 2 + len(nsa_memory.CURVE)
