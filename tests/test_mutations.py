@@ -1,4 +1,4 @@
-"""The tests of the judging core are tested: each entry of mutations.json breaks the code, and its test must fail."""
+"""Tests are tested: each entry of mutations.json breaks the code of judging or attention, and its test must fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("harness", "nsa", "scenarios", "tests", "pyproject.toml")
+COPIED = ("benchmarks", "harness", "nsa", "scenarios", "tests", "pyproject.toml")
 FAILED = 1  # pytest: tests ran, and some failed. Anything else is no answer.
 
 
@@ -72,7 +72,7 @@ def survives(copy: Path, mutation: Mutation) -> str | None:
 def test_a_mutation_names_a_place_that_exists_once_and_a_test_that_exists(mutation: Mutation) -> None:
     assert (ROOT / mutation.file).read_text().count(mutation.old) == 1
     assert mutation.new != mutation.old
-    file, _, function = mutation.test.partition("::")
+    file, *_, function = mutation.test.split("::")
     assert f"def {function}(" in (ROOT / file).read_text()
 
 

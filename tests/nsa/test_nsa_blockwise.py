@@ -102,6 +102,11 @@ def test_a_query_that_saw_nothing_at_the_start_leaves_nobody_apart() -> None:
     assert readers(indices[None], select_len=2, keys=3, set_apart=True).all_seeing == 0
 
 
+def test_a_query_is_set_apart_where_it_sees_everything_in_all_rows() -> None:
+    indices = torch.tensor([[[0], [0], [0]], [[0], [EMPTY], [0]]], dtype=torch.int32)
+    assert readers(indices, select_len=3, keys=3, set_apart=True).all_seeing == 1
+
+
 def test_it_runs_where_the_chosen_keys_are_at_most_half_and_there_are_enough() -> None:
     assert blockwise.slower_reason(2048, 16, 64) is None
     assert blockwise.slower_reason(2047, 16, 64) == "16 blocks of 64 tokens are more than half of 2047 tokens"

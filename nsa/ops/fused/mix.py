@@ -173,10 +173,12 @@ def mix_forward(
     b_sum = _term(p_output, p_gate, o_column, m_row, m_tile, ACC)  # [R, E]
     if BRANCHES > 1:
         p_output = second + i_batch * second_batch + o_head * second_head + o_token * second_token
-        b_sum += _term(p_output, p_gate + gate_branch, o_column, m_row, m_tile, ACC)
+        p_gate += gate_branch
+        b_sum += _term(p_output, p_gate, o_column, m_row, m_tile, ACC)
     if BRANCHES > 2:
         p_output = third + i_batch * third_batch + o_head * third_head + o_token * third_token
-        b_sum += _term(p_output, p_gate + 2 * gate_branch, o_column, m_row, m_tile, ACC)
+        p_gate += gate_branch
+        b_sum += _term(p_output, p_gate, o_column, m_row, m_tile, ACC)
     p_result = result + (i_batch * tokens * HEADS + o_row) * WIDTH  # [R]
     tl.store(p_result[:, None] + o_column, b_sum.to(result.dtype.element_ty), mask=m_tile)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,8 +109,22 @@ def compiled(
         "numbers": numbers | {"warps": warps, "stages": stages},
         "shared_bytes": result.metadata.shared,
         "tensor_core_operations": result.asm["ptx"].count("mma"),
+        "narrow_products": narrow_products(result.asm["ttir"], names),
         **_usage(result.asm["cubin"]),
     }
+
+
+def narrow_products(ttir: str, names: list[str]) -> list[str]:
+    """The arguments that something is multiplied with in 32 bits, which strides and lengths may overflow."""
+    # A number that is made a tensor goes by the name of the number.
+    spread = dict(re.findall(r"%(\S+) = tt\.(?:splat|broadcast|expand_dims) %([^\s,]+)", ttir))
+    found = set()
+    for factors in re.findall(r"arith\.muli %([^\s,]+), %(\S+) : (?:tensor<[\dx]+x)?i32", ttir):
+        for factor in factors:
+            while factor in spread:
+                factor = spread[factor]
+            found.add(factor)
+    return sorted(found & set(names))
 
 
 def _type(value: Any) -> str:

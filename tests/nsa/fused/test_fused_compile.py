@@ -26,6 +26,12 @@ KERNELS = {
     "mix_backward",
 }
 WITHOUT_PRODUCTS = {"selected_backward_sum", "mix_forward", "mix_backward"}
+# Arguments in products of 32 bits. None of these is an offset: tokens x heads of a sequence, and numbers of programs.
+NARROW = {
+    "mix_forward": ["tokens"],
+    "mix_backward": ["tokens"],
+    "spanned_backward_keys": ["batch_groups", "parts"],
+}
 
 
 def compiled(tmp_path: Path, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
@@ -49,6 +55,8 @@ def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_w
         assert line["shared_bytes"] <= SHARED_BYTES[90], line
         assert line["spilled_bytes"] == 0, line
         assert (line["tensor_core_operations"] > 0) == (line["kernel"] not in WITHOUT_PRODUCTS), line
+        # Rows of keys and values of 64k tokens and 128 heads lie more than 2^31 elements apart.
+        assert line["narrow_products"] == NARROW.get(line["kernel"], []), line
 
 
 @pytest.mark.slow

@@ -106,9 +106,9 @@ def test_a_tile_of_32_queries_keeps_the_highest_bit_apart_from_the_sign() -> Non
 
 def test_more_tokens_than_32_bits_of_block_times_query_are_sorted_as_64() -> None:
     tokens = 1 << 16
-    indices = (torch.arange(tokens, dtype=torch.int32) // 2).view(1, 1, tokens, 1)
+    indices = torch.arange(tokens, dtype=torch.int32).view(1, 1, tokens, 1)
     choice = lists.chosen(indices, select_len=1, starts=None)
     segments = lists.segments(choice, 4)
-    assert (choice.blocks + 1) * tokens >= 1 << 31
+    assert (choice.blocks - 1) * tokens >= 1 << 31
     assert torch.equal(segments.query_NL[0], torch.arange(tokens, dtype=torch.int32))
-    assert torch.equal(segments.begin_Nb[0, : tokens // 2], torch.arange(0, tokens, 2, dtype=torch.int32))
+    assert torch.equal(segments.begin_Nb[0, :tokens], torch.arange(tokens, dtype=torch.int32))

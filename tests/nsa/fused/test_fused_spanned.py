@@ -190,6 +190,7 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> N
         assert float((our - true).abs().max()) <= 2 * float((their - true).abs().max())
 
 
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
     q, k, v = ((60 * torch.randn(1, heads, 40, 16)).to(dtype).requires_grad_() for heads in (4, 2, 2))
@@ -200,7 +201,7 @@ def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
 
 def test_the_gradients_are_those_of_the_output() -> None:
     case = compressed((1, 2, 9, 3, 2, 0, 3, 2))
-    assert torch.autograd.gradcheck(lambda *inputs: case.ours(*inputs)[0], (case.q, case.k, case.v))
+    assert torch.autograd.gradcheck(lambda *inputs: case.ours(*inputs)[0], (case.q, case.k, case.v), fast_mode=True)
 
 
 def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""Tile sizes: the first that fits, or the fastest where a warm-up has measured them; the same on all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from triton.runtime.errors import OutOfResources
+
+from nsa.ops.fused import tuning
+from nsa.ops.fused.launch import Tile
+from nsa.ops.fused.tuning import Situation
+
+TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
+HERE = Situation(kernel="k", device="NVIDIA H200", dtype="bfloat16", heads=16, width=128, value_width=128, tokens=64)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    before = dict(tuning._chosen)
+    tuning.forget()
+    yield
+    tuning.forget()
+    tuning._chosen.update(before)
+
+
+@pytest.fixture
+def milliseconds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """What each number of rows takes on the GPU that is not here."""
+    taken = {128: 3.0, 64: 1.0, 32: 2.0}
+
+    def time(run: Callable[[Tile], None], tile: Tile) -> float:
+        run(tile)
+        return taken[tile.rows]
+
+    monkeypatch.setattr(tuning, "_milliseconds", time)
+    return taken
+
+
+class Kernel:
+    """Remembers the tiles that it ran with; those with more rows than fit raise what Triton raises."""
+
+    def __init__(self, most_rows: int = 999) -> None:
+        self.most_rows, self.ran = most_rows, list[int]()
+
+    def __call__(self, tile: Tile) -> None:
+        if tile.rows > self.most_rows:
+            raise OutOfResources(required=1, limit=0, name="shared memory")
+        self.ran.append(tile.rows)
+
+    def best(self, times: int = 1) -> list[int]:
+        for _ in range(times):
+            tuning.run_best(self, HERE, lambda _: TILES)
+        return self.ran
+
+
+@pytest.mark.usefixtures("milliseconds")
+def test_nothing_is_timed_outside_of_a_warm_up() -> None:
+    with tuning.measuring():
+        pass
+    assert Kernel().best(times=2) == [128, 128]
+
+
+@pytest.mark.usefixtures("milliseconds")
+def test_a_warm_up_keeps_the_fastest_tile_that_fits() -> None:
+    with tuning.measuring():
+        assert Kernel().best() == [128, 64, 32, 64]
+    assert Kernel().best(times=2) == [64, 64]
+    tuning.forget()
+    with tuning.measuring():
+        assert Kernel(most_rows=32).best() == [32, 32]
+
+
+def test_a_tile_that_does_not_fit_is_passed_over() -> None:
+    assert Kernel(most_rows=64).best(times=2) == [64, 64]
+
+
+@pytest.mark.usefixtures("milliseconds")
+def test_where_no_tile_fits_the_error_is_triton_s() -> None:
+    with pytest.raises(OutOfResources):
+        Kernel(most_rows=1).best()
+    with pytest.raises(OutOfResources), tuning.measuring():
+        Kernel(most_rows=1).best()
+
+
+def test_what_another_rank_has_measured_is_what_runs() -> None:
+    Kernel().best()
+    rows = json.loads(json.dumps(tuning.table()))
+    rows[0][1] = [32, 64, 4, 2]
+    tuning.adopt(rows)
+    assert Kernel().best() == [32]
+
+
+def test_rows_that_are_not_understood_are_left_out() -> None:
+    Kernel().best()
+    good = tuning.table()
+    tuning.forget()
+    tuning.adopt([None, [{"kernel": "k"}, [1, 2, 3, 4]], [{}, 7], *good])
+    assert tuning.table() == good
+    tuning.adopt("nonsense")
+    assert tuning.table() == good
+
+
+def test_choices_are_kept_in_a_file_with_those_of_other_processes(tmp_path: Path) -> None:
+    file = tmp_path / "nsa" / "tuning.json"
+    tuning.load(file)
+    assert tuning.table() == []
+    Kernel().best()
+    tuning.save(file)
+    first = tuning.table()
+    tuning.forget()
+    tuning.run_best(Kernel(), replace(HERE, kernel="another"), lambda _: TILES)
+    own = tuning.table()
+    tuning.save(file)
+    tuning.forget()
+    tuning.load(file)
+    assert sorted(map(str, tuning.table())) == sorted(map(str, [*own, *first]))
+    file.write_text("{", encoding="utf-8")
+    tuning.load(file)
+    assert len(tuning.table()) == 2
+
+
+def test_choices_of_the_interpreter_are_not_kept() -> None:
+    tuning.run_best(Kernel(), replace(HERE, device="cpu"), lambda _: TILES)
+    assert tuning.table() == []
