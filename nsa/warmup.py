@@ -67,7 +67,7 @@ def tuning_file() -> Path:
 
 
 def _kept(tuning: object, file: Path, world: World) -> str:
-    if not world.is_first:
+    if not world.is_first or not tuning.table():  # type: ignore[attr-defined]
         return ""
     try:
         tuning.save(file)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the kernels share on the device: rows of a tile, masked loads and stores, and the exponentials of a softmax.
+"""What the kernels share on the device: masked loads and stores, and the steps of a softmax and of its gradients.
 
 Half types take powers of two with log2(e) folded into the scale, one multiplication an element. For float32 and float64
 that multiplication costs accuracy where logits are large, so there (`EXACT`) everything stays in base e.
@@ -73,3 +73,49 @@ def as_exponent(b_lse, EXACT: tl.constexpr):
     else:
         b_exponent = b_lse / _LN_2
     return b_exponent
+
+
+@triton.jit
+def forward_step(
+    b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr
+):
+    """A tile of keys into the running maximum and sum of each row [R], and into its output [R, E]."""
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
+    b_s = tl.where(m_seen, b_s, float("-inf"))
+    b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
+    # Rows that have seen nothing yet would compute -inf - -inf.
+    b_shift = tl.where(b_higher == float("-inf"), 0.0, b_higher)
+    b_p = power(b_s - b_shift[:, None], EXACT)  # [R, K]
+    b_shrink = power(b_highest - b_shift, EXACT)
+    b_total = b_total * b_shrink + tl.sum(b_p, 1)
+    b_o = b_o * b_shrink[:, None] + tl.dot(b_p.to(b_v.dtype), b_v, input_precision="ieee", out_dtype=ACC)
+    return b_higher, b_total, b_o
+
+
+@triton.jit
+def query_step(
+    b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen,
+    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """What a tile of keys adds to the gradient of the queries [R, D]."""
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
+    # A blind row has a log-sum-exp of -inf and sees nothing: the mask comes before the exponential.
+    b_p = power(tl.where(m_seen, b_s - b_lse[:, None], float("-inf")), EXACT)
+    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision="ieee", out_dtype=ACC)  # [R, K]
+    b_ds = b_p * (b_dp - b_delta[:, None]) * SCALE
+    return tl.dot(b_ds.to(b_k.dtype), b_k, input_precision="ieee", out_dtype=ACC)
+
+
+@triton.jit
+def key_step(
+    b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv,
+    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows into the gradients of keys [K, D] and values [K, E]; `m_seen` is [K, R]."""
+    b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [K, R]
+    b_p = power(tl.where(m_seen, b_s - b_lse[None, :], float("-inf")), EXACT)  # [K, R]
+    b_dv += tl.dot(b_p.to(b_do.dtype), b_do, input_precision="ieee", out_dtype=ACC)
+    b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
+    b_ds = b_p * (b_dp - b_delta[None, :]) * SCALE
+    b_dk += tl.dot(b_ds.to(b_q.dtype), b_q, input_precision="ieee", out_dtype=ACC)
+    return b_dk, b_dv

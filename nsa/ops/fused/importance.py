@@ -54,19 +54,17 @@ def chosen_blocks(
             "put the sequences behind each other"
         )
     check_dtypes(ranked_blocks, q_BHTD, k_BGSD)
-    with torch.no_grad():
-        return _choose(
-            q_BHTD,
-            k_BGSD,
-            lse_BHT,
-            starts,
-            selection.block_len,
-            selection.block_stride,
-            selection.select_len,
-            selection.select_count,
-            selection.scale,
-            None if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages],
-        )
+    batch, _, tokens, _ = q_BHTD.shape
+    indices = q_BHTD.new_empty((batch, k_BGSD.shape[1], tokens, selection.select_count), dtype=torch.int32)
+
+    def run(size: Tile) -> None:
+        _launch(size, q_BHTD, k_BGSD, lse_BHT, starts, selection, indices)
+
+    if tile is None:
+        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD), candidates)
+    else:
+        run(tile)
+    return indices
 
 
 def candidates(situation: Situation) -> list[Tile]:
@@ -86,46 +84,6 @@ def taps(selection: Selection) -> int:
     # Where selection blocks begin relative to compressed ones repeats after this many of them.
     period = stride // math.gcd(stride, size)
     return max((j * size + size - 1) // stride - (j * size - length) // stride for j in range(period))
-
-
-@torch.library.custom_op("nsa::choose_blocks_fused", mutates_args=())
-def _choose(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    lse_BHT: Tensor,
-    starts: Tensor | None,
-    block_len: int,
-    block_stride: int,
-    select_len: int,
-    select_count: int,
-    scale: float,
-    tile: list[int] | None,
-) -> Tensor:
-    selection = Selection(
-        block_len=block_len, block_stride=block_stride, select_len=select_len, select_count=select_count, scale=scale
-    )
-    indices = _no_choice(q_BHTD, k_BGSD, select_count)
-
-    def run(size: Tile) -> None:
-        _launch(size, q_BHTD, k_BGSD, lse_BHT, starts, selection, indices)
-
-    if tile is None:
-        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD), candidates)
-    else:
-        rows, keys, warps, stages = tile
-        run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
-    return indices
-
-
-@_choose.register_fake
-def _(
-    q_BHTD: Tensor, k_BGSD: Tensor, _lse: Tensor, _starts: object, _l: int, _d: int, _size: int, count: int, *_: object
-) -> Tensor:
-    return _no_choice(q_BHTD, k_BGSD, count)
-
-
-def _no_choice(q_BHTD: Tensor, k_BGSD: Tensor, count: int) -> Tensor:
-    return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
 
 
 def _launch(

@@ -20,7 +20,17 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.fused import MOST_HEADS, WIDEST, lists, tuning
-from nsa.ops.fused.device import as_exponent, load_heads, load_rows, log_sum, power, store_heads, store_rows
+from nsa.ops.fused.device import (
+    as_exponent,
+    forward_step,
+    key_step,
+    load_heads,
+    load_rows,
+    log_sum,
+    query_step,
+    store_heads,
+    store_rows,
+)
 from nsa.ops.fused.launch import (
     NARROWEST,
     CannotLaunchError,
@@ -238,16 +248,7 @@ def selected_forward(
         )
         b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
-        b_s = tl.where(m_seen, b_s, float("-inf"))
-        b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
-        # Rows that have seen nothing yet would compute -inf - -inf.
-        b_shift = tl.where(b_higher == float("-inf"), 0.0, b_higher)
-        b_p = power(b_s - b_shift[:, None], EXACT)  # [R, K]
-        b_shrink = power(b_highest - b_shift, EXACT)
-        b_total = b_total * b_shrink + tl.sum(b_p, 1)
-        b_o = b_o * b_shrink[:, None] + tl.dot(b_p.to(b_v.dtype), b_v, input_precision="ieee", out_dtype=ACC)
-        b_highest = b_higher
+        b_highest, b_total, b_o = forward_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
     b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
     store_heads(p_o, i_b * s_ob + o_head * s_oh + o_token * s_ot, m_row, b_o, E, E_PADDED)
     tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_token, log_sum(b_highest, b_total, EXACT), mask=m_row)
@@ -292,12 +293,7 @@ def selected_backward_queries(
         )
         b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, K]
-        # A blind row has a log-sum-exp of -inf and sees nothing: the mask comes before the exponential.
-        b_p = power(tl.where(m_seen, b_s - b_lse[:, None], float("-inf")), EXACT)
-        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision="ieee", out_dtype=ACC)  # [R, K]
-        b_ds = b_p * (b_dp - b_delta[:, None]) * SCALE
-        b_dq += tl.dot(b_ds.to(b_k.dtype), b_k, input_precision="ieee", out_dtype=ACC)
+        b_dq += query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, SCALE, EXPONENT, EXACT, ACC)
     store_heads(p_dq, i_b * s_db + o_head * s_dh + o_token * s_dt, m_row, b_dq, D, D_PADDED)
 
 
@@ -350,12 +346,7 @@ def selected_backward_keys(
         b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
         b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
         m_seen = m_key[:, None] & m_row[None, :] & (o_key[:, None] <= o_token[None, :])
-        b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [K, R]
-        b_p = power(tl.where(m_seen, b_s - b_lse[None, :], float("-inf")), EXACT)  # [K, R]
-        b_dv += tl.dot(b_p.to(b_do.dtype), b_do, input_precision="ieee", out_dtype=ACC)
-        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
-        b_ds = b_p * (b_dp - b_delta[None, :]) * SCALE
-        b_dk += tl.dot(b_ds.to(b_q.dtype), b_q, input_precision="ieee", out_dtype=ACC)
+        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SCALE, EXPONENT, EXACT, ACC)
     store_rows(p_dk + i_bg * tokens * D, D, o_key, m_key & (cuts == 1), b_dk, D, D_PADDED)
     store_rows(p_dv + i_bg * tokens * E, E, o_key, m_key & (cuts == 1), b_dv, E, E_PADDED)
     i_part = i_bg * partials + tl.load(p_partial + i_table) + i_cut

@@ -1,7 +1,7 @@
 """Which tile sizes a kernel runs with: the first that fits, or the fastest as a warm-up has measured it.
 
 Nothing is measured outside `measuring()`: a training step never pauses to time candidates, which on some ranks but not
-on others looks like a hang. What was measured is the same on every rank after `share`, and is kept in a file, so that
+on others looks like a hang. The warm-up gives every rank what rank 0 has measured, and keeps it in a file, so that
 the next run needs no second look.
 """
 

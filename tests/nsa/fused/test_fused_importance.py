@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa import reference
+from nsa.ops import topk
 from nsa.ops.fused import importance as fused
+from nsa.ops.fused.backend import FusedBackend
 from nsa.ops.fused.importance import chosen_blocks
 from nsa.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa.ops.fused.tuning import Situation
@@ -260,6 +262,6 @@ def test_the_operator_keeps_its_promises_to_torch() -> None:
     selection = numbers(4, 2, 5, 4)
     q, k = inputs(1, 2, 2, 20, selection)
     starts = torch.tensor([0, 20], dtype=torch.int32, device=DEVICE)
-    tensors = (q, k, log_sum_exp(q, k, selection))
-    torch.library.opcheck(fused._choose, (*tensors, starts, 4, 2, 5, 4, 0.5, [64, 16, 4, 2]))
-    torch.library.opcheck(fused._choose, (*tensors, None, 4, 2, 5, 4, 0.5, None))
+    for begins in (starts, None):
+        arguments = (q, k, 4, 2, 5, 4, 0.5, None, log_sum_exp(q, k, selection), begins, FusedBackend.name)
+        torch.library.opcheck(topk._choose, arguments)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from nsa.config import Branch, Compression, Implementation, NSAConfig
 from nsa.model import Recompute, TinyLM
 from nsa.ops.dispatch import choose
-from nsa.ops.fused import launch
+from nsa.ops.fused import launch, tuning
+from nsa.ops.fused.launch import Tile
 from nsa.ops.packed import compressed_starts
 from nsa.ops.topk import Selection
 from nsa.ops.whole import KeysAndValues, sparse_attention
@@ -182,20 +183,28 @@ class TestTheWarmUp:
     ) -> None:
         fused, _ = pair(small)
         state = torch.random.get_rng_state()
-        said = self.warmed(fused, small, tmp_path / "new" / "tuning.json")
+        said = self.warmed(fused, small, tmp_path / "tuning.json")
         assert set(launch.launches) - {"selected_backward_sum"} == ATTENTION | SELECTED | {
             "mix_forward",
             "mix_backward",
         }
         assert all(parameter.grad is None for parameter in fused.parameters())
         assert torch.equal(state, torch.random.get_rng_state())
-        assert said.startswith("warm-up: one layer forward and backward, ")
-        assert said.endswith(f"; kept in {tmp_path}/new/tuning.json")
+        assert said.startswith("warm-up: one layer forward and backward, 0 tile sizes settled, ")
+        assert not (tmp_path / "tuning.json").exists()  # in the interpreter nothing is measured
 
-    def test_says_what_could_not_be_kept(self, small: NSAConfig, tmp_path: Path) -> None:
+    def test_keeps_what_was_measured_or_says_why_not(
+        self, small: NSAConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tensor = torch.empty(1, 1, 1, 1)
+        measured = replace(tuning.Situation.of("any", tensor, tensor, tensor), device="a GPU")
+        monkeypatch.setitem(tuning._chosen, measured, Tile(rows=16, keys=16))
+        config = replace(small, branches=(Branch.WIN,))
+        kept, blocked = tmp_path / "new" / "tuning.json", tmp_path / "file" / "tuning.json"
         (tmp_path / "file").write_text("")
-        said = self.warmed(pair(small)[0], small, tmp_path / "file" / "tuning.json")
-        assert f"not kept: {tmp_path}/file/tuning.json: " in said
+        assert self.warmed(pair(config)[0], config, kept).endswith(f"; kept in {kept}")
+        assert '"a GPU"' in kept.read_text()
+        assert f"; not kept: {blocked}: " in self.warmed(pair(config)[0], config, blocked)
 
     def test_is_for_models_on_the_fused_kernels(self, small: NSAConfig) -> None:
         fused, plain = pair(small)
