@@ -44,15 +44,17 @@ def _harness() -> tuple[list[str], list[tuple[str, ...]]]:
 
 
 def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
-    step, learning = _summary("nsa_step_cost"), _summary("nsa_learning")
+    learning = _summary("nsa_learning")
     rows = [
         (
-            f"step of 12 layers, {words}",
-            f"{step[f'{kind}_vanilla_wall_s_median']:.1f} s",
-            f"{step[f'{kind}_nsa_wall_s_median']:.1f} s",
-            f"{step[f'{kind}_wall_s_ratio_median']:.2f}",
+            f"step of {length['layers']} layers, {length['tokens']} tokens{words}",
+            f"{length['summary'][f'{kind}_vanilla_wall_s_median']:.1f} s",
+            f"{length['summary'][f'{kind}_nsa_wall_s_median']:.1f} s",
+            f"{length['summary'][f'{kind}_wall_s_ratio_median']:.2f}",
         )
-        for kind, words in (("kept", "activations kept"), ("checkpointed", "gradient checkpointing"))
+        for length in _result("nsa_step_cost")["lengths"]
+        for kind, words in (("kept", ""), ("checkpointed", ", gradient checkpointing"))
+        if kind in length["samples"]
     ]
     rows += [
         (f"loss after 200 steps, seed {seed}", f"{end['vanilla']:.2f}", f"{end['nsa']:.2f}", f"{1 + excess:.2f}")

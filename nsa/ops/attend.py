@@ -9,11 +9,13 @@ Dimensions as in tiles.py, with T queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nsa.ops.cores import shares, side_by_side
 from nsa.ops.kernels import KERNELS
 from nsa.ops.patterns import PATTERNS, Pattern
 from nsa.ops.tiles import Kernel, TileState, compute_dtype, exactly_in_the_dtype_of, nothing_seen, tiles
@@ -61,6 +63,27 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     form, run = PATTERNS[pattern](*lengths), KERNELS[kernel]
     o_NhTE, lse_NhT = nothing_seen(q_NhTD, v_NSE)
+
+    def piece(rows: slice, heads: slice) -> None:
+        tensors = (q_NhTD[rows, heads], k_NSD[rows], v_NSE[rows], None if indices is None else indices[rows])
+        _attend_tiles(form, run, *tensors, o_NhTE[rows, heads], lse_NhT[rows, heads], scale)
+
+    side_by_side([partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])])
+    return o_NhTE, lse_NhT
+
+
+def _attend_tiles(
+    form: Pattern,
+    run: Kernel,
+    q_NhTD: Tensor,
+    k_NSD: Tensor,
+    v_NSE: Tensor,
+    indices: Tensor | None,
+    o_NhTE: Tensor,
+    lse_NhT: Tensor,
+    scale: float,
+) -> None:
+    """Fill in output and log-sum-exp, which are those of queries that see nothing."""
     with exactly_in_the_dtype_of(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run):
             first, last = form.keys(start, stop)
@@ -72,7 +95,6 @@ def _attend(
             blind = form.blind(start, stop, indices, q_NhTD.device)
             if blind is not None:
                 lse.masked_fill_(blind, -torch.inf)
-    return o_NhTE, lse_NhT
 
 
 @torch.library.custom_op("nsa::attend_backward", mutates_args=())
@@ -93,6 +115,39 @@ def _attend_backward(
     dq = torch.zeros_like(q_NhTD, memory_format=torch.contiguous_format)
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
+
+    def piece(rows: slice, heads: slice) -> tuple[Tensor, Tensor]:
+        queries = (tensor[rows, heads] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
+        keys = (k_NSD[rows], v_NSE[rows], None if indices is None else indices[rows])
+        return _differentiate_tiles(form, run, *queries, *keys, dq[rows, heads], scale)
+
+    cut = shares(q_NhTD.device, *q_NhTD.shape[:2])
+    # In the order of the pieces, whichever ends first: the same sum each time.
+    for (rows, _), (piece_dk, piece_dv) in zip(
+        cut, side_by_side([partial(piece, *share) for share in cut]), strict=True
+    ):
+        dk[rows] += piece_dk
+        dv[rows] += piece_dv
+    # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
+    return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
+
+
+def _differentiate_tiles(
+    form: Pattern,
+    run: Kernel,
+    grad_NhTE: Tensor,
+    q_NhTD: Tensor,
+    o_NhTE: Tensor,
+    lse_NhT: Tensor,
+    k_NSD: Tensor,
+    v_NSE: Tensor,
+    indices: Tensor | None,
+    dq_NhTD: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of keys and values from these heads; that of the queries is filled in."""
+    dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
+    dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     with exactly_in_the_dtype_of(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run):
             first, last = form.keys(start, stop)
@@ -101,11 +156,10 @@ def _attend_backward(
             q, o, lse, grad = (tensor[:, :, start:stop] for tensor in (q_NhTD, o_NhTE, lse_NhT, grad_NhTE))
             state = TileState(q=q, k=k_NSD[:, first:last], v=v_NSE[:, first:last], output=o, lse=lse)
             bias = form.bias(start, stop, indices, q_NhTD)
-            dq[:, :, start:stop], tile_dk, tile_dv = run.backward(grad, state, bias, scale)
+            dq_NhTD[:, :, start:stop], tile_dk, tile_dv = run.backward(grad, state, bias, scale)
             dk[:, first:last] += tile_dk
             dv[:, first:last] += tile_dv
-    # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
-    return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
+    return dk, dv
 
 
 @_attend.register_fake

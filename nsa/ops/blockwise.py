@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nsa.ops.cores import shares, side_by_side
 from nsa.ops.kernels import causal_backward, causal_forward, fused_cpu_reason
 from nsa.ops.readers import Chunk, Readers, readers
 from nsa.ops.tiles import TileState, compute_dtype, exactly_in_the_dtype_of, nothing_seen
@@ -66,10 +69,15 @@ def _blockwise(
         if first:
             causal = causal_forward(q_NhTD[:, :, :first], k_NSD[:, :first], v_NSE[:, :first], scale)
             o[:, :, :first], lse[:, :, :first] = causal
-        for number in reads.rows_left():
-            row = _Row.of(q_NhTD[number, :, first:], k_NSD[number], v_NSE[number], scale)
+
+    def piece(rows: slice, heads: slice) -> None:
+        for number in reads.rows_left(rows):
+            row = _Row.of(q_NhTD[number, heads, first:], k_NSD[number], v_NSE[number], scale)
             o_ThE, lse_Th = _row_forward(row, reads.chunks(number, LONGEST_CHUNK))
-            o[number, :, first:], lse[number, :, first:] = o_ThE.transpose(0, 1), lse_Th.t()
+            o[number, heads, first:], lse[number, heads, first:] = o_ThE.transpose(0, 1), lse_Th.t()
+
+    with exactly_in_the_dtype_of(q_NhTD):
+        side_by_side([partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])])
     return o, lse
 
 
@@ -95,11 +103,21 @@ def _blockwise_backward(
             grad, q, o, lse = (tensor[:, :, :first] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
             state = TileState(q=q, k=k_NSD[:, :first], v=v_NSE[:, :first], output=o, lse=lse)
             dq[:, :, :first], dk[:, :first], dv[:, :first] = causal_backward(grad, state, scale)
-        for number in reads.rows_left():
-            grad, q, o, lse = (tensor[number, :, first:] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
+
+    def piece(rows: slice, heads: slice) -> list[tuple[int, Tensor, Tensor]]:
+        gradients = []
+        for number in reads.rows_left(rows):
+            grad, q, o, lse = (tensor[number, heads, first:] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
             row = _Row.of(q, k_NSD[number], v_NSE[number], scale)
             dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, LONGEST_CHUNK))
-            dq[number, :, first:] = dq_ThD.mul_(scale).transpose(0, 1)
+            dq[number, heads, first:] = dq_ThD.mul_(scale).transpose(0, 1)
+            gradients.append((number, dk_SD, dv_SE))
+        return gradients
+
+    with exactly_in_the_dtype_of(q_NhTD):
+        cut = [partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])]
+        # In the order of the pieces, whichever ends first: the same sum each time.
+        for number, dk_SD, dv_SE in chain.from_iterable(side_by_side(cut)):
             dk[number] += dk_SD
             dv[number] += dv_SE
     # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.

@@ -24,9 +24,9 @@ class Readers:
     queries: Tensor
     ends: list[int]  # where each block's queries end, row by row
 
-    def rows_left(self) -> range:
-        """The rows in which somebody is not all-seeing."""
-        return range(self.rows if len(self.queries) else 0)
+    def rows_left(self, rows: slice) -> range:
+        """Of these rows the ones in which somebody is not all-seeing."""
+        return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, longest: int) -> Iterator[Chunk]:
         """The row's blocks with their queries, at most `longest` at a time."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from nsa.ops.cores import shares, side_by_side
 from nsa.ops.patterns import CompletedBlocks
 from nsa.ops.tiles import compute_dtype, tiles
 
@@ -126,15 +128,25 @@ def _chosen(
     rows = batch * groups
     q_NhTD = q_BHTD.reshape(rows, -1, queries, width)
     k_NSD = k_BGSD.reshape(rows, -1, width)
-    blocks = -(-queries // selection.select_len)
     indices = torch.full((rows, queries, selection.select_count), EMPTY, dtype=torch.int32, device=q_BHTD.device)
-    with torch.autocast(q_BHTD.device.type, enabled=False):
-        per_query = rows * max(q_NhTD.shape[1] * k_NSD.shape[1], 2 * blocks)
+
+    def piece(rows: slice, _heads: slice) -> None:
+        _choose_tiles(q_NhTD[rows], k_NSD[rows], selection, indices[rows])
+
+    side_by_side([partial(piece, *share) for share in shares(q_BHTD.device, rows)])
+    return indices.reshape(batch, groups, queries, selection.select_count)
+
+
+def _choose_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:
+    """Fill in the indices, which are empty."""
+    rows, heads, queries, _ = q_NhTD.shape
+    blocks = -(-queries // selection.select_len)
+    with torch.autocast(q_NhTD.device.type, enabled=False):
+        per_query = rows * max(heads * k_NSD.shape[1], 2 * blocks)
         for start, stop in tiles(queries, per_query, LONGEST_TILE):
             importance_NbC = _importance(q_NhTD[:, :, start:stop], k_NSD, start, selection)
             chosen = _best(importance_NbC.transpose(1, 2), start, selection)
-            indices[:, start:stop, : chosen.shape[-1]] = chosen
-    return indices.reshape(batch, groups, queries, selection.select_count)
+            indices_NTn[:, start:stop, : chosen.shape[-1]] = chosen
 
 
 # What computes a selection from queries, keys, numbers, log-sum-exp and starts. The fused kernels add theirs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,13 +16,15 @@ import torch
 from nsa.config import CI, NSAConfig
 from nsa.train import main
 
-# Without a GPU the fused kernels run in Triton's interpreter, which must be asked for before they are decorated.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 Alone = Callable[..., tuple[int, str, str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton's interpreter must be asked for before kernels are decorated: by all tests but those that need a GPU."""
+    if not re.search(r"(?<!not )\b(multi_)?gpu\b", str(config.getoption("markexpr"))):
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

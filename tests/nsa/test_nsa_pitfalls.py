@@ -151,7 +151,8 @@ class Planned:
         ]
         keys = torch.empty(1, groups, blocks, 16, **numbers)
         lse = torch.empty(1, heads, tokens, device=META)
-        importance._choose._init_fn(q, keys, lse, starts, 6, 3, 5, 4, 0.25, None)
+        selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.25)
+        importance.chosen_blocks(q, keys, lse, selection, starts=starts)
         gates = torch.empty(3, 1, heads, tokens, **numbers)
         mixed = mix._mix._init_fn(outputs, gates)
         mix._mix_backward._init_fn(mixed, outputs, gates)

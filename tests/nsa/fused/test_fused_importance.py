@@ -19,7 +19,6 @@ from nsa.ops.packed import compressed_starts
 from nsa.ops.patterns import CompletedBlocks
 from nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Tile(rows=64, keys=16)
 # Groups, heads per group, tokens, l, d, l', n. Odd lengths, l = d = l', T < l, T < l', more places than blocks.
 CASES = [
@@ -41,7 +40,7 @@ def numbers(length: int, stride: int, size: int, count: int, scale: float = 0.5)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, device=DEVICE)
+    return torch.randn(shape, dtype=dtype)
 
 
 def inputs(batch: int, groups: int, per_group: int, tokens: int, selection: Selection, width: int = 4):
@@ -103,9 +102,9 @@ def test_half_types_choose_the_same_set_where_importance_differs_by_more_than_ro
     indices = chosen(q, k, selection)[0]
     exact = importance(q[0].double(), k[0].double(), selection)
     error = (importance(q[0].float(), k[0].float(), selection).double() - exact).abs().max()
-    theirs = reference.choose(exact, select_len=3, select_count=6).to(DEVICE)
+    theirs = reference.choose(exact, select_len=3, select_count=6)
     # Forced blocks are in both; the least of the chosen others against the best that was left out.
-    block, current = torch.arange(exact.shape[-1], device=DEVICE), torch.arange(40, device=DEVICE)[:, None] // 3
+    block, current = torch.arange(exact.shape[-1]), torch.arange(40)[:, None] // 3
     free = exact.masked_fill((block == 0) | (block >= current - 1), -1.0).sort(-1, descending=True).values
     clear = (free[..., 2] - free[..., 3] > 2 * error) | (free[..., 3] < 0)
     same = (indices.sort(-1).values == theirs.sort(-1).values).all(-1)
@@ -124,7 +123,7 @@ def test_forced_blocks_come_first_whatever_their_importance() -> None:
 def test_equal_importance_goes_to_the_lower_index() -> None:
     selection = numbers(4, 4, 4, 5)
     for zero in (0.0, -0.0):
-        q = torch.full((1, 2, 40, 4), zero, device=DEVICE)
+        q = torch.full((1, 2, 40, 4), zero)
         assert chosen(q, normal(1, 1, 10, 4, dtype=torch.float32), selection)[0, 0, -1].tolist() == [0, 8, 9, 1, 2]
 
 
@@ -145,7 +144,7 @@ def test_no_tokens_are_no_launch() -> None:
 @pytest.mark.parametrize("lengths", [(12, 4), (0, 7, 30, 0, 5, 21), (3, 2)], ids=str)
 def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...]) -> None:
     selection = numbers(6, 3, 5, 4)
-    starts = torch.tensor((0, *lengths), device=DEVICE).cumsum(0).to(torch.int32)
+    starts = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
     first_blocks = compressed_starts(starts, 6, 3).tolist()
     q, k = normal(1, 4, sum(lengths), 4), normal(1, 2, first_blocks[-1], 4)
     parts = [
@@ -194,7 +193,7 @@ def test_queries_that_are_not_numbers_give_a_choice_within_range_and_disturb_no_
     q[:, 2, 40] = torch.inf
     after = chosen(q, k, selection)
     assert_a_choice(after, selection)
-    others = torch.tensor([t not in (30, 40) for t in range(50)], device=DEVICE)
+    others = torch.tensor([t not in (30, 40) for t in range(50)])
     assert torch.equal(before[:, :, others], after[:, :, others])
 
 
@@ -253,7 +252,7 @@ def test_what_cannot_be_ranked_is_refused_by_name() -> None:
     q, k = inputs(2, 1, 1, 9, selection)
     lse = log_sum_exp(q, k, selection)
     with pytest.raises(CannotLaunchError, match="q_BHTD has a batch of 2"):
-        chosen_blocks(q, k, lse, selection, starts=torch.tensor([0, 9], dtype=torch.int32, device=DEVICE))
+        chosen_blocks(q, k, lse, selection, starts=torch.tensor([0, 9], dtype=torch.int32))
     with pytest.raises(CannotLaunchError, match="cast them to one"):
         chosen_blocks(q, k.float(), lse, selection)
 
@@ -261,7 +260,7 @@ def test_what_cannot_be_ranked_is_refused_by_name() -> None:
 def test_the_operator_keeps_its_promises_to_torch() -> None:
     selection = numbers(4, 2, 5, 4)
     q, k = inputs(1, 2, 2, 20, selection)
-    starts = torch.tensor([0, 20], dtype=torch.int32, device=DEVICE)
+    starts = torch.tensor([0, 20], dtype=torch.int32)
     for begins in (starts, None):
         arguments = (q, k, 4, 2, 5, 4, 0.5, None, log_sum_exp(q, k, selection), begins, FusedBackend.name)
         torch.library.opcheck(topk._choose, arguments)

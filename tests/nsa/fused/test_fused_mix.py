@@ -10,7 +10,6 @@ from nsa.ops.fused import mix as fused
 from nsa.ops.fused.launch import CannotLaunchError, launches
 from nsa.ops.fused.mix import mixed
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-10
 # Branches, batch, heads, tokens, width.
 CASES = [(1, 1, 1, 1, 1), (2, 2, 3, 33, 5), (3, 2, 5, 17, 20), (3, 1, 2, 50, 130)]
@@ -19,10 +18,9 @@ CASES = [(1, 1, 1, 1, 1), (2, 2, 3, 33, 5), (3, 2, 5, 17, 20), (3, 1, 2, 50, 130
 def leaves(branches: int, batch: int, heads: int, tokens: int, width: int) -> tuple[list[Tensor], Tensor]:
     """Outputs, and gates in the layout of the layer's gate, [branches, B, H, T] seen through [B, T, branches, H]."""
     outputs = [
-        torch.randn(batch, heads, tokens, width, dtype=torch.float64, device=DEVICE, requires_grad=True)
-        for _ in range(branches)
+        torch.randn(batch, heads, tokens, width, dtype=torch.float64, requires_grad=True) for _ in range(branches)
     ]
-    return outputs, torch.rand(batch, tokens, branches, heads, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    return outputs, torch.rand(batch, tokens, branches, heads, dtype=torch.float64, requires_grad=True)
 
 
 def seen(gates_BTcH: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def test_errors_are_at_most_twice_those_of_plain_torch(dtype: torch.dtype, gate_
 
 def test_layouts_that_are_not_contiguous_are_read_as_they_are() -> None:
     outputs, gates = leaves(3, 2, 3, 9, 4)
-    upstream = torch.randn(9, 2, 4, 3, dtype=torch.float64, device=DEVICE).permute(1, 0, 3, 2)
+    upstream = torch.randn(9, 2, 4, 3, dtype=torch.float64).permute(1, 0, 3, 2)
     turned = [outputs[0].mT.contiguous().mT, outputs[1].transpose(1, 2).contiguous().transpose(1, 2), outputs[2]]
     wide = torch.cat((outputs[2], outputs[2]), -1)
     turned[2] = wide[..., :4]
