@@ -174,6 +174,7 @@ def _sized(workspace: Workspace, *words: str) -> tuple[str, ...]:
     return ("bisect", "--script", "train.py", "--ranks", "1", "--arg", "--n={value}", *words)
 
 
+@pytest.mark.slow
 def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: Workspace) -> None:
     words = _sized(workspace, "--any", "size=[1, 2, 3, 4]")
     short = workspace.harness(*words, "--budget", "0.01s")
@@ -245,6 +246,7 @@ def test_a_commit_is_found_in_any_repository(workspace: Workspace) -> None:
     assert "version 4" in told.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_probe_and_the_same_command_goes_on(workspace: Workspace) -> None:
     process = workspace.start("bisect", "gc_baseline_full", "--gc-range", "model.layers=2", *TWO_RANKS)
     reports = workspace.directory / "reports"

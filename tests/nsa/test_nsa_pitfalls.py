@@ -152,7 +152,7 @@ class Planned:
         keys = torch.empty(1, groups, blocks, 16, **numbers)
         lse = torch.empty(1, heads, tokens, device=META)
         selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.25)
-        importance.chosen_blocks(q, keys, lse, selection, starts=starts)
+        importance.chosen_blocks(q.half(), keys.half(), lse, selection, starts=starts)
         gates = torch.empty(3, 1, heads, tokens, **numbers)
         mixed = mix._mix._init_fn(outputs, gates)
         mix._mix_backward._init_fn(mixed, outputs, gates)
