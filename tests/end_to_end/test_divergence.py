@@ -104,6 +104,7 @@ def test_under_fsdp_the_rank_that_went_round_a_layer_is_blamed(workspace):
     assert blamed(outcome) == ("HANG", "rank_conditional_collective", [1], 3, line)
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_only_where_they_may_pass_without_a_finding(workspace):
     found = ran(workspace, "healthy")
     assert (found.code, found.outcome["verdict"], found.outcome["findings"]) == (0, "PASS", [])

@@ -170,6 +170,7 @@ def test_workers_of_a_loader_load_the_same(launches: Launches, way: str) -> None
     assert forked.ends == anew.ends
 
 
+@pytest.mark.slow
 def test_a_forked_rank_sees_nothing_of_the_server(launches: Launches) -> None:
     anew, forked = ([json.loads(line.partition("FACTS ")[2]) for line in one.said("FACTS")] for one in facts(launches))
     assert len(forked) == 2

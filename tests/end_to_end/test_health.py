@@ -14,6 +14,7 @@ from harness.run_selftest import SelftestRequest, selftest
 TWO = [kind for kind in KINDS if kind.name in ("raise", "skip_collective")]
 
 
+@pytest.mark.slow
 def test_a_selftest_of_two_faults_and_a_twin_finds_them_right(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     request = SelftestRequest(full=False, score=False, seed=4, out=None, command="nsa-harness selftest")

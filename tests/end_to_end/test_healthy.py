@@ -54,6 +54,7 @@ def test_text_train_lowers_the_loss_on_real_text(workspace):
     assert float(rows[-1]["loss"]) < 0.7 * float(rows[0]["loss"])
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_is_missing_by_name(workspace):
     ran = workspace.harness("run", "ddp_onestep", "train.freeze=blocks.1.attn.gate_mlp.*")
     missing = (ran.run_dir / "all_missing_params.txt").read_text()

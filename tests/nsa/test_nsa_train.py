@@ -43,6 +43,7 @@ def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
     assert "batch rank=1 input=(2, 256) target=(2, 256) torch.int64" in lines
 
 
+@pytest.mark.slow
 def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Program, tmp_path: Path) -> None:
     common = ("--layers", "1", "--steps", "3", "--dtype", "float64", "--accumulate", "2")
     assert program(*common, "--wrapper", "ddp", ranks=2).returncode == 0

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = REPOSITORY / "harness" / "probe" / "bootstrap"
 PROGRAMS = REPOSITORY / "tests" / "programs"
 T = TypeVar("T")
-PATIENCE_S = 90.0  # for a machine that does much else; nothing here takes that long by itself
+PATIENCE_S = 240.0  # for a machine that does much else; nothing here takes that long by itself
 
 
 @dataclass(frozen=True, kw_only=True)
