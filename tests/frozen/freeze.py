@@ -1,0 +1,127 @@
+"""The frozen judgements: what judge and diagnosis make of every evidence that a test ever built by hand.
+
+    python tests/frozen/freeze.py        writes judgements.jsonl anew and prints which ones changed
+
+evidence.jsonl.gz was dumped once, from all tests of the core and from the recordings; it is not made again. This module
+imports nothing that moves: what it asks is looked up in the package by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+EVIDENCE = HERE / "evidence.jsonl.gz"
+JUDGEMENTS = HERE / "judgements.jsonl"
+_PACKAGES = ("nsa_harness", "harness")
+_PURE = ("core", "render", "supervisor")
+_SPEC = {
+    "scenario": "frozen",
+    "about": "",
+    "ranks": 2,
+    "program": ("train.py",),
+    "env": (),
+    "cwd": None,
+    "backend": "gloo",
+    "device": "cpu",
+    "subject": "train.py",
+    "fault": None,
+    "notes": (),
+    "not_covered": (),
+    "spec_hash": "0",
+}
+
+
+def judgements() -> Iterator[str]:
+    """One canonical JSON line for each frozen evidence, in their order."""
+    for line in evidence_lines():
+        yield json.dumps(_judged(json.loads(line)), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def evidence_lines() -> list[str]:
+    with gzip.open(EVIDENCE, "rt", encoding="utf-8") as lines:
+        return lines.read().splitlines()
+
+
+def _judged(stored: dict[str, Any]) -> dict[str, Any]:
+    """The outcome as report.json has it, and what is decided from its cause."""
+    evidence = named("adapter")(named("Evidence")).validate_python(stored)
+    spec = _spec(len(stored["ranks"]))
+    outcome = named("outcome_of")(
+        spec, evidence, attempt=1, directory="frozen", artifacts=(), metrics=evidence.metrics, repeat=""
+    )
+    made = named("reproduction")(spec, evidence, outcome, "torchrun train.py")
+    return {
+        "outcome": _without_the_empty(named("outcome_values")(outcome)),
+        "severity": [str(named("severity")(finding, outcome)) for finding in outcome.findings],
+        "deepening": list(_changes(spec, outcome)),
+        "reproduction": made and [made.script, made.why_not],
+    }
+
+
+def _spec(ranks: int) -> Any:
+    launcher, limits, expect = named("Launcher").TORCHRUN, named("Limits")(deadline_s=600.0), named("Expect")()
+    return named("RunSpec")(**{**_SPEC, "ranks": ranks, "launcher": launcher, "limits": limits, "expect": expect})
+
+
+def _changes(spec: Any, outcome: Any) -> Iterator[str]:
+    made: list[str] = []
+    while (change := named("next_change")(spec, outcome, made, probe="full")) is not None:
+        made.append(change.name)
+        yield change.name
+
+
+def _without_the_empty(value: Any) -> Any:
+    match value:
+        case dict():
+            kept = {key: _without_the_empty(item) for key, item in value.items()}
+            return {key: item for key, item in kept.items() if item not in (None, "", [], {})}
+        case list() | tuple():
+            return [_without_the_empty(item) for item in value]
+    return value
+
+
+@cache
+def named(name: str) -> Any:
+    """The one thing of the package that has this name, wherever it is defined today."""
+    found = [vars(module)[name] for module in _modules() if name in vars(module)]
+    own = {id(one): one for one in found if not inspect.ismodule(one)}
+    assert len(own) == 1, f"{name}: {len(own)} things of that name"
+    return next(iter(own.values()))
+
+
+@cache
+def _modules() -> tuple[Any, ...]:
+    package = next(name for name in _PACKAGES if importlib.util.find_spec(name) is not None)
+    names = [
+        module.name
+        for part in _PURE
+        for module in pkgutil.walk_packages([str(_folder(package) / part)], f"{package}.{part}.")
+    ]
+    return tuple(importlib.import_module(name) for name in names)
+
+
+def _folder(package: str) -> Path:
+    return Path(importlib.import_module(package).__path__[0])
+
+
+def main() -> None:
+    before = JUDGEMENTS.read_text(encoding="utf-8").splitlines() if JUDGEMENTS.exists() else []
+    now = list(judgements())
+    JUDGEMENTS.write_text("".join(f"{line}\n" for line in now), encoding="utf-8")
+    changed = [number for number, line in enumerate(now, 1) if number > len(before) or before[number - 1] != line]
+    print(f"{len(now)} judgements; changed: {', '.join(map(str, changed)) or 'none'}")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[1]))
+    main()
