@@ -18,12 +18,12 @@ test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs 
 	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"
 
 bench:  ## every benchmark of a CPU; JSON goes to benchmarks/results
-	$(PYTHON) benchmarks/nsa_step_cost.py
-	$(PYTHON) benchmarks/nsa_memory.py
-	$(PYTHON) benchmarks/nsa_learning.py
 	$(PYTHON) benchmarks/probe_cost.py
 	$(PYTHON) benchmarks/launch_cost.py
 	$(PYTHON) benchmarks/run_cost.py
+	$(PYTHON) benchmarks/nsa_memory.py
+	$(PYTHON) benchmarks/nsa_learning.py
+	$(PYTHON) benchmarks/nsa_step_cost.py
 
 bench-gpu:  ## the whole operation against dense attention on this machine's GPU
 	$(PYTHON) benchmarks/nsa_op.py

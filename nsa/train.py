@@ -17,7 +17,7 @@ from nsa.checkpoints import load_checkpoint, save_checkpoint
 from nsa.data import Batches
 from nsa.memory import memory_profile
 from nsa.model import TinyLM, count_parameters
-from nsa.ops.dispatch import MissingImplementationError, check
+from nsa.ops.dispatch import MissingImplementationError, choose_sliding, like_a_layer
 from nsa.parallelize import (
     average_gradients,
     clip_gradients,
@@ -102,7 +102,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
     if dtype is torch.float64:
         bare = bare.double()
-    check(settings.impl, world.device, dtype)
+    choose_sliding(settings.impl, *like_a_layer(settings.model, world.device, dtype))  # missing: before anything runs
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)

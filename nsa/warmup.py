@@ -13,23 +13,24 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 
 from nsa.attention import NSAttention
 from nsa.model import TinyLM
-from nsa.ops.dispatch import describe
+from nsa.ops.dispatch import choose, like_a_layer
 from nsa.rope import turns
 from nsa.world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
-    first = model.blocks[0]
-    attention = getattr(first, "attn", None)
+    attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
-    return any(choice.name == "triton" for _, choice in describe(attention.implementation, device, dtype))
+    _, choice = choose(attention.implementation, *like_a_layer(model.config, device, dtype))
+    return choice.name == "triton"
 
 
 def warm_up(
@@ -66,11 +67,11 @@ def tuning_file() -> Path:
     return Path(cache) / "nsa" / "tuning.json"
 
 
-def _kept(tuning: object, file: Path, world: World) -> str:
-    if not world.is_first or not tuning.table():  # type: ignore[attr-defined]
+def _kept(tuning: ModuleType, file: Path, world: World) -> str:
+    if not world.is_first or not tuning.table():
         return ""
     try:
-        tuning.save(file)  # type: ignore[attr-defined]
+        tuning.save(file)
     except OSError as error:
         return f"; not kept: {file}: {error.strerror}"
     return f"; kept in {file}"

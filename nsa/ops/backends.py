@@ -57,6 +57,14 @@ class Backend(Protocol):
         """Sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
 
 
+class Sliding(Protocol):
+    """What computes the sliding branch: any backend, or the flash attention of others, without log-sum-exp."""
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
 @dataclass(frozen=True)
 class TiledBackend:
     """Query tiles in plain torch; packed sequences one after the other."""

@@ -177,8 +177,8 @@ def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
     """Output [T, h, E] and log-sum-exp [T, h]."""
     queries = row.q.shape[0]
     o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
-    # The lowest number, not minus infinity: the difference of two of those is NaN.
-    highest = row.q.new_full((queries, row.heads), torch.finfo(row.q.dtype).min)
+    # No chunk leaves it there for its own queries: each of them sees the first key of the block.
+    highest = row.q.new_full((queries, row.heads), -torch.inf)
     total = row.q.new_zeros(queries, row.heads)
     for chunk in chunks:
         scores = row.scores(_rows(row.q, chunk, row.k), chunk)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsa.config import Branch, Implementation
-from nsa.ops.backends import Backend, SlidingBackend, TiledBackend
+from nsa.config import Implementation, NSAConfig
+from nsa.ops.backends import Backend, Sliding, SlidingBackend, TiledBackend
 from nsa.ops.blockwise import slower_reason
 from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
 from nsa.ops.fused import MOST_HEADS, WIDEST
@@ -47,8 +46,7 @@ def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tenso
     if wanted is Implementation.EAGER:
         return _EAGER, Choice("eager", "asked for")
     if wanted is Implementation.TRITON:
-        if reason := triton_reason(q_BHTD, k_BGSD, v_BGSE):
-            raise MissingImplementationError(f"--impl triton: {reason}; use --impl auto")
+        _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), Choice("triton", "asked for")
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
@@ -71,7 +69,7 @@ def choose_selected(
     return _BLOCKWISE, Choice("blockwise", f"{choice.reason}: {q_BHTD.shape[2]} tokens")
 
 
-def choose_sliding(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Any, Choice]:
+def choose_sliding(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Sliding, Choice]:
     """The same for the sliding branch, which the flash attention of others can compute as well."""
     if wanted is Implementation.FLASH:
         _reject("flash", flash_reason(q_BHTD, v_BGSE))
@@ -87,10 +85,13 @@ def _reject(implementation: str, reason: str | None) -> None:
         raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
 
 
-def check(wanted: Implementation, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises MissingImplementationError before anything runs, for what shows without a model's tensors."""
-    probe = torch.empty(1, 1, 1, 16, device=device, dtype=dtype)
-    choose_sliding(wanted, probe, probe, probe)
+def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of one token, of the heads and widths that a layer has: enough to choose by."""
+    return (
+        torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
+        torch.empty(1, config.groups, 1, config.d_k, device=device, dtype=dtype),
+        torch.empty(1, config.groups, 1, config.d_v, device=device, dtype=dtype),
+    )
 
 
 def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
@@ -115,6 +116,8 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
         return reason
     if widest > WIDEST:
         return f"keys or values of width {widest}, and the kernels take up to {WIDEST}"
+    if len(kinds := {str(tensor.dtype) for tensor in (q_BHTD, k_BGSD, v_BGSE)}) > 1:
+        return f"queries, keys and values are {', '.join(sorted(kinds))}"
     if heads > MOST_HEADS:
         return f"{heads} query heads share a key head, and the kernels take up to {MOST_HEADS}"
     return None
@@ -196,14 +199,3 @@ def _flash_attn() -> Callable[..., Tensor]:
 def _varlen_attn() -> Callable[..., Tensor]:
     function: Callable[..., Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     return function
-
-
-def describe(wanted: Implementation, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Choice]]:
-    """What each branch would run on a device, for people."""
-    probe = torch.empty(1, 1, 1, 16, device=device, dtype=dtype)
-    rows = [(branch.value, choose(_elsewhere(wanted), probe, probe, probe)[1]) for branch in (Branch.CMP, Branch.SEL)]
-    return [*rows, (Branch.WIN.value, choose_sliding(wanted, probe, probe, probe)[1])]
-
-
-def _elsewhere(wanted: Implementation) -> Implementation:
-    return Implementation.AUTO if wanted in (Implementation.FLASH, Implementation.TORCH) else wanted

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Sliding = Callable[..., Tensor]
+InOneRow = Callable[..., Tensor]
 
 
-def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> Sliding:
+def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRow:
     """By flash-attn 2, which knows groups of query heads."""
 
     def attend(q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float):
@@ -35,7 +35,7 @@ def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> Sliding
     return _in_one_row(attend)
 
 
-def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> Sliding:
+def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
     """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
     knows_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
@@ -49,7 +49,7 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> Sliding:
     return _in_one_row(attend)
 
 
-def _in_one_row(attend: Callable[..., Tensor]) -> Sliding:
+def _in_one_row(attend: Callable[..., Tensor]) -> InOneRow:
     """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
 
     def sliding(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None):

@@ -62,7 +62,7 @@ class FusedCpuKernel:
 
 
 class BlockwiseKernel(FusedCpuKernel):
-    """The same, with selected attention block by block of keys (blockwise.py) also where a mask is faster."""
+    """The same in two branches; the selected one goes block by block of keys (blockwise.py)."""
 
     name = "blockwise"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nsa.config import Implementation
-from nsa.ops.dispatch import choose, choose_selected
+from nsa.ops.dispatch import choose, choose_selected, choose_sliding
 from nsa.ops.topk import Selection
 
 
@@ -57,7 +57,8 @@ def sparse_attention(
     selected, _ = reader.selected(
         q_BHTD, *branches.selected, indices, select_len=selection.select_len, scale=scale, starts=starts
     )
-    sliding, _ = backend.sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
+    slider, _ = choose_sliding(implementation, q_BHTD, *branches.sliding)
+    sliding, _ = slider.sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
     return backend.mixed((compressed, selected, sliding), gates_cBHT)
 
 

@@ -1,7 +1,7 @@
-"""Moves and renames change no judgement: every evidence that tests built by hand is judged as on the day of the freeze.
+"""Moves and renames change no judgement: evidence that tests built by hand is judged as on the day of the freeze.
 
-A change that means to judge otherwise writes the judgements anew (`python tests/frozen/freeze.py`), and its review reads
-the difference.
+A change that means to judge otherwise writes the judgements anew (`python tests/frozen/freeze.py`), and its review
+reads the difference.
 """
 
 from __future__ import annotations

@@ -106,6 +106,13 @@ def test_what_the_kernels_cannot_take_is_a_reason(
     assert str(error.value) == f"--impl triton: {reason}; use --impl auto"
 
 
+def test_tensors_of_several_dtypes_are_a_reason(gpu: Callable[..., tuple[OnAGpu, ...]]) -> None:
+    q, k, _ = gpu()
+    _, _, v = gpu(dtype=torch.float32)
+    choice = choose(Implementation.AUTO, q, k, v)[1]
+    assert choice.reason == "auto: queries, keys and values are torch.bfloat16, torch.float32"
+
+
 def test_triton_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_import_reasons", [])
     monkeypatch.setitem(sys.modules, "nsa.ops.fused.backend", None)
@@ -116,7 +123,8 @@ def test_triton_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPa
 def test_on_a_cpu_triton_needs_its_interpreter() -> None:
     """In a process of its own: whether Triton interprets is settled when it is imported."""
     script = (
-        "import torch; from nsa.ops.dispatch import *; check(Implementation.TRITON, torch.device('cpu'), torch.float32)"
+        "import torch; from nsa.ops.dispatch import *; q = torch.empty(1, 1, 1, 16);"
+        "choose(Implementation.TRITON, q, q, q)"
     )
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)

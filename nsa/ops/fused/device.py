@@ -57,12 +57,13 @@ def power(b_exponent, EXACT: tl.constexpr):
 @triton.jit
 def log_sum(b_highest, b_total, EXACT: tl.constexpr):
     """Natural logarithm of a sum of powers, from its highest exponent; minus infinity for an empty sum."""
+    # Of an empty sum the highest exponent is minus infinity, and so is what comes out.
     b_safe = tl.where(b_total == 0.0, 1.0, b_total)
     if EXACT:
         b_log = b_highest + tl.log(b_safe)
     else:
         b_log = (b_highest + tl.log2(b_safe)) * _LN_2
-    return tl.where(b_total == 0.0, float("-inf"), b_log)
+    return b_log
 
 
 @triton.jit

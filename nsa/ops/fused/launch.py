@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from nsa.ops.fused import MOST_HEADS, WIDEST
 from nsa.ops.fused.device import LOG2_E
 
 # A dot product on tensor cores is at least this wide in its inner dimension.
@@ -65,6 +66,18 @@ def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
         raise CannotLaunchError(f"queries, keys and values are {', '.join(sorted(map(str, kinds)))}: cast them to one")
     if torch.bfloat16 in kinds and interpreted(kernel):
         raise CannotLaunchError("Triton's interpreter cannot compute in bfloat16: use float32 or float16")
+
+
+def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> None:
+    """Raises CannotLaunchError for dtypes, widths or heads that no attention kernel takes."""
+    check_dtypes(kernel, q_BHTD, k_BGSD, v_BGSE)
+    heads, groups, width, value_width = q_BHTD.shape[1], k_BGSD.shape[1], q_BHTD.shape[3], v_BGSE.shape[3]
+    if heads % groups or heads // groups > MOST_HEADS:
+        raise CannotLaunchError(
+            f"{heads} query heads for {groups} groups: each takes the same number, 1 to {MOST_HEADS}"
+        )
+    if max(width, value_width) > WIDEST:
+        raise CannotLaunchError(f"keys of width {width}, values of width {value_width}: the widest is {WIDEST}")
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.fused import MOST_HEADS, WIDEST, lists, tuning
+from nsa.ops.fused import lists, tuning
 from nsa.ops.fused.device import (
     as_exponent,
     forward_step,
@@ -37,7 +37,7 @@ from nsa.ops.fused.launch import (
     Tile,
     accumulated,
     accumulator,
-    check_dtypes,
+    check_attention,
     constants,
     launch,
     like_tokens,
@@ -450,20 +450,14 @@ def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, 
 
 
 def _check(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, indices_BGTn: Tensor, starts: Tensor | None) -> None:
-    check_dtypes(selected_forward, q_BHTD, k_BGTD, v_BGTE)
-    (batch, heads, tokens, width), groups = q_BHTD.shape, k_BGTD.shape[1]
+    (batch, _, tokens, width), groups = q_BHTD.shape, k_BGTD.shape[1]
     if k_BGTD.shape != (batch, groups, tokens, width) or v_BGTE.shape[:3] != k_BGTD.shape[:3]:
         raise CannotLaunchError(
             f"queries {list(q_BHTD.shape)}, keys {list(k_BGTD.shape)} and values {list(v_BGTE.shape)} do not belong "
             "together: keys are [B, G, T, D] and values [B, G, T, E]"
         )
+    check_attention(selected_forward, q_BHTD, k_BGTD, v_BGTE)
     if indices_BGTn.shape[:3] != k_BGTD.shape[:3]:
         raise CannotLaunchError(f"indices are {list(indices_BGTn.shape)}: keys {list(k_BGTD.shape)} want [B, G, T, n]")
-    if heads % groups or heads // groups > MOST_HEADS:
-        raise CannotLaunchError(
-            f"{heads} query heads for {groups} groups: each takes the same number, 1 to {MOST_HEADS}"
-        )
-    if max(width, v_BGTE.shape[3]) > WIDEST:
-        raise CannotLaunchError(f"keys of width {width}, values of width {v_BGTE.shape[3]}: the widest is {WIDEST}")
     if starts is not None and batch != 1:
         raise CannotLaunchError(f"`starts` with a batch of {batch}: put all sequences into one row")

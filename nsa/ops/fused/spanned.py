@@ -29,7 +29,7 @@ from nsa.ops.fused.device import (
     store_heads,
     store_rows,
 )
-from nsa.ops.fused.launch import Tile, accumulated, check_dtypes, constants, launch, like_tokens, outputs, strided
+from nsa.ops.fused.launch import Tile, accumulated, check_attention, constants, launch, like_tokens, outputs, strided
 from nsa.ops.fused.spans import Spans
 
 # Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
@@ -45,7 +45,7 @@ def spanned_attention(
 
     A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
     """
-    check_dtypes(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
+    check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
     return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nsa.config import Branch, Compression, Implementation, NSAConfig
 from nsa.model import Recompute, TinyLM
-from nsa.ops.dispatch import choose
+from nsa.ops.dispatch import MissingImplementationError, choose
 from nsa.ops.fused import launch, tuning
 from nsa.ops.fused.launch import Tile
 from nsa.ops.packed import compressed_starts
@@ -158,6 +158,12 @@ class TestTheWholeOperation:
             sparse_attention(q, branches, gates, self.selection, window=7, cu_seqlens=given) for given in (starts, None)
         )
         torch.testing.assert_close(packed, plain, rtol=0, atol=TOLERANCE)
+
+    @pytest.mark.parametrize("name", ["flash", "torch"])
+    def test_insists_on_the_flash_attention_that_was_asked_for(self, name: str) -> None:
+        q, branches, gates = self.inputs(None, 20)
+        with pytest.raises(MissingImplementationError, match=f"--impl {name}: .* runs on CUDA only"):
+            sparse_attention(q, branches, gates, self.selection, window=7, implementation=Implementation(name))
 
     def test_names_every_tensor_that_does_not_fit(self) -> None:
         q, branches, gates = self.inputs(None, 20)

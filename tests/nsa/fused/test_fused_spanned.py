@@ -237,6 +237,20 @@ def test_bfloat16_is_refused_under_the_interpreter() -> None:
         spanned_attention(q, q, q, spans.of_last_tokens(4, 2, None, q.device), 1.0)
 
 
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "text"),
+    [
+        (65, 1, 4, "65 query heads for 1 groups: each takes the same number, 1 to 64"),
+        (3, 2, 4, "3 query heads for 2 groups"),
+        (1, 1, 257, "keys of width 257, values of width 257: the widest is 256"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, text: str) -> None:
+    q, k = torch.zeros(1, heads, 4, width), torch.zeros(1, groups, 4, width)
+    with pytest.raises(CannotLaunchError, match=text):
+        spanned_attention(q, k, k, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+
+
 def test_tensors_of_several_dtypes_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 4)
     with pytest.raises(CannotLaunchError, match=r"torch\.float32, torch\.float64"):
