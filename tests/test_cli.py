@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.core.attempts import Policy
-from harness.core.declared.scenario import json_schema
-from harness.core.declared.scenario_check import checked_scenario
-from harness.core.declared.yaml_tree import parse_yaml
+from harness.cli import main as cli
+from harness.commands.request import RunRequest
 from harness.core.plan import RunSpec
-from harness.request import RunRequest
-from harness.supervisor.machine import machine_facts
-from harness.supervisor.planning import Plan, Question, planned
+from harness.core.scenario.checks import checked_scenario
+from harness.core.scenario.scenario import json_schema
+from harness.core.scenario.yaml_tree import parse_yaml
+from harness.core.schedule import Policy
+from harness.supervisor.launch.machine import machine_facts
+from harness.supervisor.launch.planning import Plan, Question, planned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli import main; main()"
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli.main import main; main()"
 HEAVY = ("torch", "pydantic", "ruamel.yaml", "rich", "jinja2", "psutil")
 
 
@@ -56,7 +56,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
         taken.append(request)
         return 124
 
-    monkeypatch.setattr("harness.run.run_all", take)
+    monkeypatch.setattr("harness.commands.run.run_all", take)
     return taken
 
 
@@ -69,7 +69,7 @@ def program_of(request: RunRequest) -> str:
 def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys
-from harness.cli import run_command_line
+from harness.cli.main import run_command_line
 assert run_command_line(["--help"]) == 0
 print("heavy:", [name for name in {HEAVY} if name in sys.modules])
 """
@@ -251,7 +251,7 @@ def test_a_fault_of_the_harness_itself_is_one_line_and_exit_125(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("harness.core.declared.scenario.json_schema", broken)
+    monkeypatch.setattr("harness.core.scenario.scenario.json_schema", broken)
     assert cli.run_command_line(["schema"]) == 125
     assert capsys.readouterr().err == (
         "nsa-harness itself failed: ZeroDivisionError: planted; NSA_HARNESS_DEBUG=1 shows where\n"

@@ -17,16 +17,17 @@ import typer
 from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, words
 from pydantic import BaseModel
 
-from harness import cli, errors
-from harness.core.compared.decisions import GATES
-from harness.core.declared import resolve
-from harness.core.declared.environment import TABLE
-from harness.core.declared.scenario import ScenarioFile
-from harness.core.diagnosed.rules import BESIDES
-from harness.core.judged import limits, motion, proof
+from harness import errors
+from harness.cli import main as cli
+from harness.core.comparison.decisions import GATES
+from harness.core.diagnosis.rules.phases import BESIDES
 from harness.core.report import CAUSE_CODES, HangKind, Status
-from harness.supervisor.planning import Question, asked_scenarios, checked
-from harness.supervisor.stored.rundir import AttemptDir, RunDir
+from harness.core.scenario import resolve
+from harness.core.scenario.environment import TABLE
+from harness.core.scenario.scenario import ScenarioFile
+from harness.core.verdict import limits, motion, proof
+from harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from harness.supervisor.store.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
 OF_SEVERAL_ATTEMPTS = {"deepened", "same_place"}  # findings of no rule: attempts laid side by side

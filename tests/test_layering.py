@@ -32,7 +32,7 @@ GUESTS = ("probe", "faults")
 # The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
 DOOR = ("harness/probe/enter.py", "harness.faults.plant")
 # A fork of the server guards its launch as every guardian does.
-GUARD = ("harness/forked/serving.py", "harness.supervisor.guardian")
+GUARD = ("harness/fork_server/serving.py", "harness.supervisor.launch.guardian")
 TORCH_USERS = ("nsa", "probe", "faults", "forked")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """harness.core.plan -> core; harness.run_plan -> run; harness -> package; anything else -> its top package."""
+    """harness.core.plan -> core; harness.commands.scheduler -> run; harness -> package; anything else -> its top package."""
     top, *rest = module.split(".")
     if top != "harness":
         return top
@@ -141,7 +141,7 @@ COMMANDS = sorted((ROOT / "harness").glob("cli*.py"))
 
 @pytest.mark.parametrize("path", [path for path in COMMANDS if path.stem != "cli_text"], ids=name_of)
 def test_the_command_line_loads_nothing_but_typer_and_the_errors_before_a_command_runs(path: Path) -> None:
-    ours = {f"harness.{command.stem}" for command in COMMANDS} - {"harness.cli_text"}
+    ours = {f"harness.{command.stem}" for command in COMMANDS} - {"harness.cli.text"}
     found = {name for name in top_level(path) if name.split(".")[0] not in sys.stdlib_module_names}
     assert "typer" in found
     assert found <= {"typer", "harness.errors", *ours}
@@ -166,7 +166,7 @@ def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_na
     assert packages(path) - sys.stdlib_module_names <= {"harness", "_nsa_harness"}
 
 
-@pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/guardian.py"])
+@pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/launch/guardian.py"])
 def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None:
     assert packages(ROOT / name) <= sys.stdlib_module_names
 
@@ -195,7 +195,7 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
 
 def test_the_rule_would_notice_what_it_forbids() -> None:
     nested = ast.parse("def f():\n    from harness.supervisor.stored import rundir\n    import torch.nn\n")
-    assert list(imports(nested)) == ["harness.supervisor.stored.rundir", "torch.nn"]
+    assert list(imports(nested)) == ["harness.supervisor.store.rundir", "torch.nn"]
     assert list(imports(ast.parse("from harness import protocol, __version__"))) == ["harness.protocol"]
     relative = ast.parse("from .. import protocol\nfrom .board import Board")
     assert list(imports(relative, ROOT / "harness/probe/beat.py")) == ["harness.protocol", "harness.probe.board"]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.compared.comparison import compared
-from harness.core.compared.decisions import decided
-from harness.core.compared.gates import State
+from harness.core.comparison.comparison import compared
+from harness.core.comparison.decisions import State, decided
 from harness.core.plan import Skip
 from harness.core.report import MachineFacts, Outcome, Status
-from harness.supervisor.planning import Question, planned
+from harness.supervisor.launch.planning import Question, planned
 
 sys.path.append(str(Path(__file__).parent / "core"))
 from runs import run

@@ -17,10 +17,10 @@ from documents import REPOSITORY, SAMPLE, blocks, text
 
 from harness.core.report import HangKind, Status
 from harness.errors import StoredRunError
-from harness.render.report_json import from_json
-from harness.supervisor.stored.rundir import find_run
+from harness.render.documents.report_json import from_json
+from harness.supervisor.store.rundir import find_run
 
-MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli import main; main()"
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli.main import main; main()"
 LAUNCHES = 2  # commands that start torchrun in the quick suite; the slow suite runs all
 
 

@@ -13,16 +13,15 @@ import pytest
 from documents import REPOSITORY, rows, words
 from mission import MISSION, SEED_1, SEED_5, WITHOUT_A_CPU_FORM
 
-from harness.core.declared.resolve import Surroundings, beyond_the_model, resolve
-from harness.core.declared.scenario import Scenario
-from harness.core.declared.scenario_types import ExpectedVerdict
-from harness.core.declared.selection import Selection, selected
-from harness.core.declared.shapes import SHAPES
-from harness.core.observed.evidence import Ending, Evidence
+from harness.core.evidence.evidence import Ending, Evidence
+from harness.core.outcome.expectation import missed
 from harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from harness.core.report import MachineFacts
-from harness.core.told.expectation import missed
-from harness.supervisor.planning import Asked, checked, every_scenario
+from harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from harness.core.scenario.scenario import ExpectedVerdict, Scenario
+from harness.core.scenario.selection import Selection, selected
+from harness.core.scenario.shapes import SHAPES
+from harness.supervisor.launch.planning import Asked, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 DESK = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")

@@ -12,29 +12,37 @@ from typing import Any
 import pytest
 from render.render_samples import MACHINE, PASSED
 
-from harness import __version__, cli, run_corpus, run_selftest
-from harness.core.declared.scenario_types import FaultKind
-from harness.core.health.plantings import KINDS, LAYERS, STEPS, planted, twin, words_of
-from harness.core.health.selftest import (
+from harness import __version__
+from harness.cli import main as cli
+from harness.commands import corpus as run_corpus
+from harness.commands import selftest as run_selftest
+from harness.commands.request import RunRequest
+from harness.commands.selftest import SelftestRequest, drawn, selftest
+from harness.core.place import Place
+from harness.core.plan import Launcher, RunSpec, Skip
+from harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from harness.core.scenario.scenario import FaultKind
+from harness.core.selftest.selftest import (
+    KINDS,
+    LAYERS,
+    STEPS,
     Planting,
     Said,
     mark_line,
     marked,
+    planted,
     said_of,
     score_lines,
     score_values,
     scores,
+    twin,
     verdict_scores,
+    words_of,
 )
-from harness.core.place import Place
-from harness.core.plan import Launcher, RunSpec, Skip
-from harness.core.report import Culprit, Outcome, Report, Status, Verdict
 from harness.errors import UsageError
-from harness.render.documents import write_documents
+from harness.render.documents.documents import write_documents
 from harness.render.listener import Listener
-from harness.request import RunRequest
-from harness.run_selftest import SelftestRequest, drawn, selftest
-from harness.supervisor.stored.rundir import create_run
+from harness.supervisor.store.rundir import create_run
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.core.observed.live import Progress
+from harness.core.evidence.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
-from harness.render.report_json import outcome_values
+from harness.render.documents.report_json import outcome_values
 from harness.render.text import escape, escaped
 
 SCHEMA = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.observed.live import Progress
+from harness.core.evidence.live import Progress
 from harness.core.plan import RunSpec, Skip
 from harness.core.report import MachineFacts, Outcome, Report
 from harness.core.trouble import Trouble
@@ -56,3 +56,38 @@ def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> t
             why = f"{type(error).__name__}: {error}"
             trouble.append(Trouble(what=f"output through {type(listener).__name__}", why=why))
     return tuple(trouble)
+
+
+# ruff: noqa: ARG002
+
+
+class Silent(Listener):
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+        return
+
+    def launched(self, spec: RunSpec) -> None:
+        return
+
+    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
+        return
+
+    def suspect(self, attempt: str, text: str) -> None:
+        return
+
+    def released(self, attempt: str, text: str) -> None:
+        return
+
+    def interrupted(self, count: int) -> None:
+        return
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        return
+
+    def done(self, report: Report, run_dir: Path) -> None:
+        return
+
+    def error(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return

@@ -9,8 +9,41 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from harness.core.place import Place
-from harness.core.report import MachineFacts, Outcome, Report, Standing, Status, counts
+from harness.core.report import HangKind, MachineFacts, Outcome, Report, Standing, Status, counts
 from harness.core.trouble import Trouble
+
+
+def meaning(outcome: Outcome) -> str:
+    """What the verdict says, and what it does not say, in the same words everywhere."""
+    verdict = outcome.verdict
+    if verdict.kind is not None:
+        return _MEANING_OF_KIND[verdict.kind]
+    if verdict.status in (Status.FAIL, Status.ERROR):
+        return _MEANING_OF_CAUSE.get(verdict.cause or "", _MEANING[verdict.status])
+    return _MEANING[verdict.status]
+
+
+_MEANING_OF_KIND = {
+    HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
+    HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
+    HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
+    HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
+}
+_MEANING_OF_CAUSE = {
+    "still_running": "It was only looked at, and it moves. Nobody has seen its end.",
+    "suspected": "It was only looked at, and it did not move. That is no proof.",
+    "slow": "Slow, not stuck: it was still moving at its deadline.",
+    "expectation_missed": "The program ended by itself and missed what was expected of it.",
+    "flaky": "The same launch does not always end the same way; a single attempt proves nothing.",
+}
+_MEANING = {
+    Status.HANG: "Proven to move no more.",
+    Status.FAIL: "The program ended wrongly.",
+    Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
+    Status.SKIP: "This machine cannot run it. That says nothing about the program.",
+    Status.ERROR: "The harness could not judge. That is neither a PASS nor a FAIL of the program.",
+}
+
 
 UNKNOWN = "not known"
 # The order in which people want to hear it.

@@ -6,10 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
-from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose, Round, Subset
 from harness.core.bisect.plan import find
-from harness.core.bisect.question import Question, QuestionKind
+from harness.core.bisect.question import (
+    CONTROLS,
+    PROOFS,
+    Answer,
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    Question,
+    QuestionKind,
+    Round,
+    Subset,
+)
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs.GOOD, CountsAs.BAD, CountsAs.DIFFERENT, CountsAs.UNRESOLVED
 EDGES = {Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.diagnosed.case import Case
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import (
+from harness.core.diagnosis.case import Case
+from harness.core.divergence.ledger import first_skipped
+from harness.core.evidence.evidence import (
     Board,
+    Call,
     Collective,
     Ending,
     Evidence,
     Exit,
     Frame,
+    Mark,
     Raised,
     RankEvidence,
     RankSnapshot,
@@ -21,12 +23,11 @@ from harness.core.observed.evidence import (
     Snapshot,
     Stack,
 )
-from harness.core.observed.marks import Call, Mark
-from harness.core.observed.process import Process, Task
-from harness.core.observed.traces import RankTraces
-from harness.core.parted.ledger import first_skipped
+from harness.core.evidence.gradients import RankTraces
+from harness.core.evidence.host import Process, Task
 from harness.core.place import Place
 from harness.core.plan import Expect, Launcher, Limits, RunSpec
+from harness.core.verdict.verdict import judge
 
 SITE = "/usr/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"

@@ -23,11 +23,9 @@ from bisected import (
     unjudged,
 )
 
-from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import CountsAs, OutOfBudget, Purpose, Round, Subset
-from harness.core.bisect.plan import find
-from harness.core.bisect.split import cuts, probes_at_worst
-from harness.core.bisect.worst_case import at_most, worst_case
+from harness.core.bisect.chain import cuts, probes_at_worst
+from harness.core.bisect.plan import at_most, find, worst_case
+from harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Round, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [(12, 4), (48, 6), (96, 7)]

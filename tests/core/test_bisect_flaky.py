@@ -7,11 +7,9 @@ from statistics import mean
 import pytest
 from bisected import GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes
 
-from harness.core.bisect.answer import AnswerKind
-from harness.core.bisect.asking import CountsAs, Observation, Purpose, Subset
-from harness.core.bisect.belief import Belief
 from harness.core.bisect.chain import Chain
-from harness.core.bisect.noisy import tries
+from harness.core.bisect.noisy import Belief, tries
+from harness.core.bisect.question import AnswerKind, CountsAs, Observation, Purpose, Subset
 
 SEEDS = range(40)
 

@@ -29,15 +29,14 @@ from builders import (
 )
 from test_host_wait import FETCH, WORKER, child, loading, rank
 
-from harness.core.diagnosed import of_group_wait as causes_of_group_wait
-from harness.core.diagnosed import of_hang as causes_of_hang
-from harness.core.diagnosed import rules as causes
-from harness.core.diagnosed.diagnosis import diagnose
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Evidence, RankSnapshot
-from harness.core.observed.marks import Call
-from harness.core.observed.process import Socket
+from harness.core.diagnosis.engine import diagnose
+from harness.core.diagnosis.rules import group_waits as causes_of_group_wait
+from harness.core.diagnosis.rules import host_waits as causes_of_hang
+from harness.core.diagnosis.rules import phases as causes
+from harness.core.evidence.evidence import Call, Evidence, RankSnapshot
+from harness.core.evidence.host import Socket
 from harness.core.report import Finding
+from harness.core.verdict.verdict import judge
 
 
 def main_finding(seen: Evidence) -> Finding:

@@ -29,13 +29,12 @@ from builders import (
     task,
 )
 
-from harness.core.diagnosed.certainty import LIKELY, as_sure_as_proven
-from harness.core.diagnosed.diagnosis import diagnose
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Evidence, Frame, RankEvidence, RankSnapshot
-from harness.core.observed.marks import Caught
+from harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
+from harness.core.diagnosis.engine import diagnose
+from harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
 from harness.core.place import Place
 from harness.core.report import Finding
+from harness.core.verdict.verdict import judge
 
 LINE = Place(file=USER, line=10, function="step")
 

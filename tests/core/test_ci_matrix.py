@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from builders import spec
 
-from harness.core.ci import ci_matrix
-from harness.core.ci.ci_matrix import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
+from harness.core.ci import matrix as ci_matrix
+from harness.core.ci.matrix import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
 from harness.core.plan import Limits, RunSpec, Skip
 from harness.errors import UsageError
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import BAD, RUNS, failed_in, run
 
-from harness.core.compared.claims import CLAIMS
-from harness.core.compared.comparison import Result, Row, compared
-from harness.core.compared.configuration import configuration, differences, setting
+from harness.core.comparison.claims import CLAIMS
+from harness.core.comparison.comparison import Result, Row, compared
+from harness.core.comparison.configuration import configuration, differences, setting
 from harness.core.report import Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR

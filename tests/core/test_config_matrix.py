@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from harness.core.compared.config_matrix import config_matrix
-from harness.core.compared.gathered import Gathered, gathered
-from harness.core.compared.severity import Severity, severities, severity
+from harness.core.comparison.artifacts import Gathered, gathered
+from harness.core.comparison.config_matrix import config_matrix
+from harness.core.comparison.severity import Severity, severities, severity
 from harness.core.report import Artifact, Finding, Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR

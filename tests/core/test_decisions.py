@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, failed_in, run
 
-from harness.core.compared.decisions import GATES, decided, fired
-from harness.core.compared.gates import Answer, State, failed
+from harness.core.comparison.decisions import GATES, Answer, State, decided, failed, fired
 from harness.core.report import Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR

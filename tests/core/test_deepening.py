@@ -11,16 +11,15 @@ from builders import frame, raised, rank_evidence, spec
 from hypothesis import given
 from runs import RUNS, run
 
-from harness.core.attempts import Policy, another_wanted, failed_enough
-from harness.core.compared.deepening import MOST_RUNS, deepened, next_change
-from harness.core.compared.deeper_runs import lesson, with_deeper_runs
-from harness.core.compared.flakiness import with_flakiness
-from harness.core.compared.severity import Severity, severity
-from harness.core.observed.evidence import Debugged
+from harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, next_change, with_deeper_runs
+from harness.core.comparison.repeats import with_flakiness
+from harness.core.comparison.severity import Severity, severity
+from harness.core.evidence.evidence import Debugged
+from harness.core.outcome.deepened import shown_deeper
 from harness.core.place import Place
 from harness.core.plan import Deepening, RunSpec
 from harness.core.report import Culprit, Finding, Outcome, Report, Status, exit_code
-from harness.core.told.deeper import shown_deeper
+from harness.core.schedule import Policy, another_wanted, failed_enough
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")

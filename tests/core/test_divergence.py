@@ -25,14 +25,16 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.diagnosed import of_divergence as causes_of_divergence
-from harness.core.diagnosed import of_order as causes_of_order
-from harness.core.diagnosed import rules as causes
-from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
-from harness.core.diagnosed.entries import classes
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import (
+from harness.core.diagnosis.engine import Diagnosis, diagnose
+from harness.core.diagnosis.entries import classes
+from harness.core.diagnosis.rules import call_mismatch as causes_of_divergence
+from harness.core.diagnosis.rules import call_order as causes_of_order
+from harness.core.diagnosis.rules import phases as causes
+from harness.core.divergence.divergence import Analysis, Kind, Track, analyse, minority
+from harness.core.divergence.mismatch import Unlike, first_unlike
+from harness.core.evidence.evidence import (
     Board,
+    Call,
     Collective,
     Ending,
     Evidence,
@@ -42,11 +44,9 @@ from harness.core.observed.evidence import (
     StepRow,
     Tally,
 )
-from harness.core.observed.marks import Call
-from harness.core.parted.divergence import Analysis, Kind, Track, analyse, minority
-from harness.core.parted.unlike import Unlike, first_unlike
 from harness.core.place import Place
 from harness.core.report import CollectiveRef, Finding
+from harness.core.verdict.verdict import judge
 
 ZERO_NS = 1_800_000_000_000_000_000
 NOTHING = Analysis(divergences=(), cycle=(), never_entered=())

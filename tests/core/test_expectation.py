@@ -9,10 +9,10 @@ from builders import evidence, rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.traces import RankTraces
+from harness.core.evidence.gradients import RankTraces
+from harness.core.outcome.expectation import is_expected, missed
 from harness.core.plan import Bound, Expect
 from harness.core.report import Finding, Status
-from harness.core.told.expectation import is_expected, missed
 
 
 def traced(missing: int) -> RankTraces:

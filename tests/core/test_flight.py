@@ -11,10 +11,10 @@ from builders import collective
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed import flight, plain_pickle
-from harness.core.observed.evidence import Collective
-from harness.core.observed.flight import essential, parse_dump, parse_flight
-from harness.core.observed.plain_pickle import plain_value
+from harness.core.evidence import flight
+from harness.core.evidence import flight as plain_pickle
+from harness.core.evidence.evidence import Collective
+from harness.core.evidence.flight import essential, parse_dump, parse_flight, plain_value
 
 
 def entry(**changes: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
 
-from harness.core.judged.motion import Motion
-from harness.core.judged.wait import Wait, WaitKind
-from harness.core.judged.waitfor import wait_for
-from harness.core.observed.evidence import Frame, RankSnapshot, Stack
-from harness.core.observed.process import Process, Socket
+from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from harness.core.evidence.host import Process, Socket
+from harness.core.verdict.motion import Motion
+from harness.core.verdict.wait import Wait, WaitKind
+from harness.core.verdict.wait_graph import wait_for
 
 STEP = frame(10)
 LOADER = frame(

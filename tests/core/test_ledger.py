@@ -10,9 +10,7 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Board, StepRow, Tally
-from harness.core.observed.marks import Call, Mark
-from harness.core.parted.ledger import (
+from harness.core.divergence.ledger import (
     Finished,
     Skipped,
     StepDifference,
@@ -21,6 +19,7 @@ from harness.core.parted.ledger import (
     first_to_finish,
     last_agreed,
 )
+from harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
 from harness.core.place import Place
 
 REDUCE = call(1, position=5)

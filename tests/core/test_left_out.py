@@ -22,17 +22,16 @@ from builders import (
     stalled,
 )
 
-from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Board, Collective, Evidence
-from harness.core.observed.marks import Call, Caught
-from harness.core.parted.divergence import Divergence, Track, analyse
-from harness.core.parted.ledger import first_skipped
-from harness.core.parted.order import added, first_departure, other_partner, turned, went_ahead
-from harness.core.parted.pace import GivenUp, OtherPace, given_up, other_pace
-from harness.core.parted.unlike import first_unlike
+from harness.core.diagnosis.engine import Diagnosis, diagnose
+from harness.core.divergence.divergence import Divergence, Track, analyse
+from harness.core.divergence.ledger import first_skipped
+from harness.core.divergence.mismatch import first_unlike
+from harness.core.divergence.order import added, first_departure, other_partner, turned, went_ahead
+from harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
+from harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
 from harness.core.place import Place
 from harness.core.report import Finding, Status
+from harness.core.verdict.verdict import judge
 
 
 def line(number: int, function: str = "step") -> Place:

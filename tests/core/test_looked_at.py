@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
-from harness.core.diagnosed.diagnosis import diagnose
-from harness.core.judged.looked_at import looked_at, moving_ranks, still_moving
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Ending, Retraction
+from harness.core.diagnosis.engine import diagnose
+from harness.core.evidence.evidence import Ending, Retraction
 from harness.core.report import STILL_RUNNING, Status
+from harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
 
 
 def seen(*samples, ranks=2, **changes):

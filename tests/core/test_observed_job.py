@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.declared.observed_job import job_name, observed_limits, observed_spec, with_ranks
 from harness.core.plan import Limits
+from harness.core.scenario.observed_job import job_name, observed_limits, observed_spec, with_ranks
 from harness.errors import UsageError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from builders import case, ended, evidence, rank_evidence
 
-from harness.core.diagnosed import of_silence
-from harness.core.observed.evidence import RankEvidence
-from harness.core.observed.last_words import last_words
-from harness.core.observed.looks import KEPT_POINTS, read_looks
-from harness.core.observed.silence import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from harness.core.diagnosis.rules import numerics as of_silence
+from harness.core.evidence.evidence import RankEvidence
+from harness.core.evidence.exit_messages import last_words
+from harness.core.evidence.look_records import KEPT_POINTS, read_looks
+from harness.core.evidence.looks import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
 from harness.core.place import Place
 
 MIB = 1 << 20

@@ -30,8 +30,9 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Ending, Evidence, RankEvidence
-from harness.core.observed.traces import RankTraces
+from harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from harness.core.evidence.gradients import RankTraces
+from harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
 from harness.core.plan import Bound, Expect, Fault, Skip
 from harness.core.report import (
     Artifact,
@@ -48,8 +49,6 @@ from harness.core.report import (
     counts,
     exit_code,
 )
-from harness.core.told.outcome import outcome_of, skipped, unjudged
-from harness.core.told.telling import vital
 from harness.core.trouble import Trouble
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
 
-from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
-from harness.core.diagnosed.progress import late_for, left_before_it, step_in_progress
-from harness.core.judged.verdict import judge
-from harness.core.observed.evidence import Board, Evidence, RankEvidence
-from harness.core.observed.marks import Call
+from harness.core.diagnosis.engine import Diagnosis, diagnose
+from harness.core.diagnosis.progress import late_for, left_before_it, step_in_progress
+from harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from harness.core.place import Place
+from harness.core.verdict.verdict import judge
 
 STEPS = ((1, 1.0), (2, 2.0))
 SYNC = Place(file=USER, line=45, function="main")

@@ -23,11 +23,11 @@ from builders import (
     twice,
 )
 
-from harness.core.judged.proof import Proof, loop_lines, prove
-from harness.core.judged.waitfor import wait_for
-from harness.core.observed.evidence import RankSnapshot, Sample, Snapshot
+from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
 from harness.core.plan import Limits
 from harness.core.report import HangKind
+from harness.core.verdict.proof import Proof, loop_lines, prove
+from harness.core.verdict.wait_graph import wait_for
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 

@@ -20,11 +20,11 @@ from builders import (
     task,
 )
 
-from harness.core.observed.evidence import Evidence, RankSnapshot
-from harness.core.observed.process import Socket
-from harness.core.observed.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from harness.supervisor.stored.adapters import json_text
-from harness.supervisor.stored.collect import bounded
+from harness.core.evidence.evidence import Evidence, RankSnapshot
+from harness.core.evidence.host import Socket
+from harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from harness.supervisor.store.adapters import json_text
+from harness.supervisor.store.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
 

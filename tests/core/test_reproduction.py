@@ -14,13 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import run
 
-from harness.core.observed.evidence import Evidence
+from harness.core.evidence.evidence import Evidence
 from harness.core.plan import Fault
 from harness.core.report import Outcome, Status
-from harness.core.reproduced.calls import Made, NotRepeatableError, parting_calls, stands_elsewhere
-from harness.core.reproduced.operations import COLLECTIVES, MAKERS, STATEMENTS, TRANSFERS
-from harness.core.reproduced.reproduction import Reproduction, reproduction
-from harness.core.reproduced.script import MOST_LINES, script
+from harness.core.repro.calls import (
+    COLLECTIVES,
+    MAKERS,
+    STATEMENTS,
+    TRANSFERS,
+    Made,
+    NotRepeatableError,
+    parting_calls,
+    stands_elsewhere,
+)
+from harness.core.repro.reproduction import MOST_LINES, Reproduction, reproduction, script
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
 HOSTILE = '"""]; import os; os.system("x") #\n'

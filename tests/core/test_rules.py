@@ -7,8 +7,8 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 
-from harness.core import diagnosed
-from harness.core.diagnosed.rules import BESIDES, CAUSES
+from harness.core import diagnosis as diagnosed
+from harness.core.diagnosis.rules.phases import BESIDES, CAUSES
 
 
 def written() -> Iterator[Callable[..., object]]:

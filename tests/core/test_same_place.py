@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from runs import run
 
-from harness.core.compared.flakiness import with_flakiness
-from harness.core.compared.same_place import same_place
+from harness.core.comparison.repeats import same_place, with_flakiness
 from harness.core.place import Place
 from harness.core.report import Culprit, Outcome, Status
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.declared.environment import TABLE, environment_overrides
-from harness.core.declared.overrides import is_override, overridden, parse_override, variants
-from harness.core.declared.scenario import Scenario
-from harness.core.declared.scenario_check import checked_scenario
-from harness.core.declared.yaml_tree import Node, parse_yaml
+from harness.core.scenario.checks import checked_scenario
+from harness.core.scenario.environment import TABLE, environment_overrides
+from harness.core.scenario.overrides import is_override, overridden, parse_override, variants
+from harness.core.scenario.scenario import Scenario
+from harness.core.scenario.yaml_tree import Node, parse_yaml
 from harness.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.core.declared.selection import Selection, selected
+from harness.core.scenario.selection import Selection, selected
 from harness.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from builders import BACKWARD, C10D, SITE, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Frame, Stack
-from harness.core.observed.stacks import (
+from harness.core.evidence.evidence import Frame, Stack
+from harness.core.evidence.stacks import (
     in_function,
     is_library,
     parse_faulthandler,

@@ -9,9 +9,8 @@ from builders import board, call, collective
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Board, Collective, StepRow, Tally
-from harness.core.observed.marks import Call
-from harness.core.observed.steps import by_step, call_of, entered_s, ledger_table, step_rows
+from harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
+from harness.core.evidence.steps import by_step, call_of, entered_s, ledger_table, step_rows
 
 ZERO_NS = 1_800_000_000_000_000_000
 

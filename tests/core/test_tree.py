@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from harness.core.compared.tree import NCCL_LEAF, TREE, Said, walked
+from harness.core.comparison.decision_tree import NCCL_LEAF, TREE, Said, walked
 from harness.core.report import Finding, Outcome, Status
 
 PASS, HANG = Status.PASS, Status.HANG

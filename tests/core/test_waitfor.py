@@ -28,11 +28,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.judged.group_wait import missing_rank
-from harness.core.judged.motion import Motion
-from harness.core.judged.wait import Wait, WaitKind
-from harness.core.judged.waitfor import WaitFor, wait_for
-from harness.core.observed.evidence import Frame, RankSnapshot
+from harness.core.evidence.evidence import Frame, RankSnapshot
+from harness.core.verdict.group_waits import missing_rank
+from harness.core.verdict.motion import Motion
+from harness.core.verdict.wait import Wait, WaitKind
+from harness.core.verdict.wait_graph import WaitFor, wait_for
 
 STEP = frame(10)
 

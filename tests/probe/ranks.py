@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import protocol
-from harness.core.observed.board import parse
-from harness.core.observed.evidence import Board
+from harness.core.evidence.board import parse
+from harness.core.evidence.evidence import Board
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = REPOSITORY / "harness" / "probe" / "bootstrap"

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from harness import protocol
-from harness.core.observed.board import parse
+from harness.core.evidence.board import parse
 from harness.probe import checkpoints
 from harness.probe.blamed import hints, ordered_names, used_at
 from harness.probe.board import Board

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import protocol
-from harness.core.observed.board import answered, parse
+from harness.core.evidence.board import answered, parse
 from harness.core.place import Place
 from harness.probe.board import Board
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from harness import protocol
-from harness.core.observed.board import parse
-from harness.core.observed.marks import Caught
+from harness.core.evidence.board import parse
+from harness.core.evidence.evidence import Caught
 from harness.probe.board import Board
 from harness.probe.caught import TELLINGS
 from harness.probe.caught import Caught as Teller

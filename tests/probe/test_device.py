@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.observed.board import parse
-from harness.core.observed.evidence import Board as SeenBoard
+from harness.core.evidence.board import parse
+from harness.core.evidence.evidence import Board as SeenBoard
 from harness.probe import device
 from harness.probe.board import Board
 from harness.probe.trouble import Trouble

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ranks import PROGRAMS, Boards, ended, run_ranks, start_ranks, wait_for
 
 from harness import protocol
-from harness.core.judged.group_wait import TRANSFERS
-from harness.core.observed.board import parse
-from harness.core.observed.marks import Call
+from harness.core.evidence.board import parse
+from harness.core.evidence.evidence import Call
+from harness.core.verdict.group_waits import TRANSFERS
 from harness.probe import waits as waits_module
 from harness.probe.board import Board
 from harness.probe.groups import Groups, Place, fits, ranges

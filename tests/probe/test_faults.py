@@ -11,7 +11,7 @@ import pytest
 from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_for
 
 from harness import protocol
-from harness.core.observed.evidence import Board
+from harness.core.evidence.evidence import Board
 from harness.faults.spec import KINDS, Spec, When
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")

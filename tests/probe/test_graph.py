@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import protocol
-from harness.core.observed.board import parse
+from harness.core.evidence.board import parse
 from harness.probe import graph
 from harness.probe.board import Board
 from harness.probe.trouble import Trouble

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 
 from harness import protocol
-from harness.core.observed.looks import read_looks
-from harness.core.observed.silence import Looks
+from harness.core.evidence.look_records import read_looks
+from harness.core.evidence.looks import Looks
 from harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
 from harness.probe.looks import due
 

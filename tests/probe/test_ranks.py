@@ -9,7 +9,7 @@ from pathlib import Path
 from ranks import PROGRAMS, Boards, Ended, ended, environment, run_ranks, start_ranks, wait_for
 
 from harness import protocol
-from harness.core.observed.evidence import Board
+from harness.core.evidence.evidence import Board
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 ONE_RANK_WAITS = str(PROGRAMS / "one_rank_waits.py")

@@ -10,7 +10,7 @@ import pytest
 from ranks import BOOTSTRAP, Boards, ended, python, run_ranks, start_ranks, wait_for
 
 from harness import protocol
-from harness.supervisor.sources.worker_server import ask_flight
+from harness.supervisor.capture.worker_server import ask_flight
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 HOLDS_THE_GIL = """
@@ -72,7 +72,7 @@ import os, sys
 import torch, torch.distributed
 sys.path.insert(0, sys.argv[1])
 from harness.probe import server
-from harness.supervisor.sources.worker_server import ask_flight
+from harness.supervisor.capture.worker_server import ask_flight
 from pathlib import Path
 statuses = []
 for number in range(20):

@@ -8,12 +8,11 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import CONTROLS, PROOFS, CountsAs, Purpose
-from harness.core.bisect.sought import Signature
+from harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose
+from harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from harness.core.bisect.signature import Signature
 from harness.core.bisect.spans import spans_of
 from harness.core.bisect.subject import Form, Subject
-from harness.core.bisect.told import BisectTold, Commands, ProbeTold
 from harness.core.place import Place
 from harness.core.report import HangKind
 

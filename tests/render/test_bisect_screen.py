@@ -35,14 +35,14 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from harness.core.bisect.answer import Answer, AnswerKind
-from harness.core.bisect.asking import Purpose, Round
+from harness.core.bisect.plan import Part
+from harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
+from harness.core.bisect.report import BisectTold
 from harness.core.bisect.subject import Form, Subject
-from harness.core.bisect.told import BisectTold
-from harness.core.bisect.worst_case import Part
-from harness.render import bisect_proof, bisect_words
-from harness.render.bisect_grid import Grid, Next
-from harness.render.bisect_screen import Control, answer_lines, header_lines, plan_lines, progress_line, stored_lines
+from harness.render.bisect import proof as bisect_proof
+from harness.render.bisect import words as bisect_words
+from harness.render.bisect.grid import Grid, Next
+from harness.render.bisect.screen import Control, answer_lines, header_lines, plan_lines, progress_line, stored_lines
 from harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]

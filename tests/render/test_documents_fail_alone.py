@@ -8,8 +8,8 @@ import pytest
 from render_samples import MIXED
 
 from harness.core.trouble import Trouble
-from harness.render import documents
-from harness.supervisor.stored.rundir import RunDir
+from harness.render.documents import documents
+from harness.supervisor.store.rundir import RunDir
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
-from harness.core.ci.ci_summary import NightSummary, StoredReport, Unread, night_summary
+from harness.core.ci.summary import NightSummary, StoredReport, Unread, night_summary
 from harness.core.report import Outcome, Report, exit_code
-from harness.render.ci_summary_json import ci_summary_json
-from harness.render.ci_summary_md import ci_summary_md, cut
-from harness.render.report_json import to_json
-from harness.supervisor.stored import stored_reports as reading
-from harness.supervisor.stored.stored_reports import matrix_jobs, stored_reports
+from harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
+from harness.render.documents.report_json import to_json
+from harness.supervisor.store import reports as reading
+from harness.supervisor.store.reports import matrix_jobs, stored_reports
 
 HANGS = replace(DEADLOCK, expected=False)
 FAILS = replace(FAILED, expected=False)

@@ -29,12 +29,12 @@ from render_samples import (
 
 from harness.core.report import HangKind, Outcome, Report, Status
 from harness.errors import StoredRunError
-from harness.render.html import report_html
-from harness.render.junit import junit_xml
-from harness.render.meaning import meaning
-from harness.render.report_json import from_json, to_json
-from harness.render.summary_md import summary_md
+from harness.render.documents.html import report_html
+from harness.render.documents.junit import junit_xml
+from harness.render.documents.report_json import from_json, to_json
+from harness.render.documents.summary_md import summary_md
 from harness.render.text import escaped
+from harness.render.words import meaning
 
 Golden = Callable[[str, str], None]
 REPORTS = {

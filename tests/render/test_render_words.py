@@ -8,7 +8,7 @@ from render_samples import DEADLOCK, PLACE
 
 from harness.core.place import Place
 from harness.render import words
-from harness.render.lanes import SHOWN, lanes
+from harness.render.documents.lanes import SHOWN, lanes
 
 
 def test_times_read_as_people_say_them() -> None:

@@ -22,10 +22,10 @@ from test_live_view import COLOUR, MANY, lively, seen
 from test_render_terminal import PROGRESS, RUN_DIR, Screen
 
 from harness.render.listener import notify
-from harness.render.live_view import SHOWN_RANKS
-from harness.render.screen import outcome_lines
-from harness.render.terminal import Terminal
-from harness.render.writer import REDRAW_S
+from harness.render.terminal.live_view import SHOWN_RANKS
+from harness.render.terminal.screen import outcome_lines
+from harness.render.terminal.stream import REDRAW_S
+from harness.render.terminal.terminal import Terminal
 
 
 def test_a_view_that_fails_costs_itself_and_is_told() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.bisect.sought import Wanted
+from harness.core.bisect.plan import at_most, worst_case
+from harness.core.bisect.signature import Wanted
 from harness.core.bisect.subject import Form
-from harness.core.bisect.worst_case import at_most, worst_case
 from harness.core.report import MachineFacts
 from harness.errors import UsageError
-from harness.supervisor.bisected.commits import commits_between, worktrees
-from harness.supervisor.bisected.launches import CannotLaunch, Launches, Templates, parse_templates
-from harness.supervisor.bisected.request import BisectRequest, question_of
-from harness.supervisor.bisected.subjects import Asking, arguments_of, subject_of
-from harness.supervisor.planning import Question, Script
+from harness.supervisor.bisect.commits import commits_between, worktrees
+from harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates, parse_templates
+from harness.supervisor.bisect.request import BisectRequest, question_of
+from harness.supervisor.bisect.subjects import Asking, arguments_of, subject_of
+from harness.supervisor.launch.planning import Question, Script
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 

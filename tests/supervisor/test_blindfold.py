@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from attempts import STORED_CASES, unpack
 
+from harness.commands.judge import judge_attempt
 from harness.core.report import Outcome
-from harness.run_judge import judge_attempt
-from harness.supervisor.stored.rundir import AttemptDir
-from harness.supervisor.stored.stored_spec import load_spec
+from harness.supervisor.store.record import load_spec
+from harness.supervisor.store.rundir import AttemptDir
 
 UNKNOWN = {
     "scenario": "a",

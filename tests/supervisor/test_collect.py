@@ -25,17 +25,18 @@ from attempts import (
     unpack,
 )
 
-from harness import protocol, run_judge
-from harness.core.observed.evidence import Ending, Exit, Frame, Raised, RankEvidence
-from harness.core.observed.traces import RankTraces
+from harness import protocol
+from harness.commands import judge as run_judge
+from harness.commands.judge import judge_attempt
+from harness.core.evidence.evidence import Ending, Exit, Frame, Raised, RankEvidence
+from harness.core.evidence.gradients import RankTraces
 from harness.core.plan import Bound, Expect, Limits
 from harness.core.report import Outcome, Status
 from harness.core.trouble import Trouble
-from harness.run_judge import judge_attempt
-from harness.supervisor.stored.collect import collect
-from harness.supervisor.stored.reported import foreign_metrics
-from harness.supervisor.stored.rundir import AttemptDir
-from harness.supervisor.stored.stored_spec import load_spec
+from harness.supervisor.store.collect import collect
+from harness.supervisor.store.metrics import foreign_metrics
+from harness.supervisor.store.record import load_spec
+from harness.supervisor.store.rundir import AttemptDir
 
 UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from harness.core.observed.process import Process, Task
-from harness.supervisor.sources import descriptors, procfs
-from harness.supervisor.sources.descriptors import Holders, lock_holders
-from harness.supervisor.sources.sockets import SocketTable
+from harness.core.evidence.host import Process, Task
+from harness.supervisor.capture import descriptors, procfs
+from harness.supervisor.capture.descriptors import Holders, lock_holders
+from harness.supervisor.capture.sockets import SocketTable
 
 
 def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:

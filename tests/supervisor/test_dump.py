@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from harness import protocol
-from harness.core.observed.evidence import Frame, RankSnapshot, Stack
+from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from harness.core.trouble import Trouble
-from harness.supervisor.sources.dump import Camera
-from harness.supervisor.sources.dump_text import leaf_line
+from harness.supervisor.capture.snapshot import Camera, leaf_line
 
 SLEEPER = """
 import time

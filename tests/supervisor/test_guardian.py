@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from harness import protocol
-from harness.supervisor import guardian as program
+from harness.supervisor.launch import guardian as program
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 PATIENCE_S = 20.0

@@ -15,12 +15,12 @@ import pytest
 from attempts import STORED_CASES, unpack
 from damage import CONTENTS, PLACES, Damage
 
-from harness import run_judge
+from harness.commands import judge as run_judge
+from harness.commands.judge import judge_stored
+from harness.commands.run import rejudge
 from harness.core.report import Outcome, Status
 from harness.errors import HarnessError, StoredRunError
-from harness.run import rejudge
-from harness.run_judge import judge_stored
-from harness.supervisor.stored.rundir import AttemptDir
+from harness.supervisor.store.rundir import AttemptDir
 
 pytestmark = pytest.mark.timeout(120)
 

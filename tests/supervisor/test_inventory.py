@@ -7,10 +7,10 @@ from pathlib import Path
 from attempts import clean, journal, said, spec, unpack
 
 from harness.core.report import Artifact
-from harness.supervisor.stored.collect import collect
-from harness.supervisor.stored.inventory import inventory
-from harness.supervisor.stored.rundir import AttemptDir
-from harness.supervisor.stored.stored_spec import load_spec
+from harness.supervisor.store.collect import collect
+from harness.supervisor.store.inventory import inventory
+from harness.supervisor.store.record import load_spec
+from harness.supervisor.store.rundir import AttemptDir
 
 SUBJECT = ("nsa", "--trace-grads")
 

@@ -11,11 +11,11 @@ from attempts import CLEAN, CLEAN_END, ORIGIN, ORIGIN_NS, RANKS, at, journal, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.observed.evidence import Ending, Exit, Frame, Sample
+from harness.core.evidence.evidence import Ending, Exit, Frame, Sample
 from harness.core.plan import Limits
 from harness.core.trouble import Trouble
-from harness.supervisor.stored.journals import Journals
-from harness.supervisor.stored.rundir import AttemptDir
+from harness.supervisor.store.journals import Journals
+from harness.supervisor.store.rundir import AttemptDir
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.supervisor.machine import machine_facts
+from harness.supervisor.launch.machine import machine_facts
 
 
 @pytest.fixture

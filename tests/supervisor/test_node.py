@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.observed.gpus import parse_gpus
-from harness.core.observed.kernel_log import killed_since
-from harness.core.observed.node import Gpu, HostMemory, SentSignal
-from harness.core.observed.process import Process
-from harness.core.observed.torchrun import closing_signals
-from harness.supervisor.sources.cgroup import GroupMemory, frozen, group_memory
-from harness.supervisor.sources.gpu_state import gpu_in_use, gpu_state
-from harness.supervisor.sources.host_memory import MemoryWatch, watch_memory
-from harness.supervisor.stored.signals import sent_signals
+from harness.core.evidence.exit_messages import closing_signals
+from harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal, killed_since, parse_gpus
+from harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
+from harness.supervisor.capture.node import MemoryWatch, gpu_in_use, gpu_state, watch_memory
+from harness.supervisor.store.journals import sent_signals
 
 
 def write(path: Path, text: str) -> None:

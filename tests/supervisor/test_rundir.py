@@ -11,14 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import StoredRunError
-from harness.supervisor.stored.reading import log_tail, read_lines
-from harness.supervisor.stored.rundir import (
-    RunDir,
-    append_line,
-    create_run,
-    find_run,
-    write_document,
-)
+from harness.supervisor.store.reading import log_tail, read_lines
+from harness.supervisor.store.rundir import RunDir, append_line, create_run, find_run, write_document
 
 
 @pytest.fixture

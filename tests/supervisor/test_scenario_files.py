@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.declared.scenario_check import checked_scenario
-from harness.core.declared.yaml_tree import origin_of
+from harness.core.scenario.checks import checked_scenario
+from harness.core.scenario.yaml_tree import origin_of
 from harness.errors import ScenarioError
-from harness.supervisor.scenario_files import SIZE_LIMIT_BYTES, Catalog, load_catalog, load_file, shipped_root
+from harness.supervisor.launch.scenario_files import SIZE_LIMIT_BYTES, Catalog, load_catalog, load_file, shipped_root
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.outcome.outcome import skipped
 from harness.core.place import Place
 from harness.core.plan import Skip
 from harness.core.report import Culprit
-from harness.core.told.outcome import skipped
-from harness.supervisor.stored.source import quoted
+from harness.supervisor.store.source import quoted
 
 
 @pytest.fixture

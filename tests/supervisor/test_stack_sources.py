@@ -12,12 +12,12 @@ import pytest
 from living import PATIENCE_S, program
 
 from harness import protocol
-from harness.core.observed.evidence import Stack
-from harness.core.observed.process import Process
-from harness.supervisor.sources import procfs, stacks
-from harness.supervisor.sources.commands import CommandFailed, answer_of
-from harness.supervisor.sources.dump import Camera
-from harness.supervisor.sources.stacks import StackSources
+from harness.core.evidence.evidence import Stack
+from harness.core.evidence.host import Process
+from harness.supervisor.capture import procfs, stacks
+from harness.supervisor.capture.commands import CommandFailed, answer_of
+from harness.supervisor.capture.snapshot import Camera
+from harness.supervisor.capture.stacks import StackSources
 
 SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"
 HANGS = "#!/bin/sh\nsleep 600 &\nsleep 600\n"

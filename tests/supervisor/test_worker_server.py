@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import protocol
-from harness.supervisor.sources.worker_server import ask, ask_flight
+from harness.supervisor.capture.worker_server import ask, ask_flight
 
 Answer = Callable[[socket.socket], object]
 

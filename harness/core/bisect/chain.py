@@ -1,10 +1,12 @@
-"""Chain: sets that grow by one item at a time, from one that passes to one that fails."""
+"""Chain: sets that grow by one item at a time from a good one to a bad one, and where on it to ask next."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from harness.core.bisect.asking import Subset
+from harness.core.bisect.question import Subset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +37,74 @@ class Chain:
         """None if it is no set of the chain."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
+
+
+_LARGEST_EXACT = 128  # the table grows with the square of the gap; above this its proportions are close enough
+
+
+def depth(gap: int) -> int:
+    """How often `gap` places must be halved until one is left."""
+    return (gap - 1).bit_length()
+
+
+def probes_at_worst(gap: int, at_once: int) -> int:
+    """All probes of a search among `gap` places, `at_once` of them in each round."""
+    total = 0
+    while gap > 1:
+        asked = min(at_once, gap - 1)
+        total += asked
+        gap = -(-gap // (asked + 1))
+    return total
+
+
+def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
+    """Where to ask among `gap` places, as distances from the good end: several in equal steps, one by its cost.
+
+    `rounds` is how many may still be needed at worst; a dearer bad answer never adds to them.
+    """
+    asked = min(at_once, gap - 1)
+    if asked > 1:
+        return [gap * i // (asked + 1) for i in range(1, asked + 1)]
+    return [_scaled(gap, max(rounds, depth(gap)), round(max(bad_cost, 0.1), 1))]
+
+
+def farthest(points: Sequence[int], unresolved: Sequence[int], low: int, high: int, count: int) -> list[int]:
+    """The points farthest from those that could not be judged: their neighbours are likely to fail alike."""
+    chosen: list[int] = []
+    marks = sorted({low, high, *unresolved})
+    while len(chosen) < min(count, len(points)):
+        left = [point for point in points if point not in chosen]
+        chosen.append(max(left, key=lambda point: (_distance(point, marks), -point)))
+        marks.append(chosen[-1])
+    return sorted(chosen)
+
+
+def _distance(point: int, marks: Sequence[int]) -> int:
+    return min(abs(point - mark) for mark in marks)
+
+
+def _scaled(gap: int, rounds: int, bad_cost: float) -> int:
+    half = 1 << (rounds - 1)
+    exact = min(gap, _LARGEST_EXACT)
+    cut = _cheapest(exact, depth(exact) if exact < gap else rounds, bad_cost)[1]
+    return min(max(cut * gap // exact, gap - half, 1), half, gap - 1)
+
+
+@lru_cache(maxsize=100_000)
+def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
+    """Expected cost and first cut, in times of a good probe, within the number of rounds.
+
+    A bad answer leaves the places up to the cut, a good one those behind it; each place is as likely as any.
+    """
+    if gap == 1:
+        return 0.0, 0
+    half = 1 << (rounds - 1)
+    # The middle comes first: min keeps it among cuts of equal cost.
+    allowed = sorted(range(max(1, gap - half), min(half, gap - 1) + 1), key=lambda cut: abs(2 * cut - gap))
+    return min(((_cost(gap, cut, rounds, bad_cost), cut) for cut in allowed), key=lambda option: option[0])
+
+
+def _cost(gap: int, cut: int, rounds: int, bad_cost: float) -> float:
+    if_bad = bad_cost + _cheapest(cut, rounds - 1, bad_cost)[0]
+    if_good = 1.0 + _cheapest(gap - cut, rounds - 1, bad_cost)[0]
+    return (cut * if_bad + (gap - cut) * if_good) / gap

@@ -1,20 +1,29 @@
-"""Plan: the whole protocol of a bisection, from the two controls to the proof."""
+"""Plan: the whole protocol of a bisection, from the controls to the proof, and how many probes it takes at worst."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from harness.core.bisect.answer import Answer
-from harness.core.bisect.asked import BAD, GOOD, Asked
-from harness.core.bisect.asking import CountsAs, OutOfBudget, Probe, Purpose, Subset
-from harness.core.bisect.chain import Chain
-from harness.core.bisect.concluded import nothing, of_culprits, of_number, of_threshold, so_far
-from harness.core.bisect.ddmin import Literal, ddmin
+from harness.core.bisect.chain import Chain, depth, probes_at_worst
+from harness.core.bisect.conclusion import nothing, of_culprits, of_number, of_threshold, so_far
 from harness.core.bisect.edge import Certain, Contradicted, Unjudged
-from harness.core.bisect.minimal import Culprit, Judge, Teller, fails, minimal, only_the_number, standing_out, told
+from harness.core.bisect.minimal import (
+    Culprit,
+    Judge,
+    Literal,
+    Teller,
+    ddmin,
+    fails,
+    minimal,
+    only_the_number,
+    standing_out,
+    told,
+)
 from harness.core.bisect.noisy import Noisy, Unsettled, tries
-from harness.core.bisect.question import Question, QuestionKind
+from harness.core.bisect.oracle import BAD, GOOD, Asked, units
+from harness.core.bisect.question import Answer, CountsAs, OutOfBudget, Probe, Purpose, Question, QuestionKind, Subset
 
 _RAREST = 0.2  # a bad end that fails less often may be taken for a good one
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
@@ -217,3 +226,57 @@ def _says(counts_as: CountsAs) -> str:
         CountsAs.DIFFERENT: "fails in another way",
         CountsAs.UNRESOLVED: "could not be judged",
     }[counts_as]
+
+
+_SHAPES = 4  # alone, ends only, without middle, elsewhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """`only_if` is empty for what every search may take, else the case that takes this much more each time."""
+
+    name: str
+    probes: int
+    only_if: str = ""
+
+
+def worst_case(question: Question) -> tuple[Part, ...]:
+    """For answers that hold: runs that turn out flaky or contradict each other take more."""
+    return _ordered(question) if question.kind is QuestionKind.ORDERED else _set(question)
+
+
+def at_most(parts: tuple[Part, ...]) -> int:
+    """Without the parts that only some searches come to."""
+    return sum(part.probes for part in parts if not part.only_if)
+
+
+def _ordered(question: Question) -> tuple[Part, ...]:
+    gallop = depth(question.items) + 1 if question.unbounded else 0
+    return (
+        Part(name="controls", probes=1 if gallop else 2),
+        *([Part(name="gallop", probes=gallop)] if gallop else []),
+        Part(name="edge", probes=probes_at_worst(question.items, question.at_once)),
+        Part(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
+        Part(name="controls again", probes=2),
+    )
+
+
+def _set(question: Question) -> tuple[Part, ...]:
+    total = len(units(question))
+    right = probes_at_worst(total, question.at_once)
+    left = probes_at_worst(max(total - 1, 1), question.at_once)
+    sample = tries(0.5, question.confidence)
+    # Each member of few is dropped more than once, of many a sample and both ends.
+    needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
+    proof = 2 * question.repeat + needed
+    return (
+        Part(name="controls", probes=2),
+        Part(name="right edge", probes=right),
+        Part(name="left edge", probes=left),
+        Part(name="shape", probes=_SHAPES),
+        Part(name="proof", probes=proof),
+        Part(name="controls again", probes=2),
+        Part(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Part(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
+        Part(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
+    )

@@ -1,10 +1,88 @@
-"""Question: what is searched, and how."""
+"""What is searched and how; what crosses between the search and whoever launches; what a search answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+class CountsAs(StrEnum):
+    """`DIFFERENT` failed, but not in the way sought; `UNRESOLVED` could not be judged. Neither is good or bad."""
+
+    GOOD = "good"
+    BAD = "bad"
+    DIFFERENT = "different"
+    UNRESOLVED = "unresolved"
+
+
+Subset = frozenset[int]  # the items that are switched on
+
+
+class Purpose(StrEnum):
+    """Why a round is asked, in the order in which a search comes to it."""
+
+    CONTROL_GOOD = "control_good"
+    CONTROL_BAD = "control_bad"
+    GALLOP = "gallop"
+    RIGHT_EDGE = "right_edge"
+    ALONE = "alone"
+    LEFT_EDGE = "left_edge"
+    ENDS_ONLY = "ends_only"
+    WITHOUT_MIDDLE = "without_middle"
+    ELSEWHERE = "elsewhere"  # another set of the same size: does only the number count?
+    REDUCE = "reduce"  # to a smallest set, item by item
+    REPEAT = "repeat"  # the same question again: is the run flaky?
+    DROP_ONE = "drop_one"  # the answer without one member: is each needed?
+    AS_MANY = "as_many"  # further sets of the size found: does each of them fail?
+    ONE_FEWER = "one_fewer"  # sets one smaller: does each of them pass?
+    PROOF_BAD = "proof_bad"  # the answer alone
+    PROOF_GOOD = "proof_good"  # everything but the answer
+    RECHECK_GOOD = "recheck_good"
+    RECHECK_BAD = "recheck_bad"
+
+
+CONTROLS = frozenset({Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD})
+# What is asked once an answer stands; everything else finds it.
+PROOFS = frozenset(
+    {
+        Purpose.DROP_ONE,
+        Purpose.AS_MANY,
+        Purpose.ONE_FEWER,
+        Purpose.PROOF_BAD,
+        Purpose.PROOF_GOOD,
+        Purpose.RECHECK_GOOD,
+        Purpose.RECHECK_BAD,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Subsets asked at the same time, at most as many as the question allows at once.
+
+    A subset that was asked before, in an earlier round or in this one, is meant to be launched again: who keeps
+    launches from a search that was killed answers its n-th asking with the n-th launch kept. `open` is the half-open
+    range of items still open before the answers, `left` the worst case of probes still to come in this search.
+    """
+
+    subsets: tuple[Subset, ...]
+    purpose: Purpose
+    open: tuple[int, int]
+    left: int
+
+
+Probe = Callable[[Round], Sequence[CountsAs]]  # one answer for each subset, in their order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    subset: Subset
+    counts_as: CountsAs
+
+
+class OutOfBudget(Exception):
+    """Raised by a probe that may launch no more: the search ends and tells what is known. Its text says why."""
 
 
 class QuestionKind(StrEnum):
@@ -45,3 +123,33 @@ class Question:
         assert 0.5 <= self.confidence < 1
         assert 0 < self.false_bad < 0.5
         assert not (self.unbounded if self.kind is QuestionKind.SET else self.together)
+
+
+class AnswerKind(StrEnum):
+    SINGLE = "single"
+    RANGE = "range"
+    SET = "set"
+    SEVERAL = "several"
+    THRESHOLD = "threshold"
+    COUNT = "count"
+    NONE = "none"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """`items`: single (7,); range (start, stop); set and several all members; threshold and count (smallest bad,).
+
+    A threshold is a prefix length. Of an interaction `items` are all needed; of several, each of `groups` is enough.
+    `confidence` is 1.0 where each claim was asked for itself, and less where runs are flaky or only a sample was.
+    """
+
+    kind: AnswerKind
+    items: tuple[int, ...] = ()
+    groups: tuple[Subset, ...] = ()  # several only
+    confidence: float = 1.0
+    p_bad: float | None = None  # flaky only: how often what should fail does
+    why: str = ""  # one sentence: what none and undecided rest on, or what an answer could not prove
+    open: tuple[int, ...] = ()  # items that may still matter
+    passing: Subset | None = None  # None: nothing was seen to pass
+    failing: Subset | None = None  # None: nothing was seen to fail in the way sought

@@ -1,1 +1,1 @@
-"""The nightly: its matrix, and the summary of its runs."""
+"""The nightly."""

@@ -1,0 +1,167 @@
+"""`nsa-harness bisect`: its options, and what they ask for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import run as cli_run
+from harness.errors import UsageError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def bisect(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCENARIO|KEY=VALUE]", help="The failing scenario.", autocompletion=cli_run.known_names
+        ),
+    ] = None,
+    gc_range: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_GC_RANGE", metavar="[=A:B]", help="Which layers' gradient checkpointing."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(envvar="NSA_HARNESS_LAYERS", metavar="[=GOOD:[BAD]]", help="From how many layers on.")
+    ] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(envvar="NSA_HARNESS_SEQ_LEN", metavar="[=GOOD:[BAD]]", help="From how many tokens on.")
+    ] = None,
+    world_size: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_WORLD_SIZE", metavar="[=GOOD:BAD]", help="From how many ranks on."),
+    ] = None,
+    branch: Annotated[
+        bool, typer.Option("--branch", envvar="NSA_HARNESS_BRANCH", help="Which branches of the attention.")
+    ] = False,
+    env: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_ENV", metavar="[=NAME,...]", help="Which declared environment variables."),
+    ] = None,
+    two: Annotated[
+        str | None,
+        typer.Option("--set", envvar="NSA_HARNESS_SET", metavar="GOOD,BAD", help="Which keys that differ in them."),
+    ] = None,
+    commits: Annotated[
+        str | None, typer.Option(envvar="NSA_HARNESS_COMMITS", metavar="GOOD..BAD", help="Since which commit.")
+    ] = None,
+    any_key: Annotated[
+        str | None,
+        typer.Option(
+            "--any", envvar="NSA_HARNESS_ANY", metavar="KEY=[A,...]", help="From which number on; which words."
+        ),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Your program; its words follow `--`."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of --script.")] = 2,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(envvar="NSA_HARNESS_ARG", metavar="TEXT", help="A word with {layers}, {range} or {value} in it."),
+    ] = None,
+    env_arg: Annotated[
+        list[str] | None,
+        typer.Option(envvar="NSA_HARNESS_ENV_ARG", metavar="NAME=TEXT", help="A variable with a placeholder in it."),
+    ] = None,
+    outcome: Annotated[
+        str,
+        typer.Option(
+            envvar="NSA_HARNESS_OUTCOME", metavar="KIND", help="What counts: same, hang, fail, fail:REGEX or any."
+        ),
+    ] = "same",
+    budget: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_BUDGET", metavar="TIME", help="Start no probe after this: 90s, 20m, 2h."),
+    ] = None,
+    confidence: Annotated[
+        float,
+        typer.Option(envvar="NSA_HARNESS_CONFIDENCE", metavar="P", min=0.5, max=0.999, help="Of a flaky answer."),
+    ] = 0.95,
+    repeat: Annotated[
+        int, typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Runs of each proof.")
+    ] = 1,
+    jobs: Annotated[
+        int, typer.Option(envvar="NSA_HARNESS_JOBS", metavar="N", min=1, max=64, help="Probes side by side.")
+    ] = 1,
+    log: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_LOG", metavar="RUN", help="Show a stored bisection.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the plan, launch nothing.")
+    ] = False,
+    fork: Annotated[
+        bool,
+        typer.Option("--fork/--no-fork", envvar="NSA_HARNESS_FORK", help="Search with preloaded torch where safe."),
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    probe: Annotated[
+        cli_run.Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")
+    ] = cli_run.Probe.FULL,
+) -> None:
+    """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
+    from harness.supervisor.bisect.subjects import Asking
+
+    asking = Asking(
+        gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
+        commits=commits, any=any_key,
+    )  # fmt: skip
+    if log is not None:
+        from harness.commands.bisect_report import show_stored
+
+        raise typer.Exit(show_stored(log, out))
+    from harness.core.bisect.signature import parse_outcome
+    from harness.supervisor.bisect.launches import parse_templates
+    from harness.supervisor.bisect.request import BisectRequest
+    from harness.supervisor.bisect.subjects import arguments_of, subject_of
+    from harness.supervisor.launch.machine import machine_facts
+
+    templates = parse_templates(arg or (), env_arg or ())
+    question = cli_run.question_of(context, words, script=script, ranks=ranks)
+    question, subject = subject_of(asking, question, templated=bool(templates), facts=machine_facts())
+    try:
+        wanted = parse_outcome(outcome)
+    except ValueError as error:
+        raise UsageError(f"--outcome: {error}") from None
+    request = BisectRequest(
+        question=question,
+        subject=subject,
+        templates=templates.checked(subject),
+        base_args=arguments_of(question),
+        wanted=wanted,
+        confidence=confidence,
+        repeat=repeat,
+        jobs=jobs,
+        budget_s=None if budget is None else _seconds(budget),
+        fork=fork,
+        out=out,
+        json=as_json,
+        probe=probe.value,
+        command=shlex.join(["nsa-harness", *sys.argv[1:]]),
+    )
+    if dry_run:
+        from harness.commands.bisect_report import show_plan
+
+        raise typer.Exit(show_plan(request))
+    from harness.commands.bisect import run_bisection
+
+    raise typer.Exit(run_bisection(request))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
+    if found is None or float(found[1]) <= 0:
+        raise UsageError(f"--budget: expected a time such as 90s, 20m or 2h, got {text!r}")
+    return float(found[1]) * _UNITS[found[2] or "s"]

@@ -1,0 +1,191 @@
+"""The command line: parse, call, print, choose the exit code. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from harness.cli import bisect as cli_bisect
+from harness.cli import health as cli_health
+from harness.cli import run as cli_run
+from harness.cli import watch as cli_watch
+from harness.cli.ci import app as ci_app
+from harness.errors import HarnessError, UsageError
+
+# Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
+_BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
+_DEBUG = "NSA_HARNESS_DEBUG"
+_NOT_JUDGED = 125
+_USAGE = 2
+
+app = typer.Typer(
+    name="nsa-harness",
+    help="Run training scenarios, tell a hang from a slow run, and say which rank, line and collective it was.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+app.command()(cli_run.run)
+app.command()(cli_bisect.bisect)
+app.command()(cli_watch.watch)
+app.command()(cli_watch.attach)
+app.command()(cli_health.doctor)
+app.command()(cli_health.selftest)
+app.add_typer(ci_app)
+
+
+def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end the program.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    code = run_command_line(sys.argv[1:])
+    sys.exit(_NOT_JUDGED if code == _USAGE and _for_git_bisect(sys.argv[1:]) else code)
+
+
+def _for_git_bisect(argv: Sequence[str]) -> bool:
+    """git would take a mistake on our command line for a bad commit; 125 makes it skip."""
+    return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
+
+
+def run_command_line(argv: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Errors of the user go to stderr without a traceback."""
+    words, passed_on = _split(argv)
+    try:
+        _check_environment(os.environ)
+        app(args=words, prog_name="nsa-harness", obj=passed_on)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except HarnessError as error:
+        if os.environ.get(_DEBUG) == "1":
+            raise
+        return _say(str(error), error.exit_code, as_json="--json" in words)
+    except Exception as error:  # a fault of ours: said in a line, never folded into a verdict
+        if os.environ.get(_DEBUG) == "1":
+            raise
+        text = f"nsa-harness itself failed: {type(error).__name__}: {error}; {_DEBUG}=1 shows where"
+        return _say(text, _NOT_JUDGED, as_json="--json" in words)
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The harness's own words, and what stands behind the first `--`."""
+    words = list(argv)
+    behind: tuple[str, ...] = ()
+    if "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], tuple(words[at + 1 :])
+    return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in words], behind
+
+
+def _say(text: str, code: int, *, as_json: bool) -> int:
+    print(text, file=sys.stderr)
+    if as_json:
+        event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
+        print(json.dumps(event), flush=True)
+    return code
+
+
+def _check_environment(environ: os._Environ[str]) -> None:
+    """Every option is also NSA_HARNESS_<OPTION>; a slip in such a name must not vanish."""
+    given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
+    if not given:
+        return
+    from harness.core.suggest import did_you_mean
+
+    known = sorted({_DEBUG, *_option_variables()})
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        hints = [did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown]
+        pairs = zip(unknown, hints, strict=True)
+        raise UsageError("\n".join(f"environment {name}: no option has this name{hint}" for name, hint in pairs))
+
+
+def _option_variables() -> set[str]:
+    def below(command: object) -> Iterator[object]:
+        yield from (param.envvar for param in getattr(command, "params", ()))
+        for inner in getattr(command, "commands", {}).values():
+            yield from below(inner)
+
+    return {variable for variable in below(typer.main.get_command(app)) if isinstance(variable, str)}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from harness import __version__
+
+        typer.echo(f"nsa-harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    if context.obj and context.invoked_subcommand not in ("run", "bisect", "watch", "doctor"):
+        raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
+
+
+@app.command("list")
+def list_scenarios(
+    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="A JSON list.")] = False,
+) -> None:
+    """List every scenario, yours in ./scenarios first."""
+    from harness.cli.text import catalog_json, catalog_lines
+    from harness.supervisor.launch.planning import every_scenario
+
+    items, notes = every_scenario(Path.cwd())
+    _print([catalog_json(items)] if as_json else catalog_lines(items))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`.")],
+) -> None:
+    """Show a scenario's resolved YAML and where each value comes from."""
+    from harness.cli.text import explanation
+    from harness.supervisor.launch.machine import machine_facts
+
+    _print(explanation(cli_run.question_of(context, words), machine_facts()))
+
+
+@app.command()
+def report(
+    stored: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+    ] = False,
+) -> None:
+    """Judge a stored run again, from its files."""
+    from harness.commands.run import rejudge
+
+    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    from harness.core.scenario.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

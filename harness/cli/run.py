@@ -1,0 +1,248 @@
+"""`nsa-harness run`: its options, and what they ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.commands.request import RunRequest
+    from harness.supervisor.launch.planning import Asked, Plan, Question
+
+AUTO = "auto"
+
+
+class Probe(StrEnum):
+    OFF = "off"
+    BOARD = "board"
+    FULL = "full"
+
+
+def known_names(incomplete: str) -> list[str]:
+    """Scenarios that a shell may complete a word to."""
+    return [item.name for item in _catalog() if item.name.startswith(incomplete)]
+
+
+def known_tags(incomplete: str) -> list[str]:
+    """Tags that a shell may complete a word to."""
+    return sorted({tag for item in _catalog() for tag in item.tags if tag.startswith(incomplete)})
+
+
+def _catalog() -> Sequence[Asked]:
+    """Every scenario; none where a file of the user is broken, as a shell has no place for an error."""
+    from harness.errors import HarnessError
+    from harness.supervisor.launch.planning import every_scenario
+
+    try:
+        return every_scenario(Path.cwd())[0]
+    except HarnessError:
+        return ()
+
+
+def run(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATTERN|KEY=VALUE]",
+            help="Name, alias, glob, YAML file or spec.json.",
+            autocompletion=known_names,
+        ),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Run this program; its words follow `--`."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of --script.")] = 2,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t", "--tag", envvar="NSA_HARNESS_TAG", help="Scenarios with this tag.", autocompletion=known_tags
+        ),
+    ] = None,
+    expression: Annotated[
+        str | None,
+        typer.Option("-k", envvar="NSA_HARNESS_K", metavar="EXPR", help="Words with and, or, not and brackets."),
+    ] = None,
+    matrix: Annotated[
+        list[str] | None,
+        typer.Option(envvar="NSA_HARNESS_MATRIX", metavar="KEY=A,B", help="One scenario for each value."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(envvar="NSA_HARNESS_SHARD", metavar="K/N", help="Every N-th scenario, from the K-th.")
+    ] = None,
+    last_failed: Annotated[
+        bool, typer.Option("--lf", envvar="NSA_HARNESS_LF", help="What the newest run did not end as expected.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_RESUME", metavar="[=RUN]", help="Go on with a run that was cut short."),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Attempts of each scenario.")
+    ] = 1,
+    retries: Annotated[
+        int,
+        typer.Option(
+            envvar="NSA_HARNESS_RETRIES", metavar="N", min=0, help="More attempts of what is not as expected."
+        ),
+    ] = 0,
+    deepen: Annotated[
+        bool,
+        typer.Option(
+            "--deepen", envvar="NSA_HARNESS_DEEPEN", help="Where a run leaves a question: up to 3 with one change each."
+        ),
+    ] = False,
+    maxfail: Annotated[
+        int | None,
+        typer.Option(envvar="NSA_HARNESS_MAXFAIL", metavar="N", min=1, help="Start nothing more after so many."),
+    ] = None,
+    jobs: Annotated[
+        str, typer.Option(envvar="NSA_HARNESS_JOBS", metavar="N|auto", help="Runs side by side, if memory allows.")
+    ] = "1",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the commands, launch nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+    ] = False,
+    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+    git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
+        bool,
+        typer.Option("--git-bisect", envvar="NSA_HARNESS_GIT_BISECT", help="For `git bisect run`: a mistake is 125."),
+    ] = False,
+) -> None:
+    """Run scenarios and judge them."""
+    from harness.commands.request import RunRequest
+    from harness.core.schedule import Policy
+
+    request = RunRequest(
+        specs=(),
+        out=out,
+        json=as_json,
+        strict=strict,
+        probe=probe.value,
+        command=shlex.join(["nsa-harness", *sys.argv[1:]]),
+        policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
+        jobs=_jobs(jobs),
+        deepen=deepen,
+    )
+    selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, shard))]
+    if resume is not None:
+        _alone("--resume goes on with the plan of a stored run", [*selects, *(["--lf"] if last_failed else [])])
+        _go_on(request, resume, dry_run=dry_run)
+    if last_failed:
+        _alone("--lf repeats what a stored run did not end as expected", selects)
+        _again(request, dry_run=dry_run)
+    question = question_of(context, words, tag, expression, script, ranks, matrix, shard)
+    _start(request, question, dry_run=dry_run)
+
+
+def question_of(
+    context: typer.Context,
+    words: Sequence[str] | None,
+    tag: Sequence[str] | None = None,
+    expression: str | None = None,
+    script: str | None = None,
+    ranks: int = 2,
+    matrix: Sequence[str] | None = None,
+    shard: str | None = None,
+) -> Question:
+    from harness.supervisor.launch.planning import Question, Script
+
+    passed_on: tuple[str, ...] = context.obj or ()
+    if passed_on and script is None:
+        raise UsageError("`--` passes words on to a program; name it with --script FILE")
+    return Question(
+        words=tuple(words or ()),
+        tags=tuple(tag or ()),
+        expression=expression,
+        script=None if script is None else Script(file=script, ranks=ranks, args=passed_on),
+        matrix=tuple(matrix or ()),
+        shard=_shard(shard),
+        working_dir=Path.cwd(),
+        environ=os.environ,
+    )
+
+
+def _start(request: RunRequest, question: Question, *, dry_run: bool) -> NoReturn:
+    from harness.supervisor.launch.machine import machine_facts
+    from harness.supervisor.launch.planning import planned
+
+    _launch(request, planned(question, machine_facts()), dry_run=dry_run)
+
+
+def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
+    from harness.commands.run import failed_specs
+    from harness.supervisor.launch.planning import Plan
+
+    specs = failed_specs(None, request.out)
+    if not specs:
+        print("the newest run ended as expected in every scenario: nothing to repeat", file=sys.stderr)
+        raise typer.Exit
+    _launch(request, Plan(specs=specs, notes=()), dry_run=dry_run)
+
+
+def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
+    from harness.commands.run import resumed_request, run_all
+    from harness.supervisor.launch.planning import Plan
+
+    resumed = resumed_request(None if resume == AUTO else Path(resume), request)
+    if dry_run:
+        _launch(resumed, Plan(specs=resumed.specs, notes=()), dry_run=True)
+    raise typer.Exit(run_all(resumed))
+
+
+def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
+    if dry_run:
+        from harness.cli.text import command_events, command_lines
+
+        for line in command_events(plan) if request.json else command_lines(plan):
+            print(line)
+        raise typer.Exit
+    from dataclasses import replace
+
+    from harness.commands.run import run_all
+
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    raise typer.Exit(run_all(replace(request, specs=plan.specs)))
+
+
+def _alone(what: str, others: Sequence[str]) -> None:
+    if others:
+        raise UsageError(f"{what}; {others[0]} cannot go with it")
+
+
+def _jobs(text: str) -> int | None:
+    """How many runs side by side; None for auto."""
+    if text == AUTO:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+        raise UsageError(f"--jobs: expected a number of runs or auto, got {text!r}")
+    return int(text)
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
+        raise UsageError(f"--shard: expected K/N with K from 1 to N, such as 2/4, got {text!r}")
+    return int(parts[1]), int(parts[2])

@@ -1,0 +1,97 @@
+"""What `list`, `explain` and `run --dry-run` print."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.core.scenario.explain import explained, resolved_lines
+from harness.core.scenario.yaml_tree import plain, visible
+from harness.supervisor.launch.launch import command_line
+from harness.supervisor.launch.planning import Asked, Plan, Question, asked_scenarios, checked, resolved
+
+
+def catalog_lines(items: Sequence[Asked]) -> Iterator[str]:
+    """One line a scenario: name, tags, what it asks; aliases behind."""
+    name_width = max((len(item.name) for item in items), default=0)
+    tags_width = max((len(" ".join(item.tags)) for item in items), default=0)
+    for item in sorted(items, key=lambda item: (-item.priority, item.family)):
+        aliases = f"  (also {', '.join(item.aliases)})" if item.aliases else ""
+        yield f"{item.name:<{name_width}}  {' '.join(item.tags):<{tags_width}}  {_about(item)}{aliases}".rstrip()
+
+
+def catalog_json(items: Sequence[Asked]) -> str:
+    fields = [
+        {
+            "name": item.name,
+            "about": _about(item),
+            "tags": item.tags,
+            "aliases": item.aliases,
+            "priority": item.priority,
+            "file": item.file,
+        }
+        for item in sorted(items, key=lambda item: (-item.priority, item.family))
+    ]
+    return json.dumps(fields, indent=2)
+
+
+def explanation(question: Question, facts: MachineFacts) -> Iterator[str]:
+    """The resolved YAML of each selected scenario, documents parted by `---`."""
+    asked, notes = asked_scenarios(question)
+    yield from (f"# {note}" for note in notes)
+    for number, (item, scenario) in enumerate(zip(asked, checked(asked), strict=True)):
+        if number:
+            yield "---"
+        yield from explained(scenario, item.tree)
+        spec = resolved(item, scenario, question, facts)
+        yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec))
+
+
+def command_lines(plan: Plan) -> Iterator[str]:
+    """The exact commands, each with what was chosen; a scenario that cannot run says why."""
+    yield from (f"# {note}" for note in plan.notes)
+    for spec in plan.specs:
+        if isinstance(spec, Skip):
+            yield f"# {spec.scenario}: SKIP, {spec.reason}"
+            continue
+        yield f"# {spec.scenario}: {spec.ranks} ranks · {spec.backend} · {visible(spec.subject)}"
+        yield from (f"#   {note}" for note in spec.notes)
+        if spec.fault:
+            yield f"#   planted fault: {spec.fault.kind} on rank {spec.fault.rank} (only `nsa-harness run` plants it)"
+        yield shell_command(spec)
+
+
+def command_events(plan: Plan) -> Iterator[str]:
+    """One `plan` event a scenario, as the event stream has it."""
+    for spec in plan.specs:
+        facts = {"skip": spec.reason} if isinstance(spec, Skip) else _launch_facts(spec)
+        event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario}
+        yield json.dumps({**event, "dry_run": True, **facts})
+
+
+def shell_command(spec: RunSpec) -> str:
+    """One line that can be pasted into a shell."""
+    words = command_line(spec, sys.executable, None)
+    declared = [f"{name}={value}" for name, value in spec.env]
+    return shlex.join(["env", *declared, *words] if declared else words)
+
+
+def _launch_facts(spec: RunSpec) -> dict[str, object]:
+    return {
+        "command": command_line(spec, sys.executable, None),
+        "env": dict(spec.env),
+        "ranks": spec.ranks,
+        "backend": spec.backend,
+        "spec_hash": spec.spec_hash,
+        "notes": spec.notes,
+    }
+
+
+def _about(item: Asked) -> str:
+    value = plain(item.tree)
+    assert isinstance(value, dict)
+    return visible(str(value.get("about") or ""))

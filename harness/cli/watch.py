@@ -1,0 +1,110 @@
+"""`nsa-harness watch` and `nsa-harness attach`: jobs that somebody else starts, observed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.run import Probe
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.commands.watch import OnHang
+
+_EXEC = "exec"
+_ON_HANG = ("report", "kill")
+
+
+def watch(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[limits.KEY=SECONDS]... -- COMMAND...", help="Limits; the command follows `--`."),
+    ] = None,
+    on_hang: Annotated[
+        str,
+        typer.Option(
+            envvar="NSA_HARNESS_ON_HANG",
+            metavar="report|exec CMD|kill",
+            help="What follows a proven HANG, beside the report; `exec CMD` gives CMD the outcome on its input.",
+        ),
+    ] = "report",
+    deadline: Annotated[
+        float | None,
+        typer.Option(envvar="NSA_HARNESS_DEADLINE", metavar="SECONDS", min=0.001, help="None unless given."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="No line at the start.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+) -> None:
+    """Run a command as it is, observe it, and report a hang; it is not ended unless --on-hang=kill says so."""
+    command: tuple[str, ...] = context.obj or ()
+    if not command:
+        raise UsageError("watch runs a command, which follows `--`: nsa-harness watch -- torchrun train.py")
+    from harness.commands.watch import WatchRequest
+    from harness.commands.watch import watch as run_watch
+    from harness.core.scenario.observed_job import observed_limits
+
+    kind, hook = _on_hang(on_hang)
+    request = WatchRequest(
+        command=command,
+        limits=observed_limits(words or (), deadline),
+        out=out,
+        on_hang=kind,
+        hook=hook,
+        probe=probe.value,
+        json=as_json,
+        quiet=quiet,
+        typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
+    )
+    raise typer.Exit(run_watch(request))
+
+
+def attach(
+    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="torchrun, a rank, or a process above them.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[limits.KEY=SECONDS]...", help="Limits, as for watch.")
+    ] = None,
+    for_s: Annotated[
+        float,
+        typer.Option("--for", envvar="NSA_HARNESS_FOR", metavar="SECONDS", min=1.0, help="How long to look at most."),
+    ] = 30.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
+    ] = None,
+) -> None:
+    """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
+    from harness.commands.attach import AttachRequest
+    from harness.commands.attach import attach as run_attach
+    from harness.core.scenario.observed_job import observed_limits
+
+    request = AttachRequest(
+        pid=pid,
+        for_s=for_s,
+        limits=observed_limits(words or ()),
+        out=out,
+        json=as_json,
+        typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
+    )
+    raise typer.Exit(run_attach(request))
+
+
+def _on_hang(text: str) -> tuple[OnHang, str]:
+    from harness.commands.watch import OnHang
+
+    kind, _, hook = text.strip().partition(" ")
+    if (kind == _EXEC and hook.strip()) or (kind in _ON_HANG and not hook):
+        return OnHang(kind), hook.strip()
+    raise UsageError(f"--on-hang: expected report, kill or 'exec CMD', got {text!r}")

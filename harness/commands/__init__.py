@@ -1,0 +1,1 @@
+"""The compositions behind the commands: the only modules that know every stage."""

@@ -1,0 +1,130 @@
+"""One attempt: launch it, watch it, end it, judge it from what is on disk.
+
+What watches and judges is imported once the ranks start, which takes them longer: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from harness.core.evidence.live import Progress
+from harness.core.plan import Launcher, RunSpec
+from harness.core.report import MachineFacts, Outcome
+from harness.render.listener import Listener
+from harness.supervisor.launch.environment import describe
+from harness.supervisor.launch.fork_client import ForkServer, anew
+from harness.supervisor.launch.launch import Guarded, command_line, launch
+from harness.supervisor.store.adapters import json_text
+from harness.supervisor.store.rundir import AttemptDir, append_line, write_document
+
+_GRACE_S = 1.0  # between TERM and KILL
+_START_UP = {"none", "start", "imported", "init"}
+
+Tell = Callable[[Callable[[Listener], None]], object]
+
+
+class Interrupts(Protocol):
+    """Ctrl-C, or TERM: how often."""
+
+    @property
+    def count(self) -> int: ...
+
+
+def run_one(
+    spec: RunSpec,
+    attempt: AttemptDir,
+    *,
+    number: int,
+    probe: str,
+    facts: MachineFacts,
+    tell: Tell,
+    interruption: Interrupts,
+    log: Path,
+    devices: tuple[int, ...] | None = None,
+    server: ForkServer | None = None,
+) -> Outcome:
+    """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one.
+
+    A fault of the harness is this run's ERROR, with its traceback in `log`, not the loss of all the others.
+    """
+    if spec.launcher is Launcher.FORK:
+        spec = server.settled(spec) if server else anew(spec)
+    try:
+        prepare(attempt, spec, facts)
+        tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
+        guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
+        _follow(guarded, spec, attempt, Audience(name=attempt.path.name, tell=tell), interruption)
+        from harness.commands.judge import judge_attempt
+
+        return judge_attempt(attempt, spec, facts.host, number)
+    except Exception as error:
+        with log.open("a") as text:
+            traceback.print_exc(file=text)
+        from harness.core.outcome.outcome import unjudged
+
+        why = f"{type(error).__name__}: {error}; see {log.name}"
+        return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
+
+
+def _follow(guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: Audience, interruption: Interrupts) -> None:
+    """Watch it to its end, which is here at the latest."""
+    try:
+        from harness.commands.judge import Watch
+
+        Watch(
+            guarded=guarded,
+            spec=spec,
+            attempt=attempt,
+            audience=audience,
+            interrupted=lambda: interruption.count > 0,
+        ).run()
+    except KeyboardInterrupt:
+        append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
+    finally:
+        guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+
+
+def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
+    # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    if attempt.spec.exists():
+        raise FileExistsError(f"{attempt.path} holds an attempt already")
+    write_document(attempt.spec, json_text(spec, indent=1) + "\n")
+    declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
+    command = shlex.join(command_line(spec, sys.executable, None))
+    write_document(attempt.command, " ".join(filter(None, [declared, command])) + "\n")
+    write_document(attempt.env, json.dumps(describe(spec, facts), indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Passes what the watcher sees to the listeners, under the name of the attempt's directory."""
+
+    name: str
+    tell: Tell
+
+    def phase(self, progress: Progress) -> None:
+        phase = phase_name(progress)
+        self.tell(lambda one: one.phase(self.name, phase, progress))
+
+    def suspect(self, text: str) -> None:
+        self.tell(lambda one: one.suspect(self.name, text))
+
+    def released(self, text: str) -> None:
+        self.tell(lambda one: one.released(self.name, text))
+
+
+def phase_name(progress: Progress) -> str:
+    """The screen's phases: launch, step N, finish. The slowest rank decides."""
+    if not progress.ranks or any(rank.phase in _START_UP for rank in progress.ranks):
+        return "launch"
+    if all(rank.phase == "exit" for rank in progress.ranks):
+        return "finish"
+    return f"step {min(rank.step for rank in progress.ranks)}"

@@ -1,0 +1,297 @@
+"""A bisection: the search asks, each question is a launch like any other, and the answer is proven and written down."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.commands.attempt import run_one
+from harness.commands.bisect_report import NOTHING_YET, Seen, telling, write_answer
+from harness.commands.request import RunRequest
+from harness.commands.run import Interruption, interruptible, listeners
+from harness.commands.scheduler import Told
+from harness.core.bisect.plan import find
+from harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Question, Round, Subset
+from harness.core.bisect.report import ProbeTold
+from harness.core.bisect.signature import Signature, counts_as, line_word
+from harness.core.bisect.spans import spans_of
+from harness.core.bisect.subject import Form, in_its_words
+from harness.core.plan import Launcher, RunSpec
+from harness.core.report import MachineFacts, Outcome
+from harness.core.schedule import free_devices
+from harness.render.bisect.bisect_json import answer_event, probe_event
+from harness.render.bisect.screen import BisectScreen
+from harness.render.documents.documents import log_fault
+from harness.render.events import SCHEMA
+from harness.render.listener import Silent
+from harness.supervisor.bisect.commits import worktrees
+from harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
+from harness.supervisor.bisect.launches import CannotLaunch, Launches
+from harness.supervisor.bisect.request import BisectRequest, key_of, launches_of, question_of
+from harness.supervisor.launch.fork_client import ForkServer
+from harness.supervisor.launch.machine import machine_facts
+from harness.supervisor.store.reading import log_tail
+from harness.supervisor.store.rundir import RunDir, create_run, locked
+
+ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
+_PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
+_STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
+_STALL_FACTOR = 3.0  # times the longest quiet of the good control
+
+
+class _Interrupted(Exception):
+    """Ctrl-C or TERM: no further probe. The same command goes on."""
+
+
+def run_bisection(request: BisectRequest) -> int:
+    """Search, prove, write the documents; returns the exit code."""
+    facts = machine_facts()
+    parent = request.out or Path("reports")
+    launches = launches_of(request, facts)
+    key = key_of(request, launches)
+    known = unfinished(parent, key)
+    run = known or create_run(parent)
+    with locked(run), _open(request, run, launches, facts) as bisection:
+        write_state(run, key, request.subject.question, request.command, ended=False)
+        if known is not None:
+            count = len(bisection.journal.kept)
+            bisection.screen.note(f"goes on with {run.path}: {count} probe{'' if count == 1 else 's'} already made")
+        code = bisection.carry_out()
+        ended = code != INTERRUPTED and not bisection.out_of_budget
+        write_state(run, key, request.subject.question, request.command, ended=ended)
+    return code
+
+
+@dataclass(kw_only=True)
+class Bisection:
+    """One search while it is carried out."""
+
+    request: BisectRequest
+    run: RunDir
+    launches: Launches
+    facts: MachineFacts
+    journal: Journal
+    screen: BisectScreen
+    told: Told
+    interruption: Interruption
+    server: ForkServer | None
+    probes: list[ProbeTold] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
+    specs: list[RunSpec] = field(default_factory=list)
+    sought: Signature | None = None
+    notes: list[str] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)  # devices
+    out_of_budget: bool = False  # the same command with a larger one goes on
+    _number: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def carry_out(self) -> int:
+        self.screen.begun(telling(self._seen))
+        try:
+            answer = find(self._question(), self.probe)
+        except _Interrupted:
+            why = "interrupted; the same command goes on where it stopped"
+            self._finish(replace(NOTHING_YET, why=why), cut_short=True)
+            return INTERRUPTED
+        answer = in_its_words(self.request.subject, answer)
+        self._finish(answer, cut_short=False)
+        return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
+
+    def _question(self) -> Question:
+        """As many probes side by side as were asked for, and as there are GPUs for."""
+        jobs = self.request.jobs
+        with suppress(CannotLaunch):
+            spec = self.launches.spec(range(len(self.request.subject.items)))
+            jobs = min(jobs, max(1, len(self.facts.gpus) // spec.ranks)) if spec.device == "cuda" else jobs
+        return replace(question_of(self.request), bad_cost=self._bad_cost, at_once=jobs)
+
+    def probe(self, asked: Round) -> list[CountsAs]:
+        """One launch for each subset, or what was kept of it by a search that was cut short."""
+        self.screen.asked(asked, telling(self._seen))
+        places = [(self._next(), subset) for subset in asked.subsets]
+        if len(places) == 1:
+            made = [self._one(*places[0], asked)]
+        else:
+            with ThreadPoolExecutor(max_workers=len(places)) as pool:
+                made = list(pool.map(lambda place: self._one(place[0], place[1], asked), places))
+        return [one.counts_as for one in made]
+
+    def _one(self, n: int, subset: Subset, asked: Round) -> ProbeTold:
+        in_full = self._in_full(subset, asked.purpose)
+        with self._lock:
+            kept = self.journal.take(subset, in_full=in_full)
+        if kept is None:
+            kept = self._made(n, subset, asked, in_full=in_full)
+        with self._lock:
+            self.journal.answered.append(kept)
+            self._learn(kept)
+            told = replace(kept, n=n)
+            self.probes = sorted([*self.probes, told], key=lambda one: one.n)
+            self.screen.probed(told, telling(self._seen))
+            self._tell_programs(probe_event(self.request.subject, told))
+        return told
+
+    def _tell_programs(self, event: dict[str, object]) -> None:
+        """A line of the `--json` stream beside those of each launch; the event file has all of them."""
+        line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
+        with self.run.events.open("a", encoding="utf-8") as events:
+            events.write(line + "\n")
+        if self.request.json:
+            print(line, flush=True)
+
+    def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
+        """A proof is launched by torchrun as often as was asked for; what repeats it beyond that need not be."""
+        spans = spans_of(subset)
+        made = sum(one.in_full and one.subset == spans for one in self.journal.answered)
+        return purpose in _PROOFS and made < self.request.repeat
+
+    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> ProbeTold:
+        if self.interruption.count:
+            raise _Interrupted
+        if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
+            self.out_of_budget = True
+            raise OutOfBudget
+        blank = ProbeTold(
+            n=n, subset=spans_of(subset), purpose=asked.purpose, open=asked.open, left=asked.left,
+            in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
+            phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+        )  # fmt: skip
+        try:
+            spec = self.launches.spec(subset)
+        except CannotLaunch as why:
+            kept = replace(blank, summary=str(why))
+        else:
+            kept = self._launched(spec, blank)
+        with self._lock:
+            self.journal.keep(kept)
+        return kept
+
+    def _launched(self, spec: RunSpec, blank: ProbeTold) -> ProbeTold:
+        name = self._free_name(blank.n)
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.places)}"
+        spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
+        with self._devices(spec) as devices:
+            outcome = run_one(
+                spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
+                tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
+            )  # fmt: skip
+        if self.interruption.count:
+            raise _Interrupted
+        self.told(lambda one: one.outcome(outcome, self.run.path))
+        with self._lock:
+            self.outcomes[outcome.dir] = outcome
+            self.specs.append(spec)
+            output = log_tail(self.run.attempt(name).output)
+            counts = counts_as(outcome, self.request.wanted, self.sought, output)
+        return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
+
+    @contextmanager
+    def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
+        """GPUs of its own for a probe that has others beside it."""
+        if spec.device != "cuda" or self.request.jobs == 1:
+            yield None
+            return
+        with self._lock:
+            devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
+            self.taken |= set(devices)
+        try:
+            yield devices
+        finally:
+            with self._lock:
+                self.taken -= set(devices)
+
+    def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
+        """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
+        if self.server is None or in_full:
+            return spec
+        settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
+        if settled.launcher is not Launcher.FORK:
+            self._note(settled.notes[-1])
+        return settled
+
+    def _learn(self, kept: ProbeTold) -> None:
+        """What the controls teach: how quiet a sound run is, and what the failure looks like."""
+        if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
+            self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
+        if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
+            self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
+
+    @property
+    def _seen(self) -> Seen:
+        return Seen(
+            request=self.request, run=self.run, launches=self.launches, facts=self.facts, probes=tuple(self.probes),
+            sought=self.sought, notes=tuple(self.notes),
+        )  # fmt: skip
+
+    def _finish(self, answer: Answer, *, cut_short: bool) -> None:
+        told = write_answer(self._seen, answer, self.outcomes, self.specs, cut_short=cut_short)
+        self.screen.answered(told, self.run.path)
+        self._tell_programs(answer_event(told, str(self.run.path)))
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _free_name(self, n: int) -> str:
+        """A probe that was killed in its middle has left a folder; it answers for nothing and keeps its name."""
+        names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
+        return next(name for name in names if not self.run.attempt(name).path.exists())
+
+    def _note(self, text: str) -> None:
+        with self._lock:
+            new = text not in self.notes
+            if new:
+                self.notes.append(text)
+        if new:
+            self.screen.note(text)
+
+    def _bad_cost(self) -> float:
+        """How much longer a failing probe takes than a passing one, as the probes so far have shown."""
+        good = [one.wall_s for one in self.probes if one.counts_as is CountsAs.GOOD]
+        bad = [one.wall_s for one in self.probes if one.counts_as is CountsAs.BAD]
+        return max(0.1, (sum(bad) / len(bad)) / (sum(good) / len(good))) if good and bad and sum(good) else 1.0
+
+
+class _Ctrl(Silent):
+    """Of what a launch tells, the screen of a bisection shows Ctrl-C alone."""
+
+    def __init__(self, screen: BisectScreen) -> None:
+        self._screen = screen
+
+    def interrupted(self, count: int) -> None:
+        self._screen.interrupted(count)
+
+
+def _close(screen: BisectScreen, run: RunDir) -> None:
+    """What could not be shown stands in the log: the screen itself may be what is gone."""
+    screen.close()
+    for trouble in screen.trouble:
+        log_fault(run, f"{trouble.what}: {trouble.why}\n")
+
+
+@contextmanager
+def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
+    """Everything that a search holds while it runs; all of it is gone at the end."""
+    as_run = RunRequest(
+        specs=(), out=request.out, json=request.json, strict=False, probe=request.probe, command=request.command,
+        jobs=request.jobs,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        if request.subject.form is Form.COMMIT:
+            home = run.worktrees.resolve()
+            launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
+        screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
+        stack.callback(_close, screen, run)
+        told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
+        interruption = stack.enter_context(interruptible(told, as_run))
+        server = stack.enter_context(ForkServer()) if request.fork else None
+        yield Bisection(
+            request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
+            told=told, interruption=interruption, server=server,
+        )  # fmt: skip

@@ -1,0 +1,111 @@
+"""What a run needs from its first launch on: the watch, the judgement of what is on disk, and the documents."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.diagnosis.profile import PROFILE_FILE, profile_text
+from harness.core.evidence.evidence import Evidence
+from harness.core.outcome.outcome import outcome_of, unjudged
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import Artifact, Outcome
+from harness.core.repro.reproduction import reproduction
+from harness.core.scenario.yaml_tree import visible
+from harness.core.trouble import Trouble
+from harness.errors import HarnessError
+from harness.render.documents.documents import log_fault, write_documents
+from harness.render.documents.report_json import outcome_values
+from harness.supervisor.launch.launch import command_line
+from harness.supervisor.store.collect import collect
+from harness.supervisor.store.inventory import inventory, write_reproduction
+from harness.supervisor.store.metrics import foreign_metrics
+from harness.supervisor.store.record import load_spec
+from harness.supervisor.store.rundir import AttemptDir, write_document
+from harness.supervisor.store.source import quoted
+from harness.supervisor.watch.watch import Watch
+
+__all__ = ["Watch", "judge_attempt", "judge_stored", "log_fault", "not_judged", "write_documents"]
+
+_NUMBER_DIGITS = 9
+
+
+def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
+    """Evidence from the attempt's files, then the verdict; writes verdict.json and result.txt."""
+    evidence = collect(attempt, spec, node)
+    unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
+    outcome = quoted(
+        outcome_of(
+            spec,
+            evidence,
+            attempt=number,
+            directory=attempt.path.name,
+            artifacts=inventory(attempt, spec, evidence),
+            metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
+            repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+        ),
+        attempt.spec,
+    )
+    outcome = replace(
+        outcome,
+        artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)),
+        trouble=(*outcome.trouble, *unwritten),
+    )
+    unwritten = _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += _kept(attempt.result, f"{outcome.verdict.status}\n")
+    return replace(outcome, trouble=(*outcome.trouble, *unwritten))
+
+
+def _profile(evidence: Evidence) -> str:
+    return "".join(f"{line}\n" for line in profile_text(evidence))
+
+
+def _kept(path: Path, text: str) -> tuple[Trouble, ...]:
+    """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
+    try:
+        write_document(path, text)
+    except OSError as error:
+        return (Trouble(what=path.name, why=f"it could not be written: {error}"),)
+    return ()
+
+
+def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
+    """A verdict is never lost for want of a way to repeat it."""
+    try:
+        bare = shlex.join(command_line(spec, sys.executable, None))
+        return write_reproduction(attempt, reproduction(spec, evidence, outcome, bare))
+    except Exception as error:
+        return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
+
+
+def judge_stored(attempt: AttemptDir) -> Outcome:
+    """An attempt of an earlier run, from its files alone."""
+    spec = load_spec(attempt.spec)
+    nodes = sorted(attempt.evidence.glob("*.json"))
+    node = nodes[0].stem if nodes else "unknown"
+    return judge_attempt(attempt, spec, node, _named(attempt)[1])
+
+
+def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
+    """An attempt whose files do not let it be judged: ERROR, with the reason. `plan` may still know its scenario."""
+    name, number = _named(attempt)
+    known = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
+    why = str(error) if isinstance(error, HarnessError) else f"the harness failed: {type(error).__name__}: {error}"
+    empty = Skip(scenario=visible(name), about=known[0].about if known else "", reason=why)
+    return unjudged(known[0] if known else empty, attempt=number, directory=attempt.path.name, error=why)
+
+
+def _named(attempt: AttemptDir) -> tuple[str, int]:
+    """Scenario and number, as the folder's name says."""
+    name, _, number = attempt.path.name.partition("~")
+    return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working directory when it lies below it."""
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(resolved)

@@ -1,0 +1,224 @@
+"""The composition: a plan of scenarios, run, judged and reported. The `run` modules alone know every stage.
+
+What is needed only when something has ended is imported there: a run begins sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from harness import __version__
+from harness.commands.request import RunRequest
+from harness.commands.scheduler import Execution, Told
+from harness.core.comparison.deepening import with_deeper_runs
+from harness.core.comparison.repeats import with_flakiness
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import Outcome, Report, exit_code
+from harness.core.schedule import as_expected
+from harness.errors import HarnessError
+from harness.render.events import Events
+from harness.render.listener import Listener
+from harness.render.terminal.terminal import Terminal
+from harness.supervisor.launch.machine import machine_facts
+from harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
+from harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
+
+if TYPE_CHECKING:
+    from harness.core.bisect.report import BisectTold
+
+
+@dataclass(kw_only=True)
+class Interruption:
+    """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill."""
+
+    told: Told
+    side_by_side: bool  # the attempts look at `count` themselves
+    count: int = 0
+
+    def __call__(self, _: int, __: FrameType | None) -> None:
+        self.count += 1
+        self.told(lambda one: one.interrupted(self.count))
+        if self.count == 2 and not self.side_by_side:
+            raise KeyboardInterrupt
+
+
+def run_all(request: RunRequest, screen: Listener | None = None) -> int:
+    """Run every spec, write the documents, return the exit code. `screen` takes the place of the terminal."""
+    run = create_run(request.out or Path("reports")) if request.resumed is None else RunDir(request.resumed)
+    with locked(run):
+        return _run_in(run, request, screen)
+
+
+def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
+    facts = machine_facts()
+    before = [] if request.resumed is None else _judged(run)
+    record = Record(
+        command=request.command,
+        harness=__version__,
+        machine=facts,
+        controller=os.getpid(),
+        plan=request.specs,
+        policy=request.policy,
+        jobs=request.jobs,
+        probe=request.probe,
+        deepen=request.deepen,
+    )
+    write_record(run, record)
+    with listeners(request, run, screen) as told, interruptible(told, request) as interruption:
+        execution = Execution(run=run, request=request, facts=facts, told=told, interruption=interruption)
+        outcomes = execution.outcomes_after(before)
+        record = replace(record, interrupted=interruption.count > 0)
+        write_record(run, record)
+        report = report_of(run, record, outcomes)
+        write_report(run, report)
+        told(lambda one: one.done(report, run.path))
+    return exit_code(report, strict=request.strict)
+
+
+def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None) -> int:
+    """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
+    run = find_run(path, out or Path("reports"))
+    record = read_record(run)
+    from harness.core.outcome.outcome import skipped
+
+    skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
+    report = report_of(run, record, [*_judged_apart(run, record), *skips])
+    if os.access(run.path, os.W_OK):
+        write_report(run, report, _search(run))
+    if json:
+        from harness.render.documents.report_json import to_json
+
+        sys.stdout.write(to_json(report))
+    else:
+        _tell_again(run, report)
+    return exit_code(report, strict=strict)
+
+
+def _search(run: RunDir) -> BisectTold | None:
+    """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
+    if not run.search.is_file():
+        return None
+    from harness.render.bisect.bisect_json import stored_search
+
+    try:
+        return stored_search(run)
+    except HarnessError as error:
+        print(f"note: {error}", file=sys.stderr)
+        return None
+
+
+def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
+    """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
+    run = find_run(path, out or Path("reports"))
+    from harness.supervisor.store.record import load_spec
+
+    judged = with_flakiness(_judged(run))
+    failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
+    return tuple(load_spec(run.path / outcome.dir / "spec.json") for outcome in failed)
+
+
+def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
+    """The request of a stored run, to be gone on with in its own directory. Raises StoredRunError."""
+    run = find_run(path, request.out or Path("reports"))
+    record = plan_to_resume(run)
+    stored = replace(request, specs=record.plan, policy=record.policy, jobs=record.jobs, probe=record.probe)
+    stored = replace(stored, deepen=record.deepen)
+    return replace(stored, resumed=run.path, command=record.command)
+
+
+def _judged(run: RunDir) -> list[Outcome]:
+    from harness.commands.judge import judge_stored
+
+    return [judge_stored(attempt) for attempt in run.attempts()]
+
+
+def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
+    """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
+    from harness.commands.judge import judge_stored, log_fault, not_judged
+
+    outcomes = []
+    for attempt in run.attempts():
+        try:
+            outcomes.append(judge_stored(attempt))
+        except Exception as error:
+            outcomes.append(not_judged(attempt, record.plan, error))
+            if not isinstance(error, HarnessError):
+                log_fault(run, f"{attempt.path.name} could not be judged:\n{traceback.format_exc()}")
+    return outcomes
+
+
+def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
+    from harness.commands.judge import write_documents
+
+    for trouble in write_documents(run, report, search):
+        print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
+
+
+def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
+    places = {spec.scenario: place for place, spec in enumerate(record.plan)}
+    in_order = sorted(outcomes, key=lambda one: (places.get(one.scenario, len(places)), one.attempt))
+    started = {one.scenario for one in outcomes}
+    return Report(
+        run_id=run.run_id,
+        harness=record.harness,
+        machine=record.machine,
+        command=record.command,
+        interrupted=record.interrupted,
+        outcomes=with_deeper_runs(with_flakiness(in_order)),
+        not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
+    )
+
+
+@contextmanager
+def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
+    interruption = Interruption(told=told, side_by_side=request.jobs != 1)
+    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Told]:
+    """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
+    began = time.monotonic()
+    with run.log.open("a", encoding="utf-8") as log, run.events.open("a", encoding="utf-8") as events:
+        clock = lambda: time.monotonic() - began  # noqa: E731
+        listeners: list[Listener] = [
+            screen or _terminal(request),
+            Terminal(log, version=__version__, environ={"NO_COLOR": "1"}),
+            Events(events, run.run_id, clock, strict=request.strict),
+        ]
+        if request.json:
+            listeners.append(Events(sys.stdout, run.run_id, clock, strict=request.strict))
+        told = Told(listeners=tuple(listeners))
+        try:
+            yield told
+        finally:
+            told(lambda one: one.close())
+
+
+def _terminal(request: RunRequest) -> Terminal:
+    if not request.json:
+        return Terminal(sys.stdout, version=__version__)
+    # Events on the same screen would be drawn over by a live view.
+    return Terminal(sys.stderr, version=__version__, live=not sys.stdout.isatty())
+
+
+def _tell_again(run: RunDir, report: Report) -> None:
+    screen = Terminal(sys.stdout, version=__version__)
+    for outcome in report.outcomes:
+        screen.outcome(outcome, run.path)
+    screen.done(report, run.path)

@@ -1,0 +1,174 @@
+"""A plan: every scenario as often as its policy says, one after another or side by side.
+
+What is needed only for a scenario that does not run is imported there: a run begins sooner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from harness.commands.attempt import Interrupts, run_one
+from harness.commands.request import RunRequest
+from harness.core.comparison.deepening import with_deeper_runs
+from harness.core.comparison.repeats import with_flakiness
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts, Outcome
+from harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
+from harness.render.listener import Listener, notify
+from harness.supervisor.launch.machine import available_bytes
+from harness.supervisor.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from harness.core.comparison.deepening import Change
+
+_LOOK_S = 0.2
+_MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
+
+
+@dataclass(kw_only=True)
+class Told:
+    """All listeners, told one thing at a time whatever thread it comes from."""
+
+    listeners: tuple[Listener, ...]
+    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, tell: Callable[[Listener], None]) -> None:
+        with self.lock:
+            notify(self.listeners, tell)
+
+
+@dataclass(kw_only=True)
+class Execution:
+    """The plan of a request while it is carried out."""
+
+    run: RunDir
+    request: RunRequest
+    facts: MachineFacts
+    told: Told
+    interruption: Interrupts
+    attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario, of the whole plan from the start
+    taken: set[int] = field(default_factory=set)  # devices
+
+    def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
+        """Every attempt of every scenario; those in `before` were made earlier and are not made again."""
+        names = [*(spec.scenario for spec in self.request.specs), *(outcome.scenario for outcome in before)]
+        self.attempts = {name: [] for name in names}
+        for outcome in sorted(before, key=lambda outcome: outcome.attempt):
+            self.attempts[outcome.scenario].append(outcome)
+        launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
+        waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
+        skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
+        self.told(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
+        for skip in skips:
+            self._skip(skip)
+        if self.request.jobs == 1:
+            for spec in waiting:
+                self._scenario(spec, None)
+        else:
+            self._side_by_side(waiting)
+        return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
+
+    def _side_by_side(self, waiting: list[RunSpec]) -> None:
+        running: dict[Future[None], tuple[Load, tuple[int, ...]]] = {}
+        room = self._room()
+        with ThreadPoolExecutor(max_workers=max(1, len(waiting))) as pool:
+            while waiting or running:
+                loads = [load for load, _ in running.values()]
+                while (place := first_that_fits([*map(self._load, waiting)], loads, room)) is not None:
+                    spec = waiting.pop(place)
+                    devices = self._devices(spec)
+                    running[pool.submit(self._scenario, spec, devices)] = (self._load(spec), devices)
+                    loads = [load for load, _ in running.values()]
+                ended, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    self.taken -= set(running.pop(future)[1])
+                    future.result()
+
+    def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
+        """All attempts of one scenario, and the looks into what they left open."""
+        while not self._stopped() and self._wanted(spec):
+            self._add(self._attempt(spec, self._next_number(spec), devices))
+        while self.interruption.count == 0 and (change := self._open_question(spec)) is not None:
+            self._add(self._look_deeper(spec, *change, devices))
+
+    def _look_deeper(self, spec: RunSpec, asked: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
+        """The same launch with one change: it answers for another attempt, and does not count itself."""
+        from harness.core.comparison.deepening import deepened
+
+        deeper = self._attempt(deepened(spec, change, asked.attempt), self._next_number(spec), devices)
+        return with_deeper_runs([asked, replace(deeper, final=False)])[1]
+
+    def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
+        """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
+        if not self.request.deepen:
+            return None
+        from harness.core.comparison.deepening import next_change
+
+        attempts = with_flakiness(self.attempts[spec.scenario])
+        counting = next((one for one in attempts if one.final and one.deepening is None), None)
+        if counting is None:
+            return None
+        made = [one.deepening.change for one in attempts if one.deepening and one.deepening.of == counting.attempt]
+        change = next_change(spec, counting, made, probe=self.request.probe)
+        return None if change is None else (counting, change)
+
+    def _next_number(self, spec: RunSpec) -> int:
+        return max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
+
+    def _attempt(self, spec: RunSpec, number: int, devices: tuple[int, ...] | None) -> Outcome:
+        return run_one(
+            spec,
+            self.run.attempt(spec.scenario, number),
+            number=number,
+            probe=self.request.probe,
+            facts=self.facts,
+            tell=self.told,
+            interruption=self.interruption,
+            log=self.run.log,
+            devices=devices or None,
+        )
+
+    def _skip(self, skip: Skip) -> None:
+        from harness.core.outcome.outcome import skipped
+
+        self._add(skipped(skip))
+
+    def _add(self, outcome: Outcome) -> None:
+        self.attempts[outcome.scenario].append(outcome)
+        self.told(lambda one: one.outcome(outcome, self.run.path))
+
+    def _wanted(self, spec: RunSpec) -> bool:
+        return another_wanted(self.request.policy, self.attempts[spec.scenario])
+
+    def _stopped(self) -> bool:
+        return self.interruption.count > 0 or failed_enough(self.request.policy, self.attempts.values())
+
+    def _room(self) -> Room:
+        jobs = self.request.jobs
+        return Room(
+            jobs=jobs,
+            cores=self.facts.cpus if jobs is None else None,  # who names a number has decided
+            gpus=len(self.facts.gpus),
+            memory_bytes=available_bytes(),
+        )
+
+    def _load(self, spec: RunSpec) -> Load:
+        gpus = spec.ranks if spec.device == "cuda" else 0
+        return Load(ranks=spec.ranks, gpus=gpus, memory_bytes=spec.ranks * self._rank_bytes())
+
+    def _rank_bytes(self) -> int:
+        """The largest rank seen so far; a guess before the first has ended."""
+        seen = [outcome.usage.peak_rss_bytes for outcomes in self.attempts.values() for outcome in outcomes]
+        return max((size for size in seen if size), default=_MEMORY_OF_A_RANK)
+
+    def _devices(self, spec: RunSpec) -> tuple[int, ...]:
+        if spec.device != "cuda":
+            return ()
+        devices = free_devices(self.taken, spec.ranks, len(self.facts.gpus))
+        self.taken |= set(devices)
+        return devices

@@ -1,0 +1,205 @@
+"""`watch`: a user's own command observed from its start to its end, each start of its ranks one attempt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TextIO
+
+from harness import __version__
+from harness.commands.attempt import Audience, prepare
+from harness.commands.judge import judge_attempt
+from harness.commands.run import report_of, write_report
+from harness.commands.scheduler import Told
+from harness.core.evidence.evidence import Ending
+from harness.core.plan import Limits, RunSpec
+from harness.core.report import Outcome
+from harness.core.scenario.observed_job import job_name, observed_spec
+from harness.render.events import Events
+from harness.render.listener import Listener
+from harness.render.terminal.guest_lines import GuestLines
+from harness.supervisor.launch.machine import machine_facts
+from harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
+from harness.supervisor.observe.hook import Hook
+from harness.supervisor.observe.observe import Observation
+from harness.supervisor.observe.relay import Relay
+from harness.supervisor.store.record import Record, write_record
+from harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
+
+_GRACE_S = 1.0
+_TIMED_OUT = 124
+
+
+class OnHang(StrEnum):
+    REPORT = "report"
+    EXEC = "exec"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRequest:
+    command: tuple[str, ...]
+    limits: Limits
+    out: Path | None
+    on_hang: OnHang
+    hook: str  # the command of `exec`, else ""
+    probe: str
+    json: bool  # events on stderr in place of lines: stdout is the job's
+    quiet: bool
+    typed: str
+
+
+def watch(request: WatchRequest) -> int:
+    """Run the command, observe it, write the report; returns the exit status of the command, 124 if we ended it."""
+    check_command(request.command)
+    relay = Relay()
+    run = create_run(request.out or Path("reports"))
+    with locked(run):
+        return Watched(request=request, run=run, relay=relay).run_it()
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """One observed command with its attempts."""
+
+    request: WatchRequest
+    run: RunDir
+    relay: Relay
+    outcomes: list[Outcome] = field(default_factory=list)
+    hooks: list[Hook] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.facts = machine_facts()
+        self.lines = GuestLines(sys.stderr, quiet=self.request.quiet)
+        self.spec = _spec_of(self.request, 1)
+        self.record = Record(
+            command=self.request.typed,
+            harness=__version__,
+            machine=self.facts,
+            controller=os.getpid(),
+            plan=(self.spec,),
+            probe=self.request.probe,
+        )
+        write_record(self.run, self.record)
+
+    def run_it(self) -> int:
+        began = time.monotonic()
+        clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
+        with self.run.events.open("a", encoding="utf-8") as events, self.run.log.open("a", encoding="utf-8") as log:
+            listeners: list[Listener] = [Events(events, self.run.run_id, clock), GuestLines(log, quiet=False)]
+            shown: TextIO = sys.stderr
+            listeners.append(Events(shown, self.run.run_id, clock) if self.request.json else self.lines)
+            self.told = Told(listeners=tuple(listeners))
+            return self._attempts()
+
+    def _attempts(self) -> int:
+        attempt = self.run.attempt(self.spec.scenario)
+        self.told(lambda one: one.plan(self.facts, [self.spec]))
+        prepare(attempt, self.spec, self.facts)
+        guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
+        self.relay.follow(guest.child.pid)
+        if not self.request.json:
+            self.lines.begun(self.run.path)
+        ended_by_us = self._observe(guest, attempt)
+        status = _TIMED_OUT if ended_by_us else shell_status(guest.status())
+        for hook in self.hooks:
+            hook.wait()
+        return status
+
+    def _observe(self, guest: Guest, attempt: AttemptDir) -> bool:
+        """Every attempt to its end; True where we ended the job."""
+        while True:
+            self.told(lambda one: one.launched(self.spec))
+            observation = self._observation(guest, attempt)
+            ending = observation.run()
+            if observation.guest_ranks.restarted:
+                attempt = self._next(guest, observation)
+                continue
+            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.standing
+            if ends_it:
+                guest.end(_GRACE_S)
+            else:
+                guest.leave()
+            outcome = self._judge(observation)
+            if ends_it and not self.request.json:
+                self.lines.still_there(outcome, self.run.path, "the job was ended")
+            self._report(outcome, done=True)
+            return ends_it
+
+    def _observation(self, guest: Guest, attempt: AttemptDir) -> Observation:
+        def told_of(ending: Ending) -> None:
+            self._still_there(observation, ending)
+
+        observation = Observation(
+            guarded=guest,
+            spec=self.spec,
+            attempt=attempt,
+            audience=Audience(name=attempt.path.name, tell=self.told),
+            interrupted=lambda: False,
+            relay=self.relay,
+            on_ending=told_of,
+            ends_it=self.request.on_hang is OnHang.KILL,
+        )
+        return observation
+
+    def _next(self, guest: Guest, observation: Observation) -> AttemptDir:
+        """The job's launcher has started its ranks anew."""
+        number = len(self.outcomes) + 2
+        attempt = self.run.attempt(self.spec.scenario, number)
+        self.spec = _spec_of(self.request, number)
+        prepare(attempt, self.spec, self.facts)
+        guest.next_attempt(attempt)
+        outcome = self._judge(observation)
+        self._report(outcome)
+        self.outcomes.append(outcome)
+        return attempt
+
+    def _judge(self, observation: Observation) -> Outcome:
+        return judge_attempt(
+            observation.attempt, observation.resolved_spec(), self.facts.host, number=len(self.outcomes) + 1
+        )
+
+    def _report(self, outcome: Outcome, *, done: bool = False) -> None:
+        report = report_of(self.run, self.record, [*self.outcomes, outcome])
+        write_report(self.run, report)
+        if done:
+            self.told(lambda one: one.outcome(outcome, self.run.path))
+            self.told(lambda one: one.done(report, self.run.path))
+
+    def _still_there(self, observation: Observation, ending: Ending) -> None:
+        """A HANG is proven, or the deadline has passed, and the job runs on."""
+        outcome = self._judge(observation)
+        self._report(outcome)
+        self.told(lambda one: one.outcome(outcome, self.run.path))
+        if not self.request.json:
+            self.lines.still_there(outcome, self.run.path, "the job runs on")
+        if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
+            self._call_hook(observation)
+
+    def _call_hook(self, observation: Observation) -> None:
+        def failed(why: str) -> None:
+            what = f"--on-hang=exec {self.request.hook}"
+            append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
+            self.lines.say(f"{what}: {why}")
+
+        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=failed)
+        self.hooks.append(hook)
+        hook.start()
+
+
+def _spec_of(request: WatchRequest, number: int) -> RunSpec:
+    """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
+    name, about = job_name(request.command), f"observed: {shlex.join(request.command)}"
+    return observed_spec(name, about, request.command, request.limits, _hash_of(request.command, number))
+
+
+def _hash_of(command: Sequence[str], number: int) -> str:
+    return hashlib.sha256(json.dumps([list(command), os.getcwd(), number]).encode()).hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""Asked: every probe so far, the only way to more, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from harness.core.bisect.question import CountsAs, Observation, OutOfBudget, Probe, Purpose, Question, Round, Subset
+
+GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
+
+
+class Asked:
+    """Speaks of units, which are items that travel together; only the probe sees items.
+
+    The order of the units is the order of their first items.
+    """
+
+    def __init__(self, question: Question, probe: Probe) -> None:
+        self.question = question
+        self.units = units(question)
+        self.observations: list[Observation] = []
+        self._told: dict[Subset, list[CountsAs]] = {}
+        self._probe = probe
+
+    @property
+    def everything(self) -> tuple[int, ...]:
+        return tuple(range(len(self.units)))
+
+    def items(self, subset: Iterable[int]) -> Subset:
+        return frozenset(item for unit in subset for item in self.units[unit])
+
+    def ask(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
+    ) -> Iterator[CountsAs]:
+        """The answers in order, asked as many at once as allowed; who stops listening asks no further round.
+
+        `among` are the units that are open before. Raises OutOfBudget, as the probe may too.
+        """
+        span = self._span(among)
+        waiting = iter(subsets)
+        rest = len(subsets)
+        while batch := tuple(islice(waiting, self.question.at_once)):
+            rest -= len(batch)
+            yield from self._round(batch, purpose, span, left + rest)
+
+    def once(self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]) -> Iterator[CountsAs]:
+        """The answers in order, asking only those never asked."""
+        known = [self.told(subset) for subset in subsets]
+        missing = [subset for subset, told in zip(subsets, known, strict=True) if not told]
+        fresh = self.ask(missing, purpose, among)
+        for told in known:
+            yield together(told) if told else next(fresh)
+
+    def told(self, subset: Subset) -> list[CountsAs]:
+        """What it counted as, each time it was asked."""
+        return list(self._told.get(subset, ()))
+
+    def implied(self, subset: Subset) -> CountsAs | None:
+        """What it must count as if more items never turn bad into good; None if nothing asked tells."""
+        if any(seen.counts_as is BAD and seen.subset <= subset for seen in self.observations):
+            return BAD
+        if any(seen.counts_as is GOOD and seen.subset >= subset for seen in self.observations):
+            return GOOD
+        return None
+
+    def _round(self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int) -> list[CountsAs]:
+        limit = self.question.max_probes
+        if limit is not None and len(self.observations) + len(batch) > limit:
+            raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
+        items = tuple(self.items(subset) for subset in batch)
+        answers = list(self._probe(Round(subsets=items, purpose=purpose, open=span, left=left)))
+        assert len(answers) == len(batch)
+        for subset, counts_as in zip(batch, answers, strict=True):
+            self.observations.append(Observation(subset=subset, counts_as=counts_as))
+            self._told.setdefault(subset, []).append(counts_as)
+        return answers
+
+    def _span(self, units: Iterable[int]) -> tuple[int, int]:
+        items = self.items(units)
+        return (min(items), max(items) + 1) if items else (0, 0)
+
+
+def together(told: Sequence[CountsAs]) -> CountsAs:
+    """One answer for the same question asked several times, of which none contradicts another."""
+    return next((counts_as for counts_as in told if counts_as in (GOOD, BAD)), told[-1])
+
+
+def units(question: Question) -> tuple[Subset, ...]:
+    """Groups that share an item are one unit; an item of no group is a unit of its own."""
+    joined: list[Subset] = []
+    for group in question.together:
+        touched = [unit for unit in joined if unit & group]
+        joined = [unit for unit in joined if not unit & group]
+        joined.append(group.union(*touched))
+    grouped = frozenset[int]().union(*joined)
+    alone = (frozenset({item}) for item in range(question.items) if item not in grouped)
+    return tuple(sorted((*joined, *alone), key=min))

@@ -1,0 +1,71 @@
+"""A bisection as every report shows it: what was asked, each probe, the answer, and the two commands that prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.bisect.question import Answer, CountsAs, Purpose, Subset
+from harness.core.bisect.signature import Signature
+from harness.core.bisect.spans import Spans, places_in
+from harness.core.bisect.subject import Subject
+from harness.core.place import Place
+from harness.core.report import HangKind, MachineFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeTold:
+    """One probe: what was asked of which configuration, and what it showed."""
+
+    n: int  # from 1, in the order asked
+    subset: Spans  # places in Subject.items, switched on
+    purpose: Purpose
+    open: tuple[int, int]  # the items that were still open before it, half-open
+    left: int  # probes still to come at most, when it was asked
+    in_full: bool  # asked under torchrun: no fork can answer for it
+    launcher: str  # torchrun, fork or plain; none where it could not be launched
+    verdict: str | None  # None: it could not be launched
+    kind: HangKind | None
+    cause: str | None
+    summary: str  # one sentence; for a configuration that cannot be launched, why
+    place: Place | None
+    culprits: tuple[int, ...]  # ranks
+    phase: str | None
+    counts_as: CountsAs
+    wall_s: float
+    longest_quiet_s: float | None  # of any rank; None: not observed
+    dir: str | None  # of the attempt, relative to the run directory
+    spec_hash: str | None
+
+    @property
+    def places(self) -> Subset:
+        return places_in(self.subset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """As typed from the working directory; None where there is no such configuration."""
+
+    bad: str | None
+    good: str | None
+    alone: str | None  # the bad one without the harness: torchrun and a script in repro/
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectTold:
+    run_id: str
+    harness: str  # version
+    machine: MachineFacts
+    command: str  # as typed
+    scenario: str
+    what: str  # "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
+    subject: Subject
+    sought: Signature | None  # None until a failure was seen
+    answer: Answer
+    probes: tuple[ProbeTold, ...]
+    commands: Commands
+    floor_probes: int  # what an oracle would need: log2 of the answers that were possible
+    search_probes: int  # of `probes`: without controls and proofs
+    wall_s: float  # of all probes
+    interrupted: bool
+    notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
+    not_covered: tuple[str, ...]

@@ -1,1 +1,0 @@
-"""Several runs: what they say together."""

@@ -1,0 +1,125 @@
+"""Comparison: each claim against the pairs of runs that can tell, and nothing against a single run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.core.comparison.claims import CLAIMS, Claim, Kind
+from harness.core.comparison.configuration import (
+    Contrast,
+    Pair,
+    blocked_pairs,
+    configuration,
+    is_evidence,
+    pairs,
+    passed,
+    setting,
+)
+from harness.core.report import Outcome
+
+NO_CONTROL = "no control run"
+
+
+class Result(StrEnum):
+    SUPPORTED = "supported"
+    RULED_OUT = "ruled out"
+    UNDECIDED = "undecided"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One claim with one result. A claim that pairs of runs answer differently has a row for each answer."""
+
+    claim: Claim
+    result: Result
+    pair: Pair | None  # None where the claim is not checked
+    of_pairs: tuple[int, int]  # how many pairs of runs say so, of how many
+    reason: str
+    command: str | None  # the missing run
+
+
+def compared(outcomes: Sequence[Outcome], claims: Sequence[Claim] = CLAIMS) -> tuple[Row, ...]:
+    return tuple(row for claim in claims for row in _rows(claim, outcomes))
+
+
+def override_command(scenario: str, *overrides: str) -> str:
+    return f"nsa-harness run {shlex.join((scenario, *overrides))}"
+
+
+def takes_our_keys(outcome: Outcome) -> bool:
+    """The program is nsa.train; a foreign one knows nothing of model, gc and parallel."""
+    return not {"run.program", "run.command"} & set(configuration(outcome))
+
+
+def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:
+    """ "ddp_nccl was SKIP": why runs that would have answered say nothing; empty where there are none."""
+    for pair in blocked_pairs(contrast, outcomes)[:1]:
+        return "; ".join(
+            f"{run.scenario} {_silence(run)}" for run in (pair.control, pair.changed) if not is_evidence(run)
+        )
+    return ""
+
+
+def _rows(claim: Claim, outcomes: Sequence[Outcome]) -> Iterator[Row]:
+    found = pairs(claim.contrast, outcomes)
+    if not found:
+        yield _not_checked(claim, outcomes)
+    answers = [(_result(claim.kind, pair), pair) for pair in found]
+    for result in Result:
+        saying = [pair for answer, pair in answers if answer is result]
+        if saying:
+            count = (len(saying), len(found))
+            reason = _reason(saying[0])
+            yield Row(claim=claim, result=result, pair=saying[0], of_pairs=count, reason=reason, command=None)
+
+
+def _result(kind: Kind, pair: Pair) -> Result:
+    control, changed = passed(pair.control), passed(pair.changed)
+    if control and not changed:
+        return Result.SUPPORTED
+    if kind is Kind.CHANGE and changed and not control:
+        return Result.SUPPORTED
+    return Result.RULED_OUT if changed or _ended_alike(pair) else Result.UNDECIDED
+
+
+def _ended_alike(pair: Pair) -> bool:
+    one, other = pair.control.verdict, pair.changed.verdict
+    return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
+
+
+def _reason(pair: Pair) -> str:
+    if passed(pair.control) != passed(pair.changed):
+        return "breaks it" if passed(pair.control) else "passes with it, not without it"
+    if passed(pair.control):
+        return "passes with and without it"
+    return (
+        "ends the same way with and without it" if _ended_alike(pair) else "ends badly with and without it, not alike"
+    )
+
+
+def _not_checked(claim: Claim, outcomes: Sequence[Outcome]) -> Row:
+    reason, command = silenced(claim.contrast, outcomes) or NO_CONTROL, _missing_run(claim, outcomes)
+    return Row(claim=claim, result=Result.NOT_CHECKED, pair=None, of_pairs=(0, 0), reason=reason, command=command)
+
+
+def _silence(outcome: Outcome) -> str:
+    return "is flaky" if outcome.flaky else f"was {outcome.verdict.status.value}"
+
+
+def _missing_run(claim: Claim, outcomes: Sequence[Outcome]) -> str | None:
+    """The control run of a failure that nobody announced, in which what is blamed was switched on."""
+    key, undo = claim.contrast.keys[0], claim.contrast.undo
+    bad = [
+        outcome
+        for outcome in outcomes
+        if is_evidence(outcome)
+        and not (passed(outcome) or outcome.expected)
+        and takes_our_keys(outcome)
+        and claim.contrast.with_it(setting(outcome, key))
+    ]
+    plainest = min(bad, key=lambda outcome: (len(outcome.settings), outcome.scenario), default=None)
+    return override_command(plainest.scenario, *undo) if plainest and undo else None

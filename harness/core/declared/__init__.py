@@ -1,1 +1,0 @@
-"""Scenarios as declared, up to the launch that they mean."""

@@ -1,0 +1,230 @@
+"""The case: what a rule of the diagnosis may look at, and the places and proofs it can name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
+from harness.core.divergence.ledger import Finished, Skipped, StepDifference, first_step_of_difference, first_to_finish
+from harness.core.divergence.mismatch import Unlike, first_unlike
+from harness.core.divergence.order import added, went_ahead
+from harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
+from harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
+from harness.core.evidence.stacks import is_library
+from harness.core.place import Place
+from harness.core.report import Finding, Status
+from harness.core.verdict.verdict import Failure, Judgement
+from harness.core.verdict.wait import Wait
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a rule may look at."""
+
+    evidence: Evidence
+    judgement: Judgement
+    skipped: Skipped | None
+
+    def rank(self, rank: int) -> RankEvidence | None:
+        return next((one for one in self.evidence.ranks if one.rank == rank), None)
+
+    @property
+    def first_failure(self) -> Failure | None:
+        return self.judgement.failures[0] if self.judgement.failures else None
+
+    @property
+    def roots(self) -> tuple[Wait, ...]:
+        return self.judgement.proof.graph.roots if self.judgement.proof else ()
+
+    @property
+    def boards(self) -> dict[int, Board]:
+        return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What the recorders of all ranks say together."""
+        return analyse(self.tracks, self.backend)
+
+    @property
+    def backend(self) -> str:
+        """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
+        found = next((board.backend for board in self.boards.values() if board.backend), "")
+        told = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
+        recorded = [one for track in self.tracks.values() for one in track.collectives]
+        if told in ("gloo", "nccl") or not recorded:
+            return told
+        return "gloo" if all(one.started is None for one in recorded) else told
+
+    @cached_property
+    def tracks(self) -> dict[int, Track]:
+        return {
+            rank.rank: Track(collectives=collectives_of(self.evidence, rank), board=rank.board)
+            for rank in self.evidence.ranks
+        }
+
+    def ahead_in(self, found: Divergence) -> Members:
+        """Who left something out there, by the order of its own steps before."""
+        return went_ahead(found, self.tracks)
+
+    def added_in(self, found: Divergence) -> Members:
+        return added(found, self.tracks)
+
+    @cached_property
+    def given_up(self) -> GivenUp | None:
+        return given_up(self.boards)
+
+    @cached_property
+    def other_pace(self) -> OtherPace | None:
+        return other_pace(self.boards)
+
+    @cached_property
+    def step_difference(self) -> StepDifference | None:
+        return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
+
+    @cached_property
+    def finished(self) -> Finished | None:
+        return first_to_finish(self.boards)
+
+    @cached_property
+    def unlike(self) -> Unlike | None:
+        return first_unlike(self.boards, self.backend)
+
+
+def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
+    """From the file at the end and the last look before it; of one seen twice the later state counts."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    looked = next((one.collectives for one in last if one.rank == rank.rank), ())
+    known = {(one.group, one.seq): one for one in rank.collectives}
+    for one in looked:
+        before = known.get((one.group, one.seq))
+        known[one.group, one.seq] = one if before is None or one.retired else before
+    return tuple(sorted(known.values(), key=lambda one: (one.created_ns, one.group, one.seq)))
+
+
+def layer_of(module: str | None) -> int | None:
+    """The first number in a qualified module name: blocks.7.attn is in layer 7."""
+    found = _LAYER.search(module or "")
+    return int(found[1]) if found else None
+
+
+def module_of(case: Case, rank: int | None) -> dict[str, str | int | None]:
+    evidence = case.rank(rank) if rank is not None else None
+    mark = evidence.board.training if evidence and evidence.board else None
+    module = mark.name if mark and mark.kind in ("forward", "backward") else None
+    return {"module": module, "layer": layer_of(module)}
+
+
+def place_of(case: Case, rank: int | None, frame: Frame | None) -> Place | None:
+    module = module_of(case, rank)
+    if frame is None:
+        return Place(**module) if module["module"] else None  # type: ignore[arg-type]
+    return Place(file=frame.file, line=frame.line, function=frame.function, **module)  # type: ignore[arg-type]
+
+
+def wait_place(case: Case, wait: Wait) -> Place | None:
+    return place_of(case, wait.rank, wait.user)
+
+
+def last_place(case: Case, rank: int | None) -> Place | None:
+    """Where a rank that could not be asked was seen last: by its beat thread, else in what it marked or called last."""
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    if board is None or (board.seen is not None and not is_library(board.seen.file)):
+        return place_of(case, rank, board.seen if board else None)
+    called = next((call for call in reversed(board.calls) if call.place), None)
+    marked = place_of(case, rank, None)
+    if called is None or (marked is not None and board.training is not None and board.training.at_s > called.entered_s):
+        return marked
+    return called.place
+
+
+def last_line(case: Case, rank: int | None) -> str:
+    """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
+        return ""
+    before_s = max(0.0, evidence.exit.at_s - board.beat_s)
+    place = Place(file=board.seen.file, line=board.seen.line)
+    return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
+
+
+def last_seen(case: Case, rank: int | None) -> str:
+    evidence = case.rank(rank) if rank is not None else None
+    board = evidence.board if evidence else None
+    mark = board.training or board.newest if board else None
+    if mark is None:
+        return "before its first mark" if rank is not None else "while its ranks were running"
+    name = f" {mark.name}" if mark.name else ""
+    return f"last seen in {mark.kind}{name}, step {mark.step}"
+
+
+def loop_place(case: Case, root: Wait) -> Place | None:
+    """The loop's user line that most samples show."""
+    return with_module(case, root.rank, most_common_user(case, root.rank)) or wait_place(case, root)
+
+
+def with_module(case: Case, rank: int, frame: Frame | None) -> Place | None:
+    return place_of(case, rank, frame) if frame else None
+
+
+def most_common_user(case: Case, rank: int) -> Frame | None:
+    lines = Counter(sample.user for sample in case.evidence.samples if sample.rank == rank and sample.user)
+    return lines.most_common(1)[0][0] if lines else None
+
+
+def hung_roots(case: Case) -> Sequence[Wait]:
+    return case.roots if case.judgement.status is Status.HANG else ()
+
+
+def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
+    last = case.evidence.snapshots[-1] if case.evidence.snapshots else None
+    rank = next((one for one in last.ranks if one.rank == wait.rank), None) if last else None
+    return (rank.proof,) if rank and rank.proof else ()
+
+
+def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
+    evidence = case.rank(rank)
+    return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
+
+
+def finding(
+    code: str,
+    claim: str,
+    *,
+    confidence: float,
+    advice: str,
+    ranks: tuple[int, ...] = (),
+    place: Place | None = None,
+    proof: tuple[str, ...] = (),
+) -> Finding:
+    return Finding(code=code, claim=claim, ranks=ranks, place=place, confidence=confidence, proof=proof, advice=advice)
+
+
+def at(place: Place | None) -> str:
+    if place is None or place.file is None:
+        return ""
+    return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
+
+
+def in_function(wait: Wait) -> str:
+    return f" in {wait.user.function}" if wait.user else ""
+
+
+def verb(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"

@@ -1,0 +1,158 @@
+"""Where the time of a slow run goes: the lines its samples show, its rate, and when it would have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from harness import protocol
+from harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, Sample
+
+PROFILE_FILE = "profile.txt"
+_AT_WORK = {"burning", "moving"}
+_LINES_TOLD = 12
+_MEETING_PLACES = ("torch/distributed/", "/harness/probe/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotLine:
+    """A line of the user's, how often it was seen, and what it was waiting for or computing most often."""
+
+    user: Frame
+    seen: int
+    leaf: Frame | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast the slowest rank goes. `step_s` None: fewer than two steps were done."""
+
+    done: int
+    step_s: float | None  # median between finished ones
+    running_s: float  # since the last one was done, or since the process began
+    planned: int | None  # steps in all, where the program says so
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the last planned step would be done, if the others take no longer than this one already has."""
+        if self.planned is None or self.step_s is None or self.planned <= self.done:
+            return None
+        each_s = max(self.step_s, self.running_s)
+        return max(each_s * (self.planned - self.done) - self.running_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    rank: int
+    samples: int
+    working: int  # of them, those that showed it at work
+    computing: int  # of these, those in which it was in no call that waits for other ranks
+    lines: tuple[HotLine, ...]  # most often seen first
+    nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
+
+
+def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
+    """One for each rank that was sampled with a stack."""
+    found = []
+    for rank in evidence.ranks:
+        samples = [one for one in evidence.samples if one.rank == rank.rank and one.user is not None]
+        samples = [one for one in samples if one.at_s > _began_s(rank.board)] or samples
+        if samples:
+            found.append(_profile(rank, samples))
+    return tuple(found)
+
+
+def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
+    """The rank the others wait for: at work in most samples, and not in a call that ends when another rank comes."""
+    working = [one for one in made if one.working]
+    return min(working, key=lambda one: (-one.computing, -one.working, one.rank)) if working else None
+
+
+def pace(evidence: Evidence) -> Pace | None:
+    """Of the rank with the fewest steps; None where no rank has a board."""
+    boards = [rank for rank in evidence.ranks if rank.board is not None]
+    if not boards:
+        return None
+    slowest = min(boards, key=lambda rank: (_done(rank.board), rank.rank))
+    assert slowest.board is not None
+    times = [at_s for _, at_s in slowest.board.steps_s]
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    since_s = times[-1] if times else slowest.board.created_s
+    return Pace(
+        done=_done(slowest.board),
+        step_s=median(steps) if steps else None,
+        running_s=max(evidence.ended_s - since_s, 0.0),
+        planned=slowest.planned_steps,
+    )
+
+
+def profile_text(evidence: Evidence) -> Iterator[str]:
+    """The profile as a table for people; nothing where nobody was sampled."""
+    made = profiles(evidence)
+    if not made:
+        return
+    seen_at = [one.at_s for one in evidence.samples]
+    yield f"{len(seen_at)} samples, {min(seen_at):.1f} s to {max(seen_at):.1f} s after the launch"
+    if (speed := pace(evidence)) is not None:
+        yield f"{speed.done} {'step' if speed.done == 1 else 'steps'} done, {_pace_words(speed)}"
+    for one in made:
+        yield ""
+        yield f"rank {one.rank}: at work in {one.working} of {one.samples} samples{_nodes_words(one.nodes)}"
+        for line in one.lines:
+            inside = "" if line.leaf is None or line.leaf == line.user else f"   in {line.leaf.function}"
+            share = f"{100 * line.seen / one.samples:5.1f} %"
+            yield f"  {share}  {line.user.file}:{line.user.line} {line.user.function}{inside}"
+
+
+def _nodes_words(nodes: int | None) -> str:
+    if nodes is None:
+        return ""
+    more = " or more" if nodes >= protocol.NODES_LIMIT else ""
+    return f", {nodes}{more} autograd nodes in its first backward pass"
+
+
+def _pace_words(speed: Pace) -> str:
+    words = f"the one in progress takes {speed.running_s:.1f} s"
+    if speed.step_s is not None:
+        words = f"{speed.step_s:.1f} s a step; {words}"
+    return words if speed.left_s is None else f"{words}; {speed.left_s:.0f} s more for all {speed.planned}"
+
+
+def _began_s(board: Board | None) -> float:
+    """When the first step was done: what came before is the start of the program, where much takes time once."""
+    return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
+
+
+def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
+    working = [one for one in samples if one.motion in _AT_WORK]
+    users = Counter(one.user for one in working or samples if one.user is not None)
+    lines = tuple(
+        HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
+        for user, seen in users.most_common(_LINES_TOLD)
+    )
+    nodes = rank.board.autograd_nodes if rank.board else None
+    return RankProfile(
+        rank=rank.rank,
+        samples=len(samples),
+        working=len(working),
+        computing=sum(not _meets_others(one) for one in working),
+        lines=lines,
+        nodes=nodes,
+    )
+
+
+def _meets_others(sample: Sample) -> bool:
+    """Its innermost Python frame is a collective's, or the probe's around one; a rank in it moves when others do."""
+    return sample.leaf is not None and any(place in sample.leaf.file for place in _MEETING_PLACES)
+
+
+def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
+    leaves = Counter(one.leaf for one in samples if one.user == user and one.leaf is not None)
+    return leaves.most_common(1)[0][0] if leaves else None
+
+
+def _done(board: Board | None) -> int:
+    return board.steps_s[-1][0] if board and board.steps_s else 0

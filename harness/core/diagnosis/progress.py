@@ -1,0 +1,137 @@
+"""The step that a rank is in: after its optimizer's line the old one, before that line already the next."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from harness.core.diagnosis.case import Case, hung_roots
+from harness.core.divergence.divergence import Entry
+from harness.core.divergence.ledger import OWN, Skipped
+from harness.core.evidence.evidence import Board, Call, Exit, Frame, RankEvidence
+from harness.core.evidence.stacks import is_library, training_stack
+from harness.core.verdict.verdict import FailureKind
+
+# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+TIMED_OUT = re.compile(
+    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+)
+
+
+def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
+    """1-based; None without a board. A rank that stands between two steps is in the one whose lines it stands in."""
+    board = rank.board
+    if board is None:
+        return None
+    between = board.training is not None and board.training.kind == "step"
+    # Where no forward or batch of a step was marked, its number is only known when it is done.
+    done = board.steps_s[-1][0] if between and board.steps_s else board.step
+    return done + 1 if between and _stands_before(frames_of(case, rank), board.stepped_from) else done
+
+
+def left_before_it(case: Case) -> bool:
+    """The rank that passed a call has ended with 0 in that step, which it never finished: it left no call out, it left.
+
+    Where no rank counts its steps, a call that is left out just before the end looks the same.
+    """
+    skipped, first = case.skipped, case.first_failure
+    if skipped is None or first is None or first.kind is not FailureKind.LEFT or first.rank != skipped.rank:
+        return False
+    board, caller = case.boards[skipped.rank], case.boards[skipped.callers[0]]
+    done = board.steps_s[-1][0] if board.steps_s else 0
+    before = [one for one in _calls_in(caller, skipped.step) if one.number < skipped.call.number]
+    return 0 < done < skipped.step and len(_calls_in(board, skipped.step)) <= len(before)
+
+
+def late_for(case: Case) -> Skipped | None:
+    """The call that a rank had not come to when the wait of the others ran out."""
+    first = case.first_failure
+    return case.skipped if first and TIMED_OUT.search(first.text) and on_its_way(case) else None
+
+
+def on_its_way(case: Case) -> bool:
+    """The rank that passed a call went on to no other, and was ended from outside as the others failed."""
+    skipped = case.skipped
+    rank = case.rank(skipped.rank) if skipped else None
+    if skipped is None or rank is None or rank.raised is not None or rank.exit is None or not _was_ended(rank.exit):
+        return False
+    board = case.boards[skipped.rank]
+    went_on = any(one.left_s is None or one.entered_s >= skipped.call.entered_s for one in board.calls)
+    return not went_on and board.enqueued == board.completed
+
+
+def _was_ended(exit: Exit) -> bool:
+    return exit.by_us or exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def _calls_in(board: Board, step: int) -> list[Call]:
+    """Taking down its own end of a group is no sign of going on."""
+    return [one for one in board.calls if one.step == step and one.op not in OWN]
+
+
+def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
+    """Where it stands, innermost first: as it failed or left, as the last look saw it, as its beat saw it."""
+    if rank.raised is not None and not hung_roots(case):  # a rank that stands has printed it, and went on
+        return rank.raised.frames
+    if rank.board is not None and rank.board.left_from:
+        return rank.board.left_from
+    if rank.death_stacks and rank.exit is not None:
+        return rank.death_stacks[-1].frames
+    looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
+    seen = next((one for one in looked if one.rank == rank.rank), None)
+    stack = training_stack(seen.stacks, seen.pid) if seen else None
+    if stack is not None:
+        return stack.frames
+    board: Board | None = rank.board
+    return (board.seen,) if board and board.seen else ()
+
+
+def step_of_entry(case: Case, entry: Entry) -> int | None:
+    """Whoever still stands there knows by its lines whether a call between two steps belongs to the next one."""
+    call, rank = entry.call, case.rank(entry.rank)
+    if call is None or rank is None or rank.board is None or not stands_in(rank.board, call):
+        return call.step if call else None
+    return step_in_progress(case, rank)
+
+
+def stands_in(board: Board, call: Call) -> bool:
+    newest = board.calls[-1] if board.calls else None
+    return newest is not None and newest.left_s is None and (newest.op, newest.place) == (call.op, call.place)
+
+
+def parting_frames(case: Case, rank: int, other: int) -> tuple[list[Frame], tuple[Frame, Frame] | None]:
+    """The frames of the program in which both ranks stand alike, from the outside in, and the first that differ."""
+    pairs = list(zip(_own_frames(case, rank), _own_frames(case, other), strict=False))
+    at = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
+    if at is None:
+        return [one for one, _ in pairs], None
+    return [one for one, _ in pairs[:at]], pairs[at]
+
+
+def in_one_function(one: Frame, other: Frame) -> bool:
+    """Of the same class too, where that is told."""
+    return (one.file, one.function) == (other.file, other.function)
+
+
+def _own_frames(case: Case, rank: int) -> list[Frame]:
+    known = case.rank(rank)
+    frames = frames_of(case, known) if known else ()
+    return [one for one in reversed(frames) if not is_library(one.file)]
+
+
+def _stands_before(stands: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
+    """In the outermost function where the two ways part, it has not come to the line that leads to the optimizer."""
+    own = [frame for frame in stands if not is_library(frame.file)]
+    for there in reversed(stepped):
+        here = next((frame for frame in reversed(own) if _same_function(frame, there)), None)
+        if here is not None and here.line != there.line:
+            return here.line < there.line
+    return False
+
+
+def _same_function(frame: Frame, other: Frame) -> bool:
+    """py-spy names a method with its class, the probe without."""
+    functions = {one.function.rpartition(".")[2] for one in (frame, other)}
+    return len(functions) == 1 and PurePath(frame.file).name == PurePath(other.file).name

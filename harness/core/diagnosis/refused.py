@@ -1,0 +1,143 @@
+"""What torch refused: its words as signatures, who said so, in which step, and the user's own line for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from harness.core.diagnosis.case import Case, counted, finding, layer_of, module_of, place_of
+from harness.core.evidence.evidence import Board, Hint
+from harness.core.evidence.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+from harness.core.verdict.verdict import Failure, FailureKind
+
+# torch raises plain RuntimeErrors here, so its words are the only mechanism; the same in 2.11 and 2.13.
+UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")
+STATIC_GRAPH = re.compile(r"this is not compatible with static_graph set to True")
+NO_GRAPH = re.compile(r"does not require grad and does not have a grad_fn")
+READY_TWICE = re.compile(r"Expected to mark a variable ready only once")
+RECOMPUTED = re.compile(
+    r"torch\.utils\.checkpoint: (?:A different number of tensors was saved|Recomputed values for the following"
+    r"|trying to save more tensors during recomputation)"
+)
+IN_PLACE = re.compile(r"modified by an inplace operation: \[\S+ \[(.*?)\]\], which is output \d+ of (\w+?),")
+OTHER_COUNT = re.compile(
+    r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+)"
+    r" has inconsistent (\d+) params"
+)
+OTHER_SHAPE = re.compile(r"params\[(\d+)\] in this process with (sizes|strides) \[(.*?)\] appears not to match")
+
+# The causes whose step is told by the failure itself.
+REFUSALS = frozenset(
+    {
+        "static_graph_changed",
+        "reentrant_no_grad_input",
+        "rank_conditional_unused_params",
+        "unused_params",
+        "ready_twice",
+        "checkpoint_recompute_mismatch",
+        "inplace_modification",
+    }
+)
+
+_FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
+_SHOWN = 3
+_OF_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints
+
+
+def step_of(case: Case, failure: Failure) -> int | None:
+    """The step whose backward pass went wrong: the one before, where the next forward pass of DDP found out."""
+    rank = case.rank(failure.rank) if failure.rank is not None else None
+    board = rank.board if rank else None
+    if board is None:
+        return None
+    return board.step - 1 if UNFINISHED.search(failure.text) and _found_out_later(case, board) else board.step
+
+
+def raised_so(case: Case, signature: re.Pattern[str]) -> list[Failure]:
+    """Those that say so, the first in time in front; none where something else failed first."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not signature.search(first.text):
+        return []
+    return [one for one in case.judgement.failures if not one.collateral and signature.search(one.text)]
+
+
+def raised_alike(one: Failure, other: Failure) -> bool:
+    """The same kind of exception in the same line of the program: neither is the other's victim."""
+    if one.raised is None or other.raised is None or one.collateral or other.collateral:
+        return False
+    if one.raised.type != other.raised.type:
+        return False
+    return user_frame(one.raised.frames) == user_frame(other.raised.frames)
+
+
+def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(one.rank for one in failures if one.rank is not None))
+
+
+def refusal(
+    case: Case,
+    failures: Sequence[Failure],
+    claim: str,
+    *,
+    code: str,
+    confidence: float,
+    advice: str,
+    ranks: tuple[int, ...] | None = None,
+) -> Finding:
+    return finding(
+        code,
+        claim,
+        ranks=ranks_of(failures) if ranks is None else ranks,
+        place=_place(case, failures[0]),
+        confidence=confidence,
+        proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
+        advice=advice,
+    )
+
+
+def hinted(case: Case, failure: Failure, hint: Hint) -> Place:
+    frame = hint.frame
+    parameter = hint.name if hint.kind in _OF_PARAMETERS else None
+    module = parameter.rpartition(".")[0] or None if parameter else module_of(case, failure.rank)["module"]
+    return Place(
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        function=frame.function if frame else None,
+        module=module if isinstance(module, str) else None,
+        layer=layer_of(module if isinstance(module, str) else None),
+        parameter=parameter,
+    )
+
+
+def hints_of(failure: Failure, kind: str) -> list[Hint]:
+    return [hint for hint in failure.raised.hints if hint.kind == kind] if failure.raised else []
+
+
+def names_of(failure: Failure) -> str:
+    names = [hint.name for kind in _OF_PARAMETERS for hint in hints_of(failure, kind)]
+    if not names:
+        return "some of its parameters"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{counted(len(names), 'parameter')} ({', '.join(names[:_SHOWN])}{more})" if names[1:] else names[0]
+
+
+def _place(case: Case, failure: Failure) -> Place | None:
+    """The user's line that the probe found for it; else the one that called torch."""
+    hints = failure.raised.hints if failure.raised else ()
+    placed = [hint for hint in hints if hint.frame is not None]
+    if placed and (placed[0].kind != "in place" or len(placed) == 1):
+        return hinted(case, failure, placed[0])
+    frame = user_frame(failure.raised.frames) if failure.raised else None
+    return place_of(case, failure.rank, frame)
+
+
+def _found_out_later(case: Case, board: Board) -> bool:
+    """Nothing but the first forward pass has begun since the last optimizer step, or that step lacked gradients."""
+    if board.step < 2:
+        return False
+    before = board.step - 1
+    seen = {one.gradients[before] for one in case.boards.values() if before in one.gradients}
+    lacked = board.gradients.get(before, 0) < max({*board.gradients.values(), *seen}, default=0)
+    return lacked or board.position <= _FIRST_MARKS

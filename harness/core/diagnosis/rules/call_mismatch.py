@@ -1,0 +1,247 @@
+"""Why ranks wait for each other: rules over what they entered unlike, from recorders, calls and step ledgers.
+
+None of them answers where something else explains the run: a rank that failed by itself, or that waits for no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.core.diagnosis.case import Case, at, finding, place_of
+from harness.core.diagnosis.entries import (
+    added_between_steps,
+    apart,
+    backward_place,
+    call_proof,
+    classes,
+    counts_text,
+    entered_place,
+    entered_text,
+    entry_of,
+    entry_text,
+    first_entries,
+    flight_proof,
+    number_text,
+    on_ranks,
+    parted,
+    pending_place,
+    shown_later,
+    undecided,
+)
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
+from harness.core.divergence.divergence import Divergence, Entry, Kind, Link, elements
+from harness.core.divergence.ledger import Skipped
+from harness.core.divergence.mismatch import Unlike
+from harness.core.divergence.order import turned
+from harness.core.place import Place
+from harness.core.report import Finding
+from harness.core.verdict.wait import WaitKind
+
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
+_LINKS = 4  # of a cycle, that a sentence names
+_FOR_RANKS = frozenset({WaitKind.COLLECTIVE, WaitKind.GONE})
+
+
+def cross_group_deadlock(case: Case) -> Finding | None:
+    cycle = case.analysis.cycle if parted(case) else ()
+    if not cycle or (case.skipped is not None and not _one_point([link.entry for link in cycle])):
+        return None
+    links = [_link_text(case, link) for link in cycle]
+    everyone = tuple(sorted(link.entry.rank for link in cycle))
+    other = tuple(rank for rank in everyone if (board := case.boards.get(rank)) and turned(board))
+    ranks = other or everyone
+    why = f"; {ranks_text(other)} took another order before" if 0 < len(other) < len(everyone) else ""
+    began = step_of_entry(case, cycle[0].entry)
+    step = "" if began is None else f" in step {began}"
+    return finding(
+        "cross_group_deadlock",
+        f"{len(everyone)} ranks wait for each other in different groups{step}:"
+        f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}{why}",
+        ranks=ranks,
+        place=_crossing(case, ranks, everyone)
+        or entered_place(case, next(link.entry for link in cycle if link.entry.rank in ranks)),
+        confidence=0.95,
+        proof=flight_proof(case, everyone),
+        advice="Enter the collectives of these groups in the same order on every rank. Where the order depends on data,"
+        " do the work of one group to its end before any rank begins the other's.",
+    )
+
+
+def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
+    """The line of the function in which a rank that took another order parts from one that did not."""
+    others = [rank for rank in everyone if rank not in ranks]
+    _, apart = parting_frames(case, ranks[0], others[0]) if others else ((), None)
+    return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
+
+
+def no_sync_mismatch(case: Case) -> Finding | None:
+    """A step in which some rank reduced less than the others, with its gradients there."""
+    found = case.step_difference if parted(case) else None
+    if found is None:
+        return _other_accumulation(case)
+    if found.called or found.op not in _REDUCTIONS or not found.alone or found.without_gradients:
+        return None
+    ranks = apart(found)
+    return finding(
+        "no_sync_mismatch",
+        f"{ranks_text(ranks)} reduced gradients otherwise than the rest in step {found.step} ({found.op} of group"
+        f" {found.group}: {counts_text(found.counts)}); from there on reductions of different steps were paired"
+        f"{shown_later(case)}",
+        ranks=ranks,
+        place=backward_place(case) or pending_place(case, ranks),
+        confidence=0.95,
+        proof=("step_ledger.txt",),
+        advice="Enter no_sync, and leave it, in the same steps on every rank. The gradients are wrong from that step"
+        " on: do not go on from a checkpoint written after it.",
+    )
+
+
+def _other_accumulation(case: Case) -> Finding | None:
+    """As many reductions a step on every rank, but of another number of batches."""
+    found = case.other_pace if parted(case) and case.analysis.divergences else None
+    if found is None or (case.skipped is not None and not _at_the_end(case, case.skipped)):
+        return None
+    marks = ", ".join(f"{text} on {ranks}" for ranks, text in classes([(rank, str(n)) for rank, n in found.marks]))
+    return finding(
+        "no_sync_mismatch",
+        f"the ranks take another number of batches to a step: {marks} marks of training in each{shown_later(case)}",
+        ranks=found.ranks,
+        place=pending_place(case, found.ranks),
+        confidence=0.8,
+        proof=call_proof(case, found.ranks),
+        advice="Accumulate as many batches on every rank before gradients are reduced: compare the setting between"
+        " ranks, and what decides when a step is done.",
+    )
+
+
+def _at_the_end(case: Case, skipped: Skipped) -> bool:
+    """Whoever called it has ended training: that the others did not come to it yet follows from that."""
+    return all(
+        (board.training is not None and board.training.kind not in ("forward", "backward", "optimizer"))
+        for rank, board in case.boards.items()
+        if rank in skipped.callers
+    )
+
+
+def uneven_inputs(case: Case) -> Finding | None:
+    finished = case.finished if parted(case) else None
+    difference = case.step_difference
+    if finished is None or (difference is not None and difference.step <= finished.step):
+        return None
+    instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
+    place = finished.calls[0][1].place if finished.calls else None
+    waiting = entered_text(case, [entry for entry in first_entries(case) if entry.rank in finished.others])
+    return finding(
+        "uneven_inputs",
+        f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
+        f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
+        f" {finished.step + 1}{f': {waiting}' if waiting else ''}",
+        ranks=finished.ranks,
+        place=place,
+        confidence=0.9,
+        proof=("step_ledger.txt", *call_proof(case, finished.ranks)),
+        advice="Give every rank the same number of batches: a DistributedSampler that pads, drop_last=True, or the"
+        " context torch.distributed.algorithms.Join. If the data is even, look for a swallowed exception or a break.",
+    )
+
+
+def shape_mismatch(case: Case) -> Finding | None:
+    return _mismatch(case, Kind.SHAPE)
+
+
+def dtype_mismatch(case: Case) -> Finding | None:
+    return _mismatch(case, Kind.DTYPE)
+
+
+def root_mismatch(case: Case) -> Finding | None:
+    """One broadcast, gather or the like, whose ranks name different ranks as its root."""
+    unlike = case.unlike if parted(case) else None
+    if unlike is None or unlike.kind is not Kind.ROOT:
+        return None
+    roots = on_ranks([(rank, f"rank {call.peer}{at(call.place)}") for rank, call in unlike.calls])
+    return finding(
+        "root_mismatch",
+        f"{unlike.calls[0][1].op}{number_text(case, unlike)} in step {unlike.step} has another root: {roots}"
+        f"{undecided(unlike.differ, unlike.calls)}",
+        ranks=unlike.differ,
+        place=unlike.call(unlike.differ[0]).place,
+        confidence=0.95,
+        proof=call_proof(case, [rank for rank, _ in unlike.calls]),
+        advice="Decide on one rank who the root is and share it, or compute it from what all ranks have alike. The"
+        " argument is a global rank, unless it is group_src or group_dst.",
+    )
+
+
+def _mismatch(case: Case, kind: Kind) -> Finding | None:
+    if not parted(case):
+        return None
+    unlike = case.unlike
+    if unlike is not None and unlike.kind is kind:
+        return _unlike_sizes(case, unlike)
+    found = case.analysis.divergences[0] if case.analysis.divergences else None
+    if found is None or found.kind is not kind or any(entry.call for entry in found.entries):
+        return None
+    if case.skipped is not None or case.ahead_in(found) or added_between_steps(case, found) is not None:
+        return None  # one of them left something out, or added it: these are not the same collective
+    return _unlike_below(case, found)
+
+
+def _unlike_sizes(case: Case, unlike: Unlike) -> Finding:
+    first = unlike.calls[0][1]
+    sizes = [
+        (rank, f"{_payload(unlike.kind, call.elements, call.dtype)}{at(call.place)}") for rank, call in unlike.calls
+    ]
+    return finding(
+        "shape_mismatch" if unlike.kind is Kind.SHAPE else "dtype_mismatch",
+        f"{first.op}{number_text(case, unlike)} in step {unlike.step} has {on_ranks(sizes)}"
+        f"{undecided(unlike.differ, unlike.calls)}",
+        ranks=unlike.differ,
+        place=unlike.call(unlike.differ[0]).place,
+        confidence=0.95,
+        proof=call_proof(case, [rank for rank, _ in unlike.calls]),
+        advice=_SIZE_ADVICE,
+    )
+
+
+def _unlike_below(case: Case, found: Divergence) -> Finding:
+    sizes = [(entry.rank, _entry_payload(case, found.kind, entry)) for entry in found.entries]
+    return finding(
+        "shape_mismatch" if found.kind is Kind.SHAPE else "dtype_mismatch",
+        f"{found.entries[0].collective.op} #{found.seq} of group {found.group}, below DDP or FSDP, has"
+        f" {on_ranks(sizes)}{undecided(found.differ, found.entries)}",
+        ranks=found.differ,
+        place=entered_place(case, entry_of(found, found.differ[0])),
+        confidence=0.9,
+        proof=flight_proof(case, found.differ),
+        advice=_SIZE_ADVICE,
+    )
+
+
+_SIZE_ADVICE = (
+    "Pad or gather the sizes first, so that every rank passes the same shape and dtype. gloo ends the rank that"
+    " receives too much, which is the victim; NCCL may go on with wrong numbers."
+)
+
+
+def _one_point(entries: Sequence[Entry]) -> bool:
+    """Every entry was called from Python at the same point of the same step: none has passed another's."""
+    points = {(entry.call.step, entry.call.position) if entry.call else None for entry in entries}
+    return len(points) == 1 and None not in points
+
+
+def _payload(kind: Kind, count: int, dtype: str) -> str:
+    return dtype if kind is Kind.DTYPE else f"{count} elements"
+
+
+def _entry_payload(case: Case, kind: Kind, entry: Entry) -> str:
+    one = entry.collective
+    return f"{_payload(kind, sum(elements(one)), '/'.join(one.dtypes))}{at(entered_place(case, entry))}"
+
+
+def _link_text(case: Case, link: Link) -> str:
+    never = any(
+        group == link.entry.collective.group and link.waits_for in ranks for group, ranks in case.analysis.never_entered
+    )
+    who = f"rank {link.waits_for}{', which never entered that group' if never else ''}"
+    return f"rank {link.entry.rank} waits in {entry_text(case, link.entry)} for {who}"

@@ -1,0 +1,232 @@
+"""Why a run failed: rules over what ended wrongly, in order of time, and over what was too slow."""
+
+from __future__ import annotations
+
+import signal
+
+from harness.core.diagnosis.case import Case, at, counted, finding, last_line, last_place, last_seen, place_of, shorten
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from harness.core.diagnosis.progress import late_for
+from harness.core.diagnosis.refused import raised_alike, ranks_of
+from harness.core.evidence.evidence import Ending, Frame
+from harness.core.evidence.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+from harness.core.verdict.verdict import FailureKind
+from harness.core.verdict.wait_graph import wait_for
+
+_SAME_STEP = 5  # times the median: no other work than the steps before
+_LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
+
+
+def slow(case: Case) -> Finding | None:
+    if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
+        return None
+    sampled = busiest(profiles(case.evidence))
+    if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
+        return held_up
+    place = place_of(case, sampled.rank, _functions(sampled)[0][1]) if sampled else None
+    works = sampled is not None and 2 * sampled.working >= sampled.samples
+    speed = pace(case.evidence)
+    endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
+    stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
+    idle = "" if sampled is None or works else f", at work in only {sampled.working} of {sampled.samples} samples"
+    return finding(
+        "slow",
+        f"{_still_there(case)}, {_pace(speed)};"
+        f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
+        ranks=() if sampled is None else (sampled.rank,),
+        place=place,
+        confidence=0.5 if not (place and works) else 0.9 if speed and _goes_on(speed) else 0.75,
+        proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
+        advice=_SLOW_ADVICE,
+    )
+
+
+def came_too_late(case: Case) -> Finding | None:
+    """The others' wait in a collective ran out while this rank was still on its way there."""
+    skipped, first = late_for(case), case.first_failure
+    if skipped is None or first is None:
+        return None
+    board, call = case.boards[skipped.rank], skipped.call
+    moved = board.training is not None and board.training.at_s > call.entered_s
+    place = last_place(case, skipped.rank)
+    return finding(
+        "slow",
+        f"rank {skipped.rank} had not come to {call.op}{at(call.place)} of step {skipped.step} when"
+        f" {ranks_text(skipped.callers)} gave up waiting for it there ({shorten(first.text, 120)});"
+        f" {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it left the call out",
+        ranks=(skipped.rank,),
+        place=place,
+        confidence=0.75 if moved else 0.6,
+        proof=(f"rank{skipped.rank}/calls.txt", "output.log"),
+        advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
+        " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
+    )
+
+
+_SLOW_ADVICE = (
+    "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
+    " limits.deadline_s if the work is meant to take that long."
+)
+
+
+def _goes_on(speed: Pace) -> bool:
+    """Step follows step: only then it is known that the one in progress ends as well."""
+    return speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+
+
+def _held_up(case: Case) -> Finding | None:
+    """Nobody works: the ranks that no other rank holds up, where all others wait for them.
+
+    That nobody moves the samples show; so one look is enough to see who waits for whom.
+    """
+    looks = case.evidence.snapshots[-2:]
+    graph = wait_for(looks[0], looks[-1], (), case.evidence.backend) if looks else None
+    if graph is None or graph.moved or not 0 < len(graph.roots) < len(graph.waits):
+        return None
+    root = graph.roots[0]
+    ranks = tuple(sorted(one.rank for one in graph.roots))
+    place = place_of(case, root.rank, (root.child.deepest.user if root.child else None) or root.user)
+    return finding(
+        "slow",
+        f"{_still_there(case)}, {_pace(pace(case.evidence))}; {ranks_text(ranks)}"
+        f" {'stands' if len(ranks) == 1 else 'stand'} in"
+        f" {root.stands_in}{at(place)}, which may yet end, and all others wait for it",
+        ranks=ranks,
+        place=place,
+        confidence=0.5,
+        proof=(PROFILE_FILE,),
+        advice="Look at what the named rank waits for. limits.open_wait_s says how long such a wait may last.",
+    )
+
+
+def _still_there(case: Case) -> str:
+    deadline_s = case.evidence.limits.deadline_s
+    return f"not proven to hang: still there at its deadline{'' if deadline_s is None else f' of {deadline_s:g} s'}"
+
+
+def _pace(speed: Pace | None) -> str:
+    if speed is None:
+        return "no board to count its steps"
+    words = counted(speed.done, "step") + " done"
+    if speed.step_s is not None:
+        words += f", {speed.step_s:.1f} s a step"
+    if speed.left_s is not None:
+        words += f", {speed.left_s:.0f} s short of all {speed.planned}"
+    return words
+
+
+def _functions(sampled: RankProfile) -> list[tuple[int, Frame]]:
+    """How often each function was seen, and its line seen most often; the first one holds most of the time."""
+    functions: dict[tuple[str, str], list[HotLine]] = {}
+    for one in sampled.lines:
+        functions.setdefault((one.user.file, one.user.function), []).append(one)
+    seen = ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values())
+    return sorted(seen, key=lambda it: -it[0])
+
+
+def _where(sampled: RankProfile) -> str:
+    """The two functions seen most often, with their share of the samples."""
+    return " and".join(
+        f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
+        for count, user in _functions(sampled)[:2]
+    )
+
+
+def exception(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
+        return None
+    frame = user_frame(first.raised.frames)
+    place = place_of(case, first.rank, frame)
+    ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
+    return finding(
+        "exception",
+        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}",
+        ranks=ranks,
+        place=place,
+        confidence=0.95,
+        proof=(first.raised.proof,),
+        advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
+    )
+
+
+def early_exit(case: Case) -> Finding | None:
+    left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
+    first = case.first_failure
+    if not left or first is None or first.kind is not FailureKind.LEFT:
+        return None
+    return finding(
+        "early_exit",
+        f"{left[0].text}, {last_seen(case, left[0].rank)}",
+        ranks=(left[0].rank,) if left[0].rank is not None else (),
+        place=_left_at(case, left[0].rank) or last_place(case, left[0].rank),
+        confidence=0.95,
+        proof=("processes.jsonl",),
+        advice="Find the return, sys.exit or exhausted iterator that only this rank reaches.",
+    )
+
+
+def _left_at(case: Case, rank: int | None) -> Place | None:
+    """Its last call, where it went on to one after its beat had looked for the last time; sys.exit tells its line."""
+    board = case.boards.get(rank) if rank is not None else None
+    if board is None or board.left_from or not board.calls or board.beat_s is None:
+        return None
+    marked_s = board.training.at_s if board.training is not None else 0.0  # a module it went into after that call
+    return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
+
+
+def killed(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
+        return None
+    who = "the launcher" if first.rank is None else f"rank {first.rank}"
+    name = signal.Signals(-first.status).name
+    return finding(
+        "killed",
+        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
+        f"{last_line(case, first.rank)}",
+        ranks=() if first.rank is None else (first.rank,),
+        place=last_place(case, first.rank),
+        confidence=0.95,
+        proof=("processes.jsonl",),
+        advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
+    )
+
+
+def crashed(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
+        return None
+    rank = case.rank(first.rank) if first.rank is not None else None
+    frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
+    place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
+    return finding(
+        "segfault" if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else "aborted",
+        f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
+        ranks=(first.rank,) if first.rank is not None else (),
+        place=place,
+        confidence=0.9,
+        proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
+        advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
+    )
+
+
+def bad_exit(case: Case) -> Finding | None:
+    """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.CODE or first.collateral or first.rank is None:
+        return None
+    rank = case.rank(first.rank)
+    said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
+    return finding(
+        "bad_exit",
+        f"{first.text}, {last_seen(case, first.rank)}{said}",
+        ranks=(first.rank,),
+        place=last_place(case, first.rank),
+        confidence=0.9,
+        proof=(f"rank{first.rank}/stderr.log",),
+        advice="The program chose to leave: read the end of the rank's stderr.log.",
+    )

@@ -1,0 +1,209 @@
+"""Why ranks wait for each other outside collectives: groups, transfers, keys of the store, and the network itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.evidence.evidence import Board, Call, Evidence
+from harness.core.evidence.host import Socket
+from harness.core.evidence.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+from harness.core.verdict.group_waits import missing_rank
+from harness.core.verdict.wait import Wait, WaitKind
+
+_ENTRANCE = "init_process_group"
+_MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
+_RETRANSMITS = 3  # of one segment in a row: seconds without an answer
+
+
+def rendezvous_missing_rank(case: Case) -> Finding | None:
+    """Some rank never came to init_process_group: the others wait for it, or gave up and said whose key was missing."""
+    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
+    if not waiting:
+        return _gave_up(case)
+    absent = _absent(waiting)
+    return finding(
+        "rendezvous_missing_rank",
+        f"{ranks_text(absent)} never entered init_process_group{at(wait_place(case, waiting[0]))}, in which"
+        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
+        f"{_elsewhere(case, absent)}",
+        ranks=absent,
+        place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
+        confidence=0.95,
+        proof=dump_proof(case, waiting[0]),
+        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
+        " Look at what the named rank does before it.",
+    )
+
+
+def _gave_up(case: Case) -> Finding | None:
+    first = case.first_failure
+    raised = first.raised if first else None
+    absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
+    if first is None or first.rank is None or raised is None or absent is None:
+        return None
+    return finding(
+        "rendezvous_missing_rank",
+        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
+        f" {shorten(raised.message, 120)}",
+        ranks=(absent,),
+        place=place_of(case, first.rank, user_frame(raised.frames)),
+        confidence=0.9,
+        proof=(raised.proof,),
+        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
+        " Look at what the named rank does before it.",
+    )
+
+
+def group_creation_subset(case: Case) -> Finding | None:
+    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
+    call = waiting[0].call if waiting else None
+    if call is None:
+        return None
+    absent = _behind(case, waiting) or _absent(waiting)
+    waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
+    call = _never_made(case, waiting, absent) or waiting[0].call or call
+    op = call.op
+    return finding(
+        "group_creation_subset",
+        f"{ranks_text(absent)} never called {op}{at(call.place)}{_since(call, waiting[0])}, in which"
+        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
+        f" the job{_elsewhere(case, absent)}",
+        ranks=absent,
+        place=call.place or wait_place(case, waiting[0]),
+        confidence=0.95,
+        proof=dump_proof(case, waiting[0]),
+        advice="new_group must be called by every rank of the job in the same order, members or not. Move it out of"
+        " the condition, or pass use_local_synchronization=True where only members call it.",
+    )
+
+
+def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
+    """Of ranks that all make a group and wait for each other, those that have made fewer; else empty."""
+    if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
+        return ()
+    boards = {wait.rank: case.boards.get(wait.rank) for wait in waiting}
+    made = {rank: _groups_made(board) for rank, board in boards.items() if board is not None}
+    fewest = min(made.values(), default=0)
+    behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
+    return behind if len(behind) < len(waiting) else ()
+
+
+def _groups_made(board: Board) -> int:
+    return sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls)
+
+
+def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
+    """The first call of the kind that a waiting rank made and an absent one did not: groups are numbered by it."""
+    made, lacks = case.boards.get(waiting[0].rank), [board for rank in absent if (board := case.boards.get(rank))]
+    left = Counter((one.op, one.place) for one in lacks[0].calls) if lacks else Counter[tuple[str, Place | None]]()
+    for one in made.calls if made and lacks else ():
+        if one.op.startswith(_MAKES_GROUPS):
+            left[one.op, one.place] -= 1
+            if left[one.op, one.place] < 0:
+                return one
+    return None
+
+
+def _since(call: Call, waiting: Wait) -> str:
+    """Where the others wait for a later group, whose number is another one on the ranks that left out this."""
+    later = waiting.call
+    if later is None or later.number == call.number:
+        return ""
+    return f", so that {later.op}{at(later.place)} makes a group of another number there"
+
+
+def store_key_missing(case: Case) -> Finding | None:
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
+    if not roots or roots[0].call is None:
+        return None
+    root, call = roots[0], roots[0].call
+    place = call.place or wait_place(case, root)
+    others = " and every other rank waits too" if root.closed else ""
+    return finding(
+        "store_key_missing",
+        f"rank {root.rank} waits for the store key {shorten(call.key, 80)}{at(place)}; nobody has set it{others}",
+        ranks=tuple(one.rank for one in roots),
+        place=place,
+        confidence=0.9 if root.closed else 0.7,
+        proof=dump_proof(case, root),
+        advice="Let a rank set the key before it waits for anything itself, under exactly this name and prefix, and"
+        " give the wait a timeout.",
+    )
+
+
+def transport(case: Case) -> Finding | None:
+    """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
+    stuck = sorted(stuck_sockets(case.evidence), key=lambda pair: pair[0])
+    if not roots or not stuck:
+        return None
+    ends = {(socket.local, socket.peer) for _, socket in stuck}
+    both = any((peer, local) in ends for local, peer in ends)
+    rank, socket = stuck[0]
+    return finding(
+        "transport",
+        f"all ranks are in {roots[0].stands_in}, and the network does not deliver: rank {rank} has"
+        f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
+        f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
+        ranks=tuple(sorted({one for one, _ in stuck})),
+        place=wait_place(case, roots[0]),
+        confidence=0.9 if both else 0.75,
+        proof=dump_proof(case, roots[0]),
+        advice="Look at the path between these addresses: the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), a"
+        " firewall, the MTU, a switch. The program's collectives agree.",
+    )
+
+
+def _waits(case: Case, kind: WaitKind) -> list[Wait]:
+    """Waits of the kind anywhere in the graph, if one of them is at its root or holds others up."""
+    proof = case.judgement.proof
+    if not any(root.kind is kind for root in hung_roots(case)) or proof is None:
+        return []
+    return [wait for wait in proof.graph.waits if wait.kind is kind]
+
+
+def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
+    """Whom all of them wait for, apart from themselves."""
+    inside = {wait.rank for wait in waiting}
+    return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
+
+
+def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
+    graph = case.judgement.proof.graph if case.judgement.proof else None
+    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
+    return f"; rank {wait.rank} stands in {wait.stands_in}" if wait else "; nothing was seen of it" if graph else ""
+
+
+def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
+    graph = case.judgement.proof.graph if case.judgement.proof else None
+    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
+    return wait_place(case, wait) if wait else None
+
+
+def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
+    """Connections to ranks with the same data unacknowledged at both looks, and repeated in vain."""
+    looks = evidence.snapshots
+    if len(looks) < 2:
+        return
+    earlier = {
+        (rank.rank, one.inode): one
+        for rank in looks[-2].ranks
+        for one in (rank.process.sockets if rank.process else ())
+    }
+    for rank in looks[-1].ranks:
+        for one in rank.process.sockets if rank.process else ():
+            before = earlier.get((rank.rank, one.inode))
+            if before is not None and _undelivered(before, one):
+                yield rank.rank, one
+
+
+def _undelivered(before: Socket, after: Socket) -> bool:
+    to_rank = after.peer_rank is not None or not after.in_job
+    held = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
+    repeated = after.retransmits >= _RETRANSMITS or after.retransmits > before.retransmits
+    return to_rank and held and repeated and before.acked_bytes == after.acked_bytes

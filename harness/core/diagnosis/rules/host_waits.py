@@ -1,0 +1,289 @@
+"""Why a run hangs on its host: rules over roots of the wait-for graph that wait for no other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.core.diagnosis.case import (
+    Case,
+    at,
+    dump_proof,
+    finding,
+    hung_roots,
+    in_function,
+    loop_place,
+    place_of,
+    shorten,
+    verb,
+    wait_place,
+)
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.diagnosis.rules.threads import line_behind
+from harness.core.place import Place
+from harness.core.report import Finding, Status
+from harness.core.verdict.proof import loop_lines
+from harness.core.verdict.wait import ChildWait, Wait, WaitKind
+
+_LOCKS = frozenset({WaitKind.LOCK, WaitKind.FILE_LOCK})
+_OUTSIDE = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD})
+_NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
+_COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
+
+
+def stopped_process(case: Case) -> Finding | None:
+    if case.judgement.status is not Status.HANG:
+        return None
+    stopped = [root for root in case.roots if root.kind is WaitKind.STOPPED]
+    if not stopped:
+        return _stopped_child(case)
+    ranks = tuple(root.rank for root in stopped)
+    return finding(
+        "stopped_process",
+        f"{ranks_text(ranks)} {verb(ranks)} stopped by a signal (state T): a debugger, Ctrl-Z or a foreign SIGSTOP",
+        ranks=ranks,
+        place=wait_place(case, stopped[0]),
+        confidence=1.0,
+        proof=dump_proof(case, stopped[0]),
+        advice="Find who sent the signal (a scheduler that suspends, a debugger, a shell); `kill -CONT PID` resumes.",
+    )
+
+
+def _stopped_child(case: Case) -> Finding | None:
+    found = _below(case, lambda child: child.kind is WaitKind.STOPPED)
+    if found is None:
+        return None
+    root, child = found
+    place = wait_place(case, root)
+    return finding(
+        "stopped_process",
+        f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal",
+        ranks=(root.rank,),
+        place=place,
+        confidence=1.0,
+        proof=dump_proof(case, root),
+        advice=f"Find who sent the signal; `kill -CONT {child.pid}` resumes the child.",
+    )
+
+
+def dataloader_worker_blocked(case: Case) -> Finding | None:
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.LOADER and root.child is not None]
+    if not roots or roots[0].child is None:
+        return None
+    root, worker = roots[0], roots[0].child
+    place = _child_place(case, root, worker)
+    forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
+    return finding(
+        "dataloader_worker_blocked",
+        f"rank {root.rank} waits for a batch{at(wait_place(case, root))}, and its data loader worker {worker.pid}"
+        f" stands in {_stands_in(worker)}{at(place)}{forked}",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.95 if worker.closed else 0.8,
+        proof=dump_proof(case, root),
+        advice="Open files, clients and locks inside the worker (worker_init_fn), not before the fork, or use"
+        " multiprocessing_context='spawn'; give reads in the dataset a limit, and the loader a timeout.",
+    )
+
+
+def fork_lock(case: Case) -> Finding | None:
+    found = _below(case, _is_forked_lock)
+    if found is None:
+        return None
+    root, child = found
+    place = _child_place(case, root, child)
+    return finding(
+        "fork_lock",
+        f"rank {root.rank} waits{at(wait_place(case, root))} for its child process {child.pid}, which waits for a"
+        f" lock{at(place)} that no thread of the child holds: it was held when the child was forked",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.9,
+        proof=dump_proof(case, root),
+        advice="Start child processes before threads and locks exist, or use the start method 'spawn' in place of"
+        " 'fork'.",
+    )
+
+
+def pipe_full(case: Case) -> Finding | None:
+    writers = [root for root in hung_roots(case) if root.kind is WaitKind.PIPE]
+    found = (writers[0], None) if writers else _below(case, lambda child: child.kind is WaitKind.PIPE)
+    if found is None:
+        return None
+    root, child = found
+    place = _child_place(case, root, child) if child else wait_place(case, root)
+    who = f"the child process {child.pid} of rank {root.rank} writes" if child else f"rank {root.rank} writes"
+    return finding(
+        "pipe_full",
+        f"{who} to a pipe that is full{at(place)}; whoever holds the reading end waits too, so nobody empties it",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.95,
+        proof=dump_proof(case, root),
+        advice="Read what is written before waiting for the writer: `communicate()` in place of `wait()`, a thread that"
+        " drains the pipe, a queue that is emptied before `join()`.",
+    )
+
+
+def backward_function_blocked(case: Case) -> Finding | None:
+    blocked = [root for root in hung_roots(case) if root.kind is WaitKind.LOCK and root.in_backward]
+    if not blocked:
+        return None
+    root, ranks = blocked[0], _alike(blocked)
+    place = wait_place(case, root)
+    return finding(
+        "backward_function_blocked",
+        f"{_do(ranks, 'waits')} for a lock inside the backward pass{in_function(root)}{at(place)};"
+        f" no thread of the process is left that could release it",
+        ranks=ranks,
+        place=place,
+        confidence=0.95,
+        proof=dump_proof(case, root),
+        advice="Code that runs during backward (autograd functions, hooks) must not wait for what another rank or this"
+        " same thread holds. Release the lock before backward, or use a timeout and fail.",
+    )
+
+
+def lock_cycle(case: Case) -> Finding | None:
+    locked = [root for root in hung_roots(case) if root.kind in _LOCKS and root.closed]
+    if not locked:
+        return None
+    root, ranks = locked[0], _alike(locked)
+    behind, own = line_behind(case, root), wait_place(case, root)
+    place = behind or own
+    what, why = "a lock", "no thread of the process is left that could release it"
+    if root.kind is WaitKind.FILE_LOCK:
+        ranks = tuple(one.rank for one in locked)
+        what = f"a lock on {root.target or 'a file'}"
+        why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
+    return finding(
+        "lock_cycle",
+        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{_held_by_thread(behind)}; {why}",
+        ranks=ranks,
+        place=place,
+        confidence=0.9,
+        proof=dump_proof(case, root),
+        advice="Look for a lock taken twice by one thread, or for two locks taken in opposite order.",
+    )
+
+
+def _sleeps(root: Wait) -> bool:
+    """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
+    return (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
+
+
+def _held_by_thread(behind: Place | None) -> str:
+    return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
+
+
+def starved(case: Case) -> Finding | None:
+    sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
+    if not sleeping:
+        return None
+    root = sleeping[0]
+    ranks = _alike(sleeping)
+    place = wait_place(case, root)
+    deadline_s = case.evidence.limits.deadline_s
+    until = "" if root.until_s is None else f" until {root.until_s:.0f} s after the launch"
+    late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
+    over = f", past the deadline of {deadline_s:g} s" if late else ""
+    what = f"{_do(ranks, 'sleeps')}{at(place)}"
+    if root.child is not None:
+        what = f"rank {root.rank} waits{at(place)} for its child process {_named(root.child.deepest)}, which sleeps"
+    return finding(
+        "starved",
+        f"{what}{until}{over}, and the others wait for it",
+        ranks=ranks,
+        place=place,
+        confidence=0.95,
+        proof=dump_proof(case, root),
+        advice="Find what the sleep waits for (a file, a lock, another job), and give it a limit.",
+    )
+
+
+def blocked_io(case: Case) -> Finding | None:
+    blocked = [root for root in hung_roots(case) if root.kind in _OUTSIDE]
+    if not blocked:
+        return None
+    root, ranks = blocked[0], _alike(blocked)
+    # Where nobody can end it, the innermost process that waits shows why; else the rank's own line says what to limit.
+    place = _child_place(case, root, root.child.deepest) if root.child and root.closed else wait_place(case, root)
+    quiet_s = case.evidence.ended_s - (case.evidence.last_progress_s or 0.0)
+    on = f" on {shorten(root.target, 80)}" if root.target and not root.target.startswith(("pipe:", "socket:")) else ""
+    other = f"; its child process {_named(root.child)} stands in {_stands_in(root.child)}" if root.child else ""
+    silent = "; whoever holds the other end waits too" if root.closed else ", and no byte came or went"
+    return finding(
+        "blocked_io",
+        f"{_do(ranks, 'stands')} in {root.stands_in}{on}{at(place)} for {quiet_s:.0f} s{silent}{other}",
+        ranks=ranks,
+        place=place,
+        confidence=0.85,
+        proof=dump_proof(case, root),
+        advice="Look at the other end: a pipe nobody writes to, a socket, a file system that does not answer. A limit"
+        " on the read turns the wait into an error.",
+    )
+
+
+def infinite_loop(case: Case) -> Finding | None:
+    looping = [root for root in hung_roots(case) if root.kind in _COMPUTING]
+    if not looping:
+        return None
+    root, ranks = looping[0], _alike(looping)
+    lines = sorted({line for _, line in loop_lines(root.rank, case.evidence.samples)})
+    place = loop_place(case, root)
+    what = "compiles" if root.kind is WaitKind.COMPILE else "computes"
+    return finding(
+        "infinite_loop",
+        f"{_do(ranks, what)} without end{in_function(root)}{at(place)}: only line"
+        f"{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in every sample, no mark, no step",
+        ranks=ranks,
+        place=place,
+        confidence=0.9,
+        proof=dump_proof(case, root),
+        advice="Give the loop an end that every rank reaches, and check the condition that should have ended it.",
+    )
+
+
+def _alike(roots: Sequence[Wait]) -> tuple[int, ...]:
+    """The ranks that stand where the first of the roots stands, and in the same."""
+    first = (roots[0].kind, roots[0].user)
+    return tuple(root.rank for root in roots if (root.kind, root.user) == first)
+
+
+def _below(case: Case, wanted: Callable[[ChildWait], bool]) -> tuple[Wait, ChildWait] | None:
+    """The first root that waits for a process below it, at the end of which one stands in what is wanted."""
+    waiting = ((root, root.child.deepest) for root in hung_roots(case) if root.child is not None)
+    return next(((root, child) for root, child in waiting if wanted(child)), None)
+
+
+def _is_forked_lock(child: ChildWait) -> bool:
+    """A lock of its own memory, in a process that began as a copy of another: a new program has no locks to inherit."""
+    began_anew = any(word in child.command for word in _NEW_PROCESSES)
+    return child.kind is WaitKind.LOCK and child.closed and not child.target and not began_anew
+
+
+def _child_place(case: Case, root: Wait, child: ChildWait) -> Place | None:
+    """The child's line; the rank's own, where the child is no Python process or could not be read."""
+    in_a_file = child.user is not None and not child.user.file.startswith("<")
+    return place_of(case, None, child.user) if in_a_file else wait_place(case, root)
+
+
+def _stands_in(child: ChildWait) -> str:
+    words = {
+        WaitKind.LOCK: "a lock",
+        WaitKind.FILE_LOCK: "a lock on a file",
+        WaitKind.PIPE: "a write to a full pipe",
+        WaitKind.SLEEP: "a sleep",
+        WaitKind.CHILD: "a wait for a child process of its own",
+        WaitKind.IO: "a read or write",
+        WaitKind.STOPPED: "state T, stopped by a signal",
+    }
+    return words.get(child.deepest.kind, "a wait of unknown kind")
+
+
+def _named(child: ChildWait) -> str:
+    return f"{child.pid} ({shorten(child.command, 60)})"
+
+
+def _do(ranks: Sequence[int], does: str) -> str:
+    """ "rank 1 waits", "ranks 0-3 wait"."""
+    return f"{ranks_text(ranks)} {does if len(ranks) == 1 else does.removesuffix('s')}"

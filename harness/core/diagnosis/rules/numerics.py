@@ -1,0 +1,293 @@
+"""Rules about what is wrong in a run that says nothing of it: numbers, replicas, memory, an idle device, a dirty end.
+
+They speak beside the verdict, a PASS included. Each has a doubt it must respect: what a program may do on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from statistics import median
+
+from harness.core.diagnosis.case import Case, at, counted, finding, layer_of, shorten
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.divergence.replicas import Parting, first_parting
+from harness.core.evidence.evidence import RankEvidence
+from harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Replica
+from harness.core.place import Place
+from harness.core.report import Finding, Status
+
+_BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
+_LOOKS_WITHOUT = 4  # at gradients, before "never" is said
+# Growth: over at least this many steps, seen in so many looks, in the later half as fast as before it.
+_GROWTH_STEPS, _GROWTH_LOOKS = 32, 8
+_GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
+_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
+_GOES_ON = 0.6  # of the earlier slope
+_RISING = 0.8  # of all pairs of looks
+_GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def nan(case: Case) -> Finding | None:
+    """Parameters that are not finite at the end, or losses that are not, up to the last."""
+    seen = {rank.rank: rank.looks for rank in case.evidence.ranks if rank.looks is not None}
+    lost = {rank: one for rank, one in seen.items() if one.parameters or (one.loss and one.bad_in_a_row >= _BAD_LOSSES)}
+    if not lost:
+        return None
+    ranks, first, told = _first_broken(lost)
+    name = next((one.parameters.names[0] for one in lost.values() if one.parameters and one.parameters.names), None)
+    into = f"; {name} and other parameters hold it at the end" if name else ""
+    return finding(
+        "nan",
+        f"{told}{into}",
+        ranks=ranks,
+        place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
+        # What parameters hold on several ranks at once may have begun on one of them.
+        confidence=0.8 if not name else 0.95 if first.place or len(ranks) == 1 else 0.85,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
+        advice="Look at the loss of that step: a division, a logarithm or a root of zero, an overflow in half"
+        " precision; trace.detect_anomaly or torch.autograd.set_detect_anomaly(True) names the operation.",
+    )
+
+
+def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]:
+    """The ranks whose loss was broken before any other's; where no loss was, those of the parameters."""
+    losses = {rank: one.loss for rank, one in lost.items() if one.loss is not None}
+    parameters = {rank: one.parameters for rank, one in lost.items() if one.parameters is not None}
+    first_loss = min((one.step for one in losses.values()), default=None)
+    first_held = min((one.step for one in parameters.values()), default=None)
+    if first_loss is not None and (first_held is None or first_loss <= first_held):
+        ranks = tuple(sorted(rank for rank, one in losses.items() if one.step == first_loss))
+        first = losses[ranks[0]]
+        noun, was = ("loss", "was") if len(ranks) == 1 else ("losses", "were")
+        return (
+            ranks,
+            first,
+            (
+                f"the {noun} of {ranks_text(ranks)} {was} {first.value} in step {first_loss}{at(first.place)}"
+                f"{'' if len(ranks) == len(lost) else ', before any other rank was'}"
+            ),
+        )
+    assert first_held is not None
+    ranks = tuple(sorted(rank for rank, one in parameters.items() if one.step == first_held))
+    first = parameters[ranks[0]]
+    together = "; gradients are averaged, so it may have begun on one of them" if len(ranks) > 1 else ""
+    return (
+        ranks,
+        first,
+        (
+            f"the parameters of {ranks_text(ranks)} hold {first.value} since step {first_held} at the latest, and no"
+            f" loss before had it: it came out of a backward pass{together}"
+        ),
+    )
+
+
+def replica_divergence(case: Case) -> Finding | None:
+    """Replicas that DDP made equal differ at the last look that all ranks have."""
+    partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
+    if not partings:
+        return None
+    first = min(partings, key=lambda one: one.round)
+    name = first.names[0] if first.names else None
+    return finding(
+        "replica_divergence",
+        f"the replicas differ since {_moment(first)}: {_departed(first)};"
+        f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
+        ranks=first.ranks,
+        place=Place(parameter=name, layer=layer_of(name)) if name else None,
+        confidence=0.95 if first.told else 0.85,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
+        advice="DDP never compares parameters again: change them on every rank alike, or broadcast them after"
+        " the change. Results from that step on are of several models.",
+    )
+
+
+def _replicas(ranks: Sequence[RankEvidence]) -> list[dict[int, Replica]]:
+    """Each model of each group of ranks, as those ranks hold it; only where all of them told."""
+    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
+    for rank in ranks:
+        for one in rank.looks.replicas if rank.looks else ():
+            groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
+    return [held for (_, members), held in groups.items() if set(members) == set(held)]
+
+
+def _moment(first: Parting) -> str:
+    if first.at == "made":
+        return "DDP's constructor"
+    if first.at == "begun":
+        if first.round == 0:
+            return "the time before the first step"
+        return f"the time between step {first.round} and the next forward"
+    if first.at == "before":
+        return f"step {first.round} or earlier"
+    return f"the end of step {first.round}"
+
+
+def _departed(first: Parting) -> str:
+    ranks = ranks_text(first.ranks)
+    if first.told == "outside":
+        return f"{ranks} changed parameters outside of an optimizer step, and the others did not"
+    if first.told == "extra step":
+        return f"{ranks} took another number of optimizer steps than backward passes"
+    if first.told == "fewer":
+        return f"{ranks} came out of it unlike the others"
+    return f"{ranks} came out of it unequal, and which one departed cannot be told"
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more parts" if len(names) > 2 else "")
+
+
+def _amount(apart: float) -> str:
+    return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
+
+
+def memory_growth(case: Case) -> Finding | None:
+    """Memory that grows with the steps until the end, as fast late as early."""
+    growing = [
+        (rank.rank, kind, growth)
+        for rank in case.evidence.ranks
+        if rank.looks is not None
+        for kind, of in (("host", _anonymous), ("GPU", _allocated))
+        if (growth := _growth(rank.looks.memory, of)) is not None
+    ]
+    if not growing:
+        return None
+    _, kind, (slope, grown, begin, end) = max(growing, key=lambda one: one[2][1])
+    ranks = tuple(sorted({rank for rank, one, _ in growing if one == kind}))
+    return finding(
+        "memory_growth",
+        f"the {kind} memory of {ranks_text(ranks)} grows by {_bytes(slope)} a step and does not level off:"
+        f" {_bytes(grown)} more from step {begin} to {end}",
+        ranks=ranks,
+        confidence=0.8,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
+        advice="Look for what a step appends to and nothing empties: losses kept with their graph (use .item() or"
+        " .detach()), caches without a bound, hooks registered in each step. Data that is cached for a first epoch"
+        " looks the same until that ends.",
+    )
+
+
+def _anonymous(point: Memory) -> int | None:
+    return point.anonymous_bytes
+
+
+def _allocated(point: Memory) -> int | None:
+    return point.gpu_bytes
+
+
+def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tuple[float, float, int, int] | None:
+    """Slope a step, bytes in all, first and last step; None where it does not grow, or levels off."""
+    points = [(one.step, amount) for one in memory if (amount := of(one)) is not None]
+    last = points[-1][0] if points else 0
+    points = [(step, amount) for step, amount in points if step >= last / 8]  # what warms up does so before
+    if last < _FEWER_STEPS or len(points) < _GROWTH_LOOKS:
+        return None
+    late = [point for point in points if point[0] >= last / 2]
+    early = [point for point in points if point[0] <= last / 2]
+    if len(late) < 4 or len(early) < 4:
+        return None
+    slope, before = _slope(late), _slope(early)
+    grown = points[-1][1] - points[0][1]
+    share, steady = (_GROWTH_SHARE, _RISING) if last >= _GROWTH_STEPS else (_LARGE_SHARE, _STEADY)
+    enough = grown >= max(_GROWTH_BYTES, share * points[0][1])
+    rising = [b > a for (_, a), (_, b) in combinations(points, 2)]
+    if not enough or slope <= 0 or slope < _GOES_ON * before or sum(rising) < steady * len(rising):
+        return None
+    return slope, float(grown), points[0][0], last
+
+
+def _slope(points: Sequence[tuple[int, int]]) -> float:
+    """Of Theil and Sen: the median over all pairs, which a few outliers do not move."""
+    return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
+
+
+def _bytes(amount: float) -> str:
+    if amount >= _GIB:
+        return f"{amount / _GIB:.1f} GiB"
+    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
+
+
+def never_a_gradient(case: Case) -> Finding | None:
+    """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
+    without = {
+        rank.rank: rank.looks
+        for rank in case.evidence.ranks
+        if rank.looks is not None and rank.looks.never_count and rank.looks.looks >= _LOOKS_WITHOUT
+    }
+    if not without:
+        return None
+    names = list(dict.fromkeys(name for looks in without.values() for name in looks.never))
+    most = max(looks.never_count for looks in without.values())
+    shown = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")
+    used = next((looks.never_place for looks in without.values() if looks.never_place), None) or Place()
+    return finding(
+        "no_gradient",
+        f"{counted(most, 'parameter')} of the optimizer never had a gradient at any look, although the module ran:"
+        f" {shown}{f'; used{at(used)}' if used.file else ''}",
+        ranks=tuple(sorted(without)),
+        place=replace(used, parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0])),
+        confidence=0.85,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
+        advice="What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
+        " If that is meant, leave its parameters out of the optimizer.",
+    )
+
+
+def dirty_exit(case: Case) -> Finding | None:
+    """An end that failed or left something behind, although every rank left with 0."""
+    if case.judgement.status is not Status.PASS:
+        return None
+    said = [(rank.rank, words) for rank in case.evidence.ranks for words in rank.last_words]
+    if not said:
+        return None
+    rank, first = min(said, key=lambda one: _KINDS.index(one[1].kind))
+    ranks = tuple(sorted({one for one, words in said if words.kind == first.kind}))
+    more = f", and {counted(len(said) - len(ranks), 'more thing')}" if len(said) > len(ranks) else ""
+    return finding(
+        "dirty_exit",
+        f"{ranks_text(ranks)} left with exit code 0, but {_left_behind(first)}{more}",
+        ranks=ranks,
+        place=first.place,
+        confidence=0.9,
+        proof=(f"rank{rank}/stderr.log",),
+        advice="Close pools and queues, unlink shared segments, and call destroy_process_group before the program"
+        " leaves; what runs at exit must not need what the program has closed.",
+    )
+
+
+_KINDS = ("atexit", "left", "process group")
+
+
+def _left_behind(words: LastWords) -> str:
+    raised = f"{shorten(words.error, 120) or 'an error'}{at(words.place)}"
+    return {
+        "atexit": f"a function called at exit ended with {raised}",
+        "left": f"{words.name} objects were left to the resource tracker",
+        "process group": "its process group was never destroyed",
+    }.get(words.kind, words.name)
+
+
+def gate_collapse(case: Case) -> Finding | None:
+    """A branch of nsa whose gate is shut for practically every token."""
+    shut = [
+        gate
+        for rank in case.evidence.ranks
+        for gate in rank.gates
+        if gate.mean <= _GATE_SHUT and gate.saturated_share >= _GATE_SATURATED
+    ]
+    if not shut:
+        return None
+    first = min(shut, key=lambda gate: (gate.layer, gate.branch))
+    return finding(
+        "gate_collapse",
+        f"{counted(len(shut), 'gate')} shut for every token in step {first.step}: first branch {first.branch} of layer"
+        f" {first.layer}, mean {first.mean:.2g}",
+        place=Place(layer=first.layer, module=f"blocks.{first.layer}.attn"),
+        confidence=0.8,
+        proof=("gate_health.csv",),
+        advice="A branch that is shut gets no gradient and never opens again: look at the gate's initial bias and at"
+        " the learning rate.",
+    )

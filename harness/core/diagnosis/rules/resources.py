@@ -1,0 +1,251 @@
+"""Why a run could not go on, or could not end: memory, what the machine refused, a shutdown that never finishes."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from harness.core.diagnosis.case import (
+    Case,
+    at,
+    dump_proof,
+    finding,
+    hung_roots,
+    last_line,
+    last_place,
+    last_seen,
+    place_of,
+    shorten,
+    wait_place,
+)
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.diagnosis.rules.threads import line_behind
+from harness.core.evidence.evidence import Raised
+from harness.core.evidence.host import killed_pids
+from harness.core.evidence.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding
+from harness.core.verdict.verdict import Failure, FailureKind, ending
+
+# What allocators say on the host: torch's own, the C library's errno 12, and workers that found /dev/shm full.
+_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc")
+# torch's class name has moved between modules; its text begins like this in 2.11 and 2.13, on ROCm with HIP.
+_DEVICE_MEMORY = re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory")
+_DEVICE_ASSERT = re.compile(r"device-side assert")
+_ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"})
+# Numbers as Linux has them; what the machine has run out of, or refuses.
+_REFUSED = {
+    5: "a device reports an input/output error",
+    11: "a resource is used up for the moment",
+    23: "the machine has no file descriptor left",
+    24: "the process has no file descriptor left",
+    27: "a file would grow past the size that is allowed",
+    28: "no space is left on the device",
+    30: "the file system is read-only",
+    98: "the address is taken by another process",
+    99: "the address does not belong to this machine",
+    101: "the network cannot be reached",
+    113: "the other machine cannot be reached",
+    116: "the file handle of a network file system is stale",
+    122: "the disk quota is used up",
+}
+# torch's own texts, alike in 2.11 and 2.13, where no errno comes with the exception.
+_REFUSED_TEXTS = (
+    (re.compile(r"\bEADDRINUSE\b"), _REFUSED[98]),
+    (re.compile(r"No space left on device"), _REFUSED[28]),
+    (re.compile(r"Too many open files"), _REFUSED[24]),
+    (re.compile(r"RendezvousConnectionError"), "the rendezvous of the launcher cannot be reached"),
+    (re.compile(r"can't start new thread"), "no further thread may be started"),
+    (re.compile(r"out of shared memory|unable to open shared memory object"), "/dev/shm is full"),
+)
+
+_MACHINE_FIRST = (
+    "Look at the machine first: `df -h`, `df -i`, `ulimit -a`, `ss -ltnp`, /dev/shm. If the limit is a fair one, look"
+    " for what the program opens and never closes."
+)
+
+
+def host_oom(case: Case) -> Finding | None:
+    first = case.first_failure
+    if first is None or first.collateral:
+        return None
+    if first.kind is FailureKind.RAISED and first.raised is not None:
+        return _could_not_allocate(case, first, first.raised)
+    return _killed_for_memory(case, first) if first.status == -signal.SIGKILL else None
+
+
+def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Finding | None:
+    worker = next((pid for pid in _kernel_killed(case) if f"(pid {pid})" in raised.message), None)
+    if raised.type != "MemoryError" and worker is None and not _HOST_MEMORY.search(raised.message):
+        return None
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    what = "could not get memory" if worker is None else f"lost its process {worker}, killed by the kernel"
+    return finding(
+        "host_oom",
+        f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(case)}",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.95,
+        proof=(raised.proof,),
+        advice="Make what this line allocates smaller (batch, sequence length, a list that grows), or raise the limit:"
+        " `ulimit -v`, the control group's memory.max.",
+    )
+
+
+def _killed_for_memory(case: Case, first: Failure) -> Finding | None:
+    """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
+    rank = case.rank(first.rank) if first.rank is not None else None
+    named = rank is not None and rank.pid in _kernel_killed(case)
+    memory = case.evidence.memory
+    if not named and not (memory is not None and memory.oom_kills):
+        return None
+    who = f"rank {first.rank}" if rank else "the launcher"
+    why = "the kernel's log says that it ran out of memory" if named else "the kernel killed for want of memory there"
+    return finding(
+        "host_oom",
+        f"{who} was killed by SIGKILL, and {why}{_memory(case)}; {last_seen(case, first.rank)}"
+        f"{last_line(case, first.rank)}",
+        ranks=_ranks(first),
+        place=last_place(case, first.rank),
+        confidence=0.95 if named else 0.8,
+        proof=("watch.jsonl", "processes.jsonl"),
+        advice="Compare the peak of each rank's memory in the report with the limit; look for a list that grows, for"
+        " workers that copy the data set, or raise the limit.",
+    )
+
+
+def _kernel_killed(case: Case) -> set[int]:
+    memory = case.evidence.memory
+    told = set(killed_pids(memory.killed)) if memory else set()
+    return told | {one.pid for one in case.evidence.signals if one.sender.startswith("kernel")}
+
+
+def _memory(case: Case) -> str:
+    memory = case.evidence.memory
+    limit = memory.limit_bytes or memory.total_bytes if memory else None
+    return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
+
+
+def cuda_oom(case: Case) -> Finding | None:
+    first, raised = _raised_first(case)
+    if first is None or raised is None:
+        return None
+    if not raised.type.endswith("OutOfMemoryError") and not _DEVICE_MEMORY.search(raised.message):
+        return None
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    return finding(
+        "cuda_oom",
+        f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.95,
+        proof=(raised.proof,),
+        advice="The line asked last, not for most: compare peak_gpu_bytes of the ranks. Smaller batch or sequence,"
+        " checkpointing, sharding; PYTORCH_ALLOC_CONF=expandable_segments:True where much is reserved and unused.",
+    )
+
+
+def cuda_assert(case: Case) -> Finding | None:
+    first = case.first_failure
+    rank = case.rank(first.rank) if first and first.rank is not None else None
+    if first is None or first.collateral or rank is None:
+        return None
+    said = " ".join(rank.error_lines)
+    if not _DEVICE_ASSERT.search(f"{first.text} {said}"):
+        return None
+    place = place_of(case, first.rank, user_frame(first.raised.frames)) if first.raised else None
+    failed = _ASSERTION.search(said)
+    return finding(
+        "cuda_assert",
+        f"an assertion failed inside a kernel on the GPU of rank {first.rank}{f': {failed[0]}' if failed else ''};"
+        f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.85,  # of the cause more: but the line is where it was noticed
+        proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
+        advice="Run it again with CUDA_LAUNCH_BLOCKING=1: then the line is the one that launched the kernel. Most often"
+        " an index out of range: a label, a token, a position.",
+    )
+
+
+def infra(case: Case) -> Finding | None:
+    """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
+    first, raised = _raised_first(case)
+    refused = _refused(raised) if raised else None
+    if first is None or raised is None or refused is None:
+        return _launcher_refused(case)
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    return finding(
+        "infra",
+        f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.85,  # a limit of the machine, or a program that takes and never gives back
+        proof=(raised.proof,),
+        advice=_MACHINE_FIRST,
+    )
+
+
+def _launcher_refused(case: Case) -> Finding | None:
+    """The launcher ended before it had a rank."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.LAUNCHER:
+        return None
+    told = ((line, _words(line)) for line in case.evidence.last_lines)
+    line, refused = next(((line, words) for line, words in told if words), ("", None))
+    if refused is None:
+        return None
+    return finding(
+        "infra",
+        f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
+        confidence=0.8,
+        proof=("output.log",),
+        advice=_MACHINE_FIRST,
+    )
+
+
+def _refused(raised: Raised) -> str | None:
+    number = _ERRNO.search(raised.message)
+    if number and (raised.type in _OS_ERRORS or "DataLoader worker" in raised.message):
+        return _REFUSED.get(int(number[1]))
+    return _words(raised.message)
+
+
+def _words(text: str) -> str | None:
+    return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
+
+
+def shutdown_hang(case: Case) -> Finding | None:
+    """The program is over on this rank, and its process is not."""
+    last = case.evidence.snapshots[-1:]
+    looks = {rank.rank: rank for look in last for rank in look.ranks}
+    roots = [root for root in hung_roots(case) if root.rank in looks and ending(looks[root.rank])]
+    if not roots:
+        return None
+    root, ranks = roots[0], tuple(root.rank for root in roots)
+    behind = line_behind(case, root)
+    place: Place | None = behind or wait_place(case, root)
+    what = "a thread that is no daemon waits" if behind else f"it stands in {root.stands_in}"
+    return finding(
+        "shutdown_hang",
+        f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
+        ranks=ranks,
+        place=place,
+        confidence=0.9 if root.closed and place else 0.8,
+        proof=dump_proof(case, root),
+        advice="End threads and executors before the program does (a sentinel in their queue, `shutdown()`, `daemon="
+        "True`); handlers at exit must not wait for what nobody does any more.",
+    )
+
+
+def _raised_first(case: Case) -> tuple[Failure | None, Raised | None]:
+    first = case.first_failure
+    if first is None or first.collateral or first.kind is not FailureKind.RAISED:
+        return None, None
+    return first, first.raised
+
+
+def _ranks(first: Failure) -> tuple[int, ...]:
+    return () if first.rank is None else (first.rank,)

@@ -1,0 +1,275 @@
+"""What one rank left out, or did alone: rules over calls that some ranks made and others passed by.
+
+Two ranks that differ in one call leave open which of them is wrong. What they did before decides, or else the claim
+says both and is no more than likely.
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness.core.diagnosis.case import Case, at, finding, hung_roots, ledger_proof, shorten
+from harness.core.diagnosis.entries import (
+    added_between_steps,
+    apart,
+    between_steps,
+    counts_text,
+    entered_place,
+    entered_text,
+    entry_of,
+    entry_text,
+    flight_proof,
+    parted,
+    pending_place,
+    shown_later,
+    undecided,
+)
+from harness.core.diagnosis.naming import ranks_text
+from harness.core.diagnosis.progress import late_for, left_before_it
+from harness.core.divergence.divergence import Divergence, Kind
+from harness.core.divergence.ledger import Skipped, StepDifference
+from harness.core.divergence.pace import GivenUp, repeated
+from harness.core.evidence.evidence import Board, Call, Ending
+from harness.core.report import Finding
+from harness.core.verdict.wait import GROUP_KINDS, WaitKind
+
+_ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
+
+
+def swallowed_exception(case: Case) -> Finding | None:
+    """A rank that is a batch short, and that began again in one of its steps."""
+    if again := _went_round_again(case):
+        return again
+    if passed := _caught_and_passed(case):
+        return passed
+    found = case.given_up if parted(case) else None
+    if found is None or case.step_difference is not None or _departed_before(case, found):
+        return None
+    caught = next((one for one in case.boards[found.rank].caught if one.step == found.step), None)
+    why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, found.rank)
+    return finding(
+        "swallowed_exception",
+        f"rank {found.rank} gave up a batch in step {found.step} and began again ({found.marks} marks of training"
+        f" there, {found.usual} in its other steps){f': {why}' if why else ''}; so it came to its end while"
+        f" {ranks_text(found.others)} had another step to do{shown_later(case)}",
+        ranks=(found.rank,),
+        place=caught.place if caught else None,
+        confidence=0.95 if caught else 0.85,
+        proof=ledger_proof(case, found.rank),
+        advice=_GIVEN_UP_ADVICE,
+    )
+
+
+_GIVEN_UP_ADVICE = (
+    "Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a flag) and"
+    " leave the batch out on every one, or let the exception end the run."
+)
+
+
+def _went_round_again(case: Case) -> Finding | None:
+    """It made the calls of its loop twice within a step that it never finished, and the others went on with theirs."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case) or not repeated(case.boards, skipped):
+        return None
+    (rank,) = skipped.callers
+    others = [other for other, _ in skipped.counts if other != rank]
+    caught = next((one for one in case.boards[rank].caught if one.step in (skipped.step, skipped.step + 1)), None)
+    why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, rank)
+    return finding(
+        "swallowed_exception",
+        f"rank {rank} gave up a batch after step {skipped.step} and began again: it called"
+        f" {skipped.call.op}{at(skipped.place)} once more, without an optimizer step between, while"
+        f" {ranks_text(others)} went on to step {skipped.step + 1}{f': {why}' if why else ''}",
+        ranks=(rank,),
+        place=caught.place if caught else skipped.place,
+        confidence=0.9 if caught else 0.8,
+        proof=ledger_proof(case, rank),
+        advice=_GIVEN_UP_ADVICE,
+    )
+
+
+def _caught_and_passed(case: Case) -> Finding | None:
+    """An exception left a forward on the one rank, and it went on past a call that the others made in that step."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case):
+        return None
+    caught = next((one for one in case.boards[skipped.rank].caught if one.step == skipped.step), None)
+    others = [board for rank, board in case.boards.items() if rank != skipped.rank]
+    if caught is None or any(one.type == caught.type for board in others for one in board.caught):
+        return None
+    return finding(
+        "swallowed_exception",
+        f"rank {skipped.rank} raised {caught.type}{at(caught.place)} in step {skipped.step}, caught it and went on"
+        f" without {skipped.call.op}{at(skipped.place)}, which the others called there",
+        ranks=(skipped.rank,),
+        place=caught.place,
+        confidence=0.85,
+        proof=ledger_proof(case, skipped.rank),
+        advice=_GIVEN_UP_ADVICE,
+    )
+
+
+def _printed(case: Case, rank: int) -> str:
+    known = case.rank(rank)
+    said = [line for line in known.error_lines if _ERROR.search(line)] if known else []
+    return f'its stderr says "{shorten(said[-1])}"' if said else ""
+
+
+def _departed_before(case: Case, found: GivenUp) -> bool:
+    """Calls were made unlike before that step already."""
+    return case.skipped is not None and case.skipped.step < found.step
+
+
+def rank0_only_collective(case: Case) -> Finding | None:
+    """One rank makes a call that nobody else makes, at a place where nobody made it before."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case):
+        return _added_alone(case)
+    if not _made_alone(case, skipped):
+        return None
+    alone, others = skipped.callers[0], [rank for rank, _ in skipped.counts if rank != skipped.callers[0]]
+    open_end = _or_was_finished(case, skipped)
+    of_two = f"; or {ranks_text(others)} left it out" if len(others) == 1 else ""
+    return finding(
+        "rank0_only_collective",
+        f"only rank {alone} called {skipped.call.op}{at(skipped.place)} in step {skipped.step}, which"
+        f" {ranks_text(others)} never made there{of_two}{open_end}",
+        ranks=(alone,),
+        place=skipped.place,
+        confidence=0.75 if of_two or open_end else 0.95,
+        proof=ledger_proof(case, alone),
+        advice=_ALONE_ADVICE,
+    )
+
+
+_ALONE_ADVICE = (
+    "Move the collective out of `if rank == 0`: every member of the group has to make it, with the saving or printing"
+    " alone left to one rank. A state dict that gathers, a barrier and a metric that reduces are collectives too."
+)
+
+
+def _made_alone(case: Case, skipped: Skipped) -> bool:
+    """Of two ranks only the first can be told to be alone, after a step in which both did without the call."""
+    lone = len(skipped.callers) == 1 and all(not count for rank, count in skipped.counts if rank != skipped.callers[0])
+    if not lone or skipped.before:
+        return False
+    both_trained = all(case.boards[rank].steps_s for rank, _ in skipped.counts)
+    return len(skipped.counts) > 2 or (skipped.callers[0] == 0 and both_trained)
+
+
+def _added_alone(case: Case) -> Finding | None:
+    """The same below Python: a rank between two steps enters what it never did, and the others are in the next one."""
+    found = _first_parted(case)
+    rank = added_between_steps(case, found) if found is not None else None
+    if found is None or rank is None:
+        return None
+    others = entered_text(case, [entry for entry in found.entries if entry.rank != rank])
+    return finding(
+        "rank0_only_collective",
+        f"only rank {rank} entered {entry_text(case, entry_of(found, rank))} between its steps, which no step before"
+        f" had; {others} as before",
+        ranks=(rank,),
+        place=entered_place(case, entry_of(found, rank)),
+        confidence=0.85,
+        proof=flight_proof(case, [rank]),
+        advice=_ALONE_ADVICE,
+    )
+
+
+def rank_conditional_collective(case: Case) -> Finding | None:
+    """A rank passed a call that the others made, and then some rank failed or waits for ever."""
+    skipped = case.skipped
+    if skipped is None or not _explains(case):
+        return None
+    place = skipped.place
+    others = ranks_text([rank for rank, _ in skipped.counts if rank != skipped.rank])
+    open_end = _or_was_finished(case, skipped) or _or_called_too_much(skipped)
+    return finding(
+        "rank_conditional_collective",
+        f"rank {skipped.rank} skipped {skipped.call.op}{at(place)} in step {skipped.step}; {others} called it"
+        f" ({' · '.join(f'rank {rank} x{count}' for rank, count in skipped.counts)}){open_end}",
+        ranks=(skipped.rank,),
+        place=place,
+        confidence=0.75 if open_end else 0.95,
+        proof=ledger_proof(case, skipped.rank),
+        advice="Call the collective on every rank, in the same order: move it out of the condition, or contribute"
+        " zeros where there is nothing to add.",
+    )
+
+
+def _explains(case: Case) -> bool:
+    """The run did not merely end at its deadline, and some root waits for a rank: else it would wait anyway."""
+    kinds = {root.kind for root in hung_roots(case)}
+    if left_before_it(case) or late_for(case):
+        return False
+    return case.evidence.ending is not Ending.DEADLINE and (not kinds or bool(kinds & {*GROUP_KINDS, WaitKind.GONE}))
+
+
+def _or_was_finished(case: Case, skipped: Skipped) -> str:
+    """Whoever has done its last step and meets the others' next one looks the same as one that calls too much."""
+    boards = [case.boards[rank] for rank in skipped.callers]
+    stands_there = all(_stands_in(board, skipped.call) for board in boards)
+    went_on = case.boards[skipped.rank].step > skipped.step
+    if not (stands_there and all(between_steps(board) for board in boards) and went_on):
+        return ""
+    return f"; or {ranks_text(skipped.callers)} had no step left to do"
+
+
+def _or_called_too_much(skipped: Skipped) -> str:
+    """Callers that are no majority, of a call that the one who left it out has never made."""
+    others = len(skipped.counts) - len(skipped.callers)
+    if skipped.rank in skipped.before or len(skipped.callers) > others:
+        return ""
+    return f"; or {ranks_text(skipped.callers)} called it where nobody else does"
+
+
+def _stands_in(board: Board, call: Call) -> bool:
+    last = board.calls[-1] if board.calls else None
+    return last is not None and last.left_s is None and (last.op, last.place) == (call.op, call.place)
+
+
+def unseen_collective(case: Case) -> Finding | None:
+    """The same as a skipped call, for collectives that are not called from Python: DDP's buckets, FSDP."""
+    if not parted(case):
+        return None
+    if case.step_difference is not None:
+        return _fewer_in_step(case, case.step_difference)
+    found = _first_parted(case)
+    if found is None:
+        return None
+    ahead = case.ahead_in(found)
+    ranks = ahead or found.differ
+    why = f"; {ranks_text(ahead)} went on to what comes later in the steps before" if ahead else ""
+    return finding(
+        "rank_conditional_collective",
+        f"the ranks parted at collective #{found.seq} of group {found.group}: {entered_text(case, found.entries)}"
+        f"{why or undecided(found.differ, found.entries)}",
+        ranks=ranks,
+        place=entered_place(case, entry_of(found, ranks[0])),
+        confidence=0.9 if len(ranks) < len(found.entries) else 0.8,
+        proof=flight_proof(case, ranks),
+        advice="One of them left out, or added, a collective that the others did not: look for a branch on the rank or"
+        " on its data above the named lines. Collectives without a line of their own belong to DDP or FSDP.",
+    )
+
+
+def _first_parted(case: Case) -> Divergence | None:
+    if not parted(case):
+        return None
+    return next((one for one in case.analysis.divergences if one.kind is not Kind.MISSING), None)
+
+
+def _fewer_in_step(case: Case, found: StepDifference) -> Finding:
+    ranks = apart(found)
+    why = ": fewer gradients there than on the others" if found.without_gradients else ""
+    return finding(
+        "rank_conditional_collective",
+        f"{ranks_text(ranks)} entered {found.op} of group {found.group} in step {found.step} otherwise than the rest"
+        f" ({counts_text(found.counts)}){why}{shown_later(case)}",
+        ranks=ranks,
+        place=pending_place(case, ranks),
+        confidence=0.9,
+        proof=("step_ledger.txt", *flight_proof(case, ranks)),
+        advice="Run the same forward and backward on every rank: look for a branch on the rank or its data, or for an"
+        " exception that was caught, in the named step.",
+    )

@@ -1,0 +1,189 @@
+"""Why a thread waits for another thread of its own process: the one that died, the one that waits too, the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.core.diagnosis.case import (
+    Case,
+    at,
+    dump_proof,
+    finding,
+    hung_roots,
+    in_function,
+    loop_place,
+    place_of,
+    shorten,
+    wait_place,
+)
+from harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
+from harness.core.evidence.stacks import user_frame
+from harness.core.place import Place
+from harness.core.report import Finding, HangKind
+from harness.core.verdict.host_waits import is_poller
+from harness.core.verdict.motion import rank_stack
+from harness.core.verdict.wait import Wait, WaitKind
+
+# Where a thread waits for the end of another one, or for what another one computes.
+_JOINS = (
+    ("/threading.py", ("join", "_shutdown", "_wait_for_tstate_lock")),
+    ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
+    ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
+)
+_THREAD_STARTS = frozenset({"_bootstrap", "_bootstrap_inner"})
+_POOL = "multiprocessing/pool.py"
+_LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
+
+
+def thread_died(case: Case) -> Finding | None:
+    """An exception ended a thread, which printed it and was gone, and the rank waits in another one."""
+    found = next(((root, raised) for root in _in_a_lock(case) if (raised := _ended_thread(case, root))), None)
+    if found is None:
+        return None
+    root, raised = found
+    place = place_of(case, None, user_frame(raised.frames))
+    return finding(
+        "swallowed_exception",
+        f"a thread of rank {root.rank} ended with {shorten(f'{raised.type}: {raised.message}', 120)}{at(place)}; rank"
+        f" {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no thread is left that could end that",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.85,
+        proof=(raised.proof, *dump_proof(case, root)),
+        advice="A thread that raises only prints it: hand the exception to whoever waits for the thread (a future, a"
+        " queue that carries errors), or end the process.",
+    )
+
+
+def pool_worker_lost(case: Case) -> Finding | None:
+    """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
+    roots = [root for root in hung_roots(case) if (seen := _seen(case, root)) and _awaits_pool(seen)]
+    if not roots:
+        return None
+    root = roots[0]
+    place = wait_place(case, root)
+    return finding(
+        "pool_worker_lost",
+        f"rank {root.rank} waits for a task of its process pool{in_function(root)}{at(place)}, and every worker of the"
+        " pool waits for work: the worker that had the task is gone, and its result never comes",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.85,
+        proof=dump_proof(case, root),
+        advice="multiprocessing.Pool starts a new worker and forgets the task. Look for what ended the worker (memory,"
+        " a signal, os._exit); concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool in its place.",
+    )
+
+
+def livelock(case: Case) -> Finding | None:
+    """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
+    polling = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP]
+    proof = case.judgement.proof
+    if not polling or proof is None or proof.kind is not HangKind.LIVELOCK:
+        return None
+    root = polling[0]
+    ranks = tuple(one.rank for one in polling if one.user == root.user)
+    place = loop_place(case, root)
+    return finding(
+        "livelock",
+        f"rank {root.rank} sleeps and looks again{in_function(root)}{at(place)}, over and over: what it looks for never"
+        " comes, and no step is done",
+        ranks=ranks,
+        place=place,
+        confidence=0.85,
+        proof=(*dump_proof(case, root), "watch.jsonl"),
+        advice="Find who should bring what the loop looks for; give the loop a limit, and fail when it is met.",
+    )
+
+
+def thread_waited_for(case: Case, root: Wait) -> Finding | None:
+    """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
+    behind = thread_behind(case, root)
+    if behind is None or root.closed:
+        return None
+    stack, syscall = behind
+    place = place_of(case, None, user_frame(stack.frames))
+    return finding(
+        "blocked_io" if syscall else "lock_cycle",
+        f"rank {root.rank} waits{at(wait_place(case, root))} for its thread {stack.thread or stack.tid}, which stands"
+        f" in {syscall or 'a wait'}{at(place)}",
+        ranks=(root.rank,),
+        place=place,
+        confidence=0.75,
+        proof=dump_proof(case, root),
+        advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
+    )
+
+
+def open_thread_wait(case: Case) -> Finding | None:
+    waiting = [root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed]
+    return next((found for root in waiting if (found := thread_waited_for(case, root))), None)
+
+
+def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
+    """The only other thread with a line of the user's, where the rank waits for a thread; and its call for bytes."""
+    seen = _seen(case, root)
+    stack = rank_stack(seen) if seen else None
+    if seen is None or stack is None or not waits_for_a_thread(stack.frames):
+        return None
+    others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
+    lines = {user_frame(one.frames) for one in others}
+    if len(lines) != 1:
+        return None
+    tasks = seen.process.tasks if seen.process else ()
+    syscall = next((task.syscall for task in tasks if task.tid == others[0].tid), "")
+    return others[0], "" if syscall in ("futex", "running") else syscall
+
+
+def line_behind(case: Case, root: Wait) -> Place | None:
+    """The line of the thread that the rank waits for; None where it waits for none, or for several."""
+    behind = thread_behind(case, root)
+    return place_of(case, None, user_frame(behind[0].frames)) if behind else None
+
+
+def waits_for_a_thread(frames: Sequence[Frame]) -> bool:
+    return any(_within(frames, file, names) for file, names in _JOINS)
+
+
+def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
+    """py-spy names a method with its class, faulthandler without."""
+    return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
+
+
+def _seen(case: Case, root: Wait) -> RankSnapshot | None:
+    last = case.evidence.snapshots[-1:]
+    return next((rank for look in last for rank in look.ranks if rank.rank == root.rank), None)
+
+
+def _in_a_lock(case: Case) -> list[Wait]:
+    return [root for root in hung_roots(case) if root.kind is WaitKind.LOCK]
+
+
+def _ended_thread(case: Case, root: Wait) -> Raised | None:
+    """What a thread of this rank printed as it died; the program's own handling of an exception looks otherwise."""
+    rank = case.rank(root.rank)
+    raised = rank.raised if rank else None
+    if raised is None or raised.at_s is not None or not raised.frames:
+        return None
+    outermost = raised.frames[-1]
+    began = outermost.file.endswith("/threading.py") and outermost.function in _THREAD_STARTS
+    return raised if began and user_frame(raised.frames) else None
+
+
+def _awaits_pool(seen: RankSnapshot) -> bool:
+    """It stands in the pool's wait for a result, and each of its workers in the wait for a task."""
+    stack = rank_stack(seen)
+    if stack is None or not _within(stack.frames, _POOL, ("wait", "get", "next")):
+        return False
+    workers = [stacks for stacks in seen.child_stacks.values() if any(_is_worker(one) for one in stacks)]
+    return bool(workers) and all(any(_is_idle(one) for one in stacks) for stacks in workers)
+
+
+def _is_worker(stack: Stack) -> bool:
+    return _within(stack.frames, _POOL, ("worker",))
+
+
+def _is_idle(stack: Stack) -> bool:
+    """In the queue of tasks, with nothing of the user's below the pool's own loop."""
+    inner = next((n for n, one in enumerate(stack.frames) if one.file.endswith(_POOL) and one.function == "worker"), 0)
+    return inner > 0 and stack.frames[inner - 1].file.endswith("multiprocessing/queues.py")

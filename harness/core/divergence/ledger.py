@@ -1,0 +1,280 @@
+"""Ledgers compared between ranks: which call, reduction or step one rank left out or made otherwise than the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import protocol
+from harness.core.evidence.evidence import Board, Call, StepRow
+from harness.core.evidence.steps import by_step
+from harness.core.place import Place
+from harness.core.verdict.group_waits import TRANSFERS, operation
+
+# A key says "this call": the same operation, in the same group, on the same source line.
+Key = tuple[str, str, str | None, int | None]
+_DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
+OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
+_FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """`rank` passed the point in `step` where `made_by` called `call`, and did not call it."""
+
+    rank: int
+    call: Call
+    step: int
+    counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
+    before: tuple[int, ...] = ()  # ranks that made this call in an earlier step
+
+    @property
+    def place(self) -> Place | None:
+        return self.call.place
+
+    @property
+    def callers(self) -> tuple[int, ...]:
+        most = max(count for _, count in self.counts)
+        return tuple(rank for rank, count in self.counts if count == most)
+
+
+def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
+    """The earliest call that some rank left out, or None."""
+    found = sorted(_skipped(boards), key=_order)
+    return found[0] if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDifference:
+    """From `step` on, `behind` entered fewer collectives of `group` than the others, and never made up for it."""
+
+    step: int
+    group: str
+    op: str
+    called: bool  # from Python; False = DDP's buckets or FSDP
+    alone: bool  # nothing else of the group differs in that step
+    counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
+    behind: tuple[int, ...]
+    without_gradients: tuple[int, ...]  # of those: fewer parameters had a gradient than on another rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """`ranks` asked for another batch after `step` and got none; `others` got one."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    step: int
+    calls: tuple[tuple[int, Call], ...]  # (rank, what it stands in instead)
+
+
+def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
+    """The first step in which some rank entered fewer collectives of a group than another, and stayed behind.
+
+    Only steps that every rank has finished and still remembers whole are compared. A group is compared between the
+    ranks that entered it at all. What only came a step later (another thread's) is no difference.
+    """
+    known = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
+    shared = sorted(set.intersection(*(set(rows) for rows in known.values()))) if len(known) > 1 else []
+    groups = sorted({tally.group for rows in known.values() for step in shared for tally in rows[step].tallies})
+    found = [difference for group in groups if (difference := _difference(known, shared, group))]
+    return min(found, key=lambda one: (one.step, one.group), default=None)
+
+
+def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
+    """The ranks that ran out of batches while others still had one; None where nobody has shown that."""
+    done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
+    step = min(done.values(), default=0)
+    ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(boards[rank]))
+    others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(boards[rank], step + 1))
+    if not ranks or not others:
+        return None
+    calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
+    return Finished(
+        ranks=ranks,
+        others=others,
+        step=step,
+        calls=tuple((rank, call[0]) for rank, call in calls if call[0].left_s is None),
+    )
+
+
+def last_agreed(boards: Mapping[int, Board]) -> Call | None:
+    """The latest call that every rank made and left, as the first of them made it; None for fewer than two ranks."""
+    ledgers = [_ledger(board) for _, board in sorted(boards.items())]
+    if len(ledgers) < 2:
+        return None
+    agreed = []
+    for key in set.intersection(*(set(ledger) for ledger in ledgers)):
+        if not all(_remembers(board, key[0]) for board in boards.values()):
+            continue
+        left = min(sum(call.left_s is not None for call in ledger[key]) for ledger in ledgers)
+        agreed += ledgers[0][key][left - 1 : left] if left else []
+    return max(agreed, key=lambda call: (call.step, call.number), default=None)
+
+
+def ledger_lines(board: Board) -> Iterator[str]:
+    """The calls as a table for people, oldest first."""
+    yield "number  step  position  entered_s     left_s  elements  call"
+    for call in board.calls:
+        left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
+        place = f"  {call.place.file}:{call.place.line} {call.place.function}" if call.place else ""
+        yield (
+            f"{call.number:6}  {call.step:4}  {call.position:8}  {call.entered_s:9.3f}  {left}  {call.elements:8}"
+            f"  {call.op} group {call.group}{place}"
+        )
+
+
+def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
+    return {step: row for step, row in by_step(rows).items() if row.done_s is not None}
+
+
+def _difference(known: Mapping[int, dict[int, StepRow]], shared: Sequence[int], group: str) -> StepDifference | None:
+    members = [rank for rank in sorted(known) if any(_entered(row, group) for row in known[rank].values())]
+    totals = dict.fromkeys(members, 0)
+    since: int | None = None
+    for step in shared:
+        for rank in members:
+            totals[rank] += _entered(known[rank][step], group)
+        apart = len(set(totals.values())) > 1
+        since = (since if since is not None else step) if apart else None
+    return _difference_in({rank: known[rank][since] for rank in members}, group) if since is not None else None
+
+
+def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
+    """What differs in that step: the kind of collective with the widest gap between ranks."""
+    kinds = sorted({(tally.op, tally.called) for row in rows.values() for tally in row.tallies if tally.group == group})
+    counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
+    apart = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
+    op, called = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
+    most = max(_entered(row, group) for row in rows.values())
+    behind = tuple(rank for rank, row in rows.items() if _entered(row, group) < most)
+    gradients = {rank: row.gradients for rank, row in rows.items() if row.gradients is not None}
+    return StepDifference(
+        step=next(iter(rows.values())).step,
+        group=group,
+        op=op,
+        called=called,
+        alone=len(apart) == 1,
+        counts=tuple(counts[op, called].items()),
+        behind=behind,
+        without_gradients=tuple(r for r in behind if r in gradients and gradients[r] < max(gradients.values())),
+    )
+
+
+def _entered(row: StepRow, group: str) -> int:
+    return sum(tally.count for tally in row.tallies if tally.group == group)
+
+
+def _count(row: StepRow, group: str, op: str, called: bool) -> int:
+    kind = (group, op, called)
+    return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.called) == kind)
+
+
+def _out_of_batches(board: Board) -> bool:
+    """The newest thing training did was to ask for a batch; the rank then went on to something else."""
+    training = board.training
+    if training is None or training.kind != "data" or training.name != _FETCH:
+        return False
+    went_on = any(call.entered_s > training.at_s for call in board.calls)
+    return went_on or board.exit_s is not None
+
+
+def _trains(board: Board, step: int) -> bool:
+    training = board.training
+    return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
+
+
+def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
+    """Whole, so that the same evidence gives the same answer in every process."""
+    call = skipped.call
+    return skipped.step, call.position, call.number, skipped.rank, call.op, call.group
+
+
+def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
+    ledgers = {rank: _ledger(board) for rank, board in boards.items()}
+    members = _members(boards)
+    keys = {key for ledger in ledgers.values() for key in ledger}
+    for step, key in keys:
+        counts = {
+            rank: len(ledger.get((step, key), ()))
+            for rank, ledger in ledgers.items()
+            if rank in members[key[1]] and _remembers(boards[rank], step)
+        }
+        most = max(counts.values(), default=0)
+        caller = next((rank for rank, count in counts.items() if count == most), None)
+        for rank, count in counts.items():
+            if caller is None or count == most:
+                continue
+            call = ledgers[caller][(step, key)][count]
+            if _passed(boards[rank], call) and not _made_elsewhere(boards[rank], boards[caller], call):
+                before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
+                yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
+
+
+def _made_elsewhere(board: Board, caller: Board, call: Call) -> bool:
+    """It made as many of these calls in that step, from lines of its own: they pair with those of the caller."""
+    return _as_many(board, call) >= _as_many(caller, call)
+
+
+def _as_many(board: Board, call: Call) -> int:
+    same = (call.op, call.group, call.step)
+    return sum((one.op, one.group, one.step) == same for one in board.calls)
+
+
+def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: Key) -> bool:
+    return any(other < step and same == key for other, same in ledger)
+
+
+def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
+    """Who has to make the calls of each group: its members; where nobody has said, all that entered it."""
+    told = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
+    entered: dict[str, set[int]] = {}
+    for rank, board in boards.items():
+        for call in board.calls:
+            entered.setdefault(call.group, set()).add(rank)
+    everyone = frozenset(boards)
+    return {
+        group: told.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
+        for group, ranks in entered.items()
+    }
+
+
+def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
+    ledger: dict[tuple[int, Key], list[Call]] = {}
+    for call in board.calls:
+        # A transfer has two sides, which do not make the same call.
+        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in OWN:
+            continue
+        place = call.place
+        key = (call.op, call.group, place.file if place else None, place.line if place else None)
+        ledger.setdefault((call.step, key), []).append(call)
+    return ledger
+
+
+def _remembers(board: Board, step: int) -> bool:
+    """The ring still holds every call of that step: nothing older than the step's first call was overwritten."""
+    if not board.calls or board.calls[0].number == 1:
+        return True
+    return board.calls[0].step < step
+
+
+def _same_call(one: Call, other: Call) -> bool:
+    return (one.op, one.group, one.place) == (other.op, other.group, other.place)
+
+
+def _passed(board: Board, call: Call) -> bool:
+    """The rank is beyond the point in the program where `call` is made, and not because it failed before it."""
+    if board.step != call.step:
+        return board.step > call.step
+    # A rank that goes another way through the model makes other numbers of marks: its own steps before know better.
+    usual = [one.position for one in board.calls if one.step < call.step and _same_call(one, call)]
+    if board.position > max(usual, default=call.position):
+        return True
+    newest = board.calls[-1] if board.calls else None
+    if newest is not None and newest.left_s is None and operation(newest) in TRANSFERS:
+        return False  # at the same point of the program, and it may come to the call once it has its partner
+    calls = (one for one in board.calls if not one.op.startswith(protocol.WAIT))
+    later = [one for one in calls if one.step == call.step and one.position >= call.position]
+    met = Counter((one.op, one.group) for one in later)
+    return bool(later) and met[(call.op, call.group)] == 0

@@ -1,0 +1,1 @@
+"""The machine and what the harness costs on it."""

@@ -1,0 +1,259 @@
+"""The reading side of the progress board: bytes somebody else wrote, believed only as far as they prove themselves."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from harness import protocol
+from harness.core.evidence.evidence import Board, Call, Caught, Frame, Mark
+from harness.core.place import Place
+
+_NS = 1_000_000_000
+_MAX_RANKS = 1 << 16
+_STEP_DIGITS = 12
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
+_ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
+_RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
+_COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
+
+
+def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> Board:
+    """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
+
+    A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
+    """
+    pid, rank, world_size, created_ns = _identity(data)
+    clock = _Clock(launched_ns)
+    realtime_ns = protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0]
+    strings = _strings(data)
+    steps = _steps(data)
+    facts = _facts(data, strings)
+    beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
+    end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
+    enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
+    recorded, reached, reached_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
+    return Board(
+        pid=pid,
+        rank=rank if rank >= 0 else None,
+        world_size=world_size if world_size > 0 else None,
+        created_s=clock.seconds(created_ns),
+        beat_s=clock.seconds_if_set(beat_ns),
+        exit_s=clock.seconds_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
+        raised=bool(flags & protocol.END_RAISED),
+        marks=_marks(data, strings, clock),
+        gaps_s=_gaps(data),
+        steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _, _ in steps),
+        calls=_calls(data, strings, clock, newest_calls),
+        enqueued=enqueued,
+        completed=completed,
+        collectives_changed_s=clock.seconds_if_set(changed_ns),
+        seen=_seen(data, strings),
+        gradients={step: gradients for step, _, gradients, _ in steps},
+        marked={step: marks for step, _, _, marks in steps if marks},
+        groups=_groups(facts),
+        caught=_caught(facts),
+        mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        backend=facts.get(protocol.FACT_BACKEND, ""),
+        device_pending=max(0, recorded - reached),
+        device_completed=reached,
+        device_changed_s=clock.seconds_if_set(reached_ns),
+        unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
+        stepped_from=_lines(facts.get(protocol.FACT_STEPPED, "")),
+        left_from=_lines(facts.get(protocol.FACT_LEFT, "")),
+        autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
+        realtime_ns=realtime_ns or None,
+        zero_ns=realtime_ns + launched_ns if realtime_ns else None,
+    )
+
+
+def _seen(data: bytes, strings: list[str]) -> Frame | None:
+    place = read_place(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0]))
+    if place is None or place.file is None or place.line is None:
+        return None
+    return Frame(file=place.file, line=place.line, function=place.function or "")
+
+
+def answered(data: bytes) -> int:
+    """The number of the last request for the flight recorder that this process has answered."""
+    return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
+
+
+class _Clock:
+    def __init__(self, launched_ns: int) -> None:
+        self._launched_ns = launched_ns
+
+    def seconds(self, at_ns: int) -> float:
+        return (at_ns - self._launched_ns) / _NS
+
+    def seconds_if_set(self, at_ns: int) -> float | None:
+        return self.seconds(at_ns) if at_ns else None
+
+
+def _identity(data: bytes) -> tuple[int, int, int, int]:
+    if len(data) < protocol.HEADER_SIZE:
+        raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this file {len(data)}")
+    magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
+        data, protocol.IDENTITY_AT
+    )
+    if magic != protocol.MAGIC:
+        raise ValueError(f"a board begins with {protocol.MAGIC!r}, this file with {magic!r}")
+    if layout != protocol.LAYOUT:
+        raise ValueError(f"this harness reads board layout {protocol.LAYOUT}, the file has layout {layout}")
+    if size != protocol.BOARD_SIZE or len(data) != protocol.BOARD_SIZE:
+        raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this one says {size} and has {len(data)}")
+    return pid, rank, world_size, created_ns
+
+
+def _strings(data: bytes) -> list[str]:
+    used, count = protocol.STRINGS_USED.unpack_from(data, protocol.STRINGS_USED_AT)
+    at, end = protocol.STRINGS_AT, protocol.STRINGS_AT + min(used, protocol.STRINGS_SIZE)
+    strings: list[str] = []
+    while len(strings) < count and at + protocol.STRING_LENGTH.size <= end:
+        (length,) = protocol.STRING_LENGTH.unpack_from(data, at)
+        at += protocol.STRING_LENGTH.size
+        if at + length > end:
+            break
+        strings.append(data[at : at + length].decode("utf-8", "replace"))
+        at += length
+    return strings
+
+
+def _string(strings: list[str], number: int) -> str:
+    return strings[number] if number < len(strings) else ""
+
+
+def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[Mark, ...]:
+    marks: list[Mark] = []
+    for index in range(protocol.SLOTS):
+        at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
+        tid, at_ns, count, what, position, check = protocol.SLOT.unpack_from(data, at)
+        kind = what >> protocol.WHAT_KIND_SHIFT
+        if not count or check != at_ns ^ count ^ what ^ position or not 0 < kind < len(protocol.KINDS):
+            continue
+        name = _string(strings, what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK)
+        step = what & protocol.WHAT_STEP_MASK
+        marks.append(
+            Mark(
+                tid=tid,
+                kind=protocol.KINDS[kind],
+                name=name,
+                step=step,
+                at_s=clock.seconds(at_ns),
+                count=count,
+                position=position,
+            )
+        )
+    return tuple(sorted(marks, key=lambda mark: mark.at_s, reverse=True))
+
+
+def _gaps(data: bytes) -> dict[str, float]:
+    gaps: dict[str, float] = {}
+    for number, kind in enumerate(protocol.KINDS):
+        (gap_ns,) = protocol.GAP.unpack_from(data, protocol.GAPS_AT + number * protocol.GAP.size)
+        if number and gap_ns:
+            gaps[kind] = gap_ns / _NS
+    return gaps
+
+
+def _steps(data: bytes) -> list[tuple[int, int, int, int]]:
+    """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
+    ring = _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS)
+    done = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.STEPS == i)
+    series: list[tuple[int, int, int, int]] = []
+    for step, at_ns, gradients, marks in done:
+        follows = bool(series) and step == series[-1][0] + 1 and at_ns >= series[-1][1]
+        torn = bool(series) and step == series[-1][0] + 1 and at_ns < series[-1][1]
+        if torn:
+            continue
+        if not follows:
+            series = []
+        series.append((step, at_ns, gradients, marks))
+    return series
+
+
+def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
+    """A later fact of the same name replaces the earlier one."""
+    (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
+    pairs = (
+        protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
+        for i in range(min(used, protocol.FACTS))
+    )
+    return {_string(strings, name): _string(strings, value) for name, value in pairs}
+
+
+def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    word = protocol.FACT_GROUP
+    return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
+
+
+def _caught(facts: dict[str, str]) -> tuple[Caught, ...]:
+    """What does not read as step, type and place is left out."""
+    told = [value.split(" ", 2) for name, value in sorted(facts.items()) if name.startswith(protocol.FACT_CAUGHT)]
+    return tuple(
+        Caught(step=int(step), type=kind, place=read_place(place))
+        for step, kind, place in (parts for parts in told if len(parts) == 3)
+        if step.isascii() and step.isdecimal() and len(step) < _STEP_DIGITS
+    )
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """From "0-3,6,8-16/4". What is no such list, or too long to be one, has no members."""
+    ranks: list[int] = []
+    for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
+        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
+    return tuple(ranks[:_MAX_RANKS])
+
+
+def _lines(text: str) -> tuple[Frame, ...]:
+    places = [read_place(one) for one in text.split(protocol.STEPPED_JOIN)]
+    return tuple(
+        Frame(file=place.file, line=place.line, function=place.function or "")
+        for place in places
+        if place is not None and place.file is not None and place.line is not None
+    )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
+
+
+def _mesh(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple((axis, int(coordinate)) for axis, coordinate in _COORDINATE.findall(text))
+
+
+def _calls(data: bytes, strings: list[str], clock: _Clock, newest: int) -> tuple[Call, ...]:
+    ring = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
+    whole = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.CALLS == i)
+    return tuple(_call(record, strings, clock) for record in whole[-newest:])
+
+
+def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
+    return list(record.iter_unpack(memoryview(data)[at : at + count * record.size]))
+
+
+def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
+    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, peer = record
+    return Call(
+        number=number,
+        op=_string(strings, op),
+        group=_string(strings, group),
+        place=read_place(_string(strings, place)),
+        elements=elements,
+        dtype=_string(strings, dtype),
+        step=step,
+        position=position,
+        entered_s=clock.seconds(entered_ns),
+        left_s=clock.seconds(left_ns) if left_ns >= entered_ns else None,
+        peer=peer if peer >= 0 else None,
+        key=_string(strings, key),
+    )
+
+
+def read_place(text: str) -> Place | None:
+    """From "file:line:function", where the file may hold colons itself."""
+    file, _, rest = text.rpartition(":")[0].rpartition(":")
+    function = text.rpartition(":")[2]
+    if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:
+        return None
+    return Place(file=file, line=int(rest), function=function or None)

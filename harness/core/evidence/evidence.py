@@ -1,0 +1,333 @@
+"""Evidence: what was seen of one run, per rank, as values. Everything a verdict may use is here.
+
+Times are seconds since the launch of the run (the guardian's start), on the node's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.core.evidence.gradients import OutOfOrder, RankTraces
+from harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
+from harness.core.evidence.looks import Gate, LastWords, Looks
+from harness.core.place import Place
+from harness.core.plan import Limits
+from harness.core.trouble import Trouble
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The newest mark of one thread, read from the board."""
+
+    tid: int
+    kind: str  # protocol.KINDS
+    name: str  # module, operation or stage
+    step: int  # optimizer step in progress, 1-based
+    at_s: float
+    count: int
+    position: int = 0  # training marks of the process since the step began
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A collective called from Python, from the board."""
+
+    number: int
+    op: str
+    group: str
+    place: Place | None
+    elements: int  # of init_process_group, the world size that it was given
+    dtype: str
+    step: int
+    entered_s: float
+    left_s: float | None  # None = still inside
+    position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
+    peer: int | None = None  # global rank of a point-to-point partner, or of the root of a broadcast, gather and so on
+    key: str = ""  # what a store wait waits for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caught:
+    """An exception that left a module's forward. What became of it the rest of the evidence tells."""
+
+    step: int
+    type: str
+    place: Place | None
+
+
+TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+
+
+class Ending(StrEnum):
+    """Why the watching ended. It is a fact about the harness, not yet a verdict about the run."""
+
+    EXITED = "exited"  # every process of the run ended by itself
+    STALL = "stall"  # proven to move no more, ended by us
+    DEADLINE = "deadline"  # still there at its deadline, ended by us
+    INTERRUPTED = "interrupted"  # Ctrl-C
+    ABANDONED = "abandoned"  # the controller died; the guardian ended the run
+    NOT_LAUNCHED = "not_launched"  # the launcher could not be started
+    RESTARTED = "restarted"  # an observed job's own launcher ended these ranks and started others in their place
+    DETACHED = "detached"  # the harness only looked, and the job runs on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The Python frames of one thread, innermost first."""
+
+    thread: str
+    tid: int | None  # native thread id; None where the source does not tell (faulthandler)
+    active: bool  # running on a CPU or holding the GIL, as far as the source tells
+    frames: tuple[Frame, ...]
+    source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
+    gil: bool = False  # holds the interpreter's lock, as far as the source tells
+    native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective as the flight recorder saw it. On gloo `retired` is the completion bit."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    retired: bool
+    created_ns: int  # CLOCK_REALTIME
+    started: bool | None = None  # on the device; None = the recorder does not say (gloo)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """How often one rank entered one kind of collective during one step."""
+
+    group: str
+    op: str
+    called: bool  # from Python; False = below it: DDP's buckets, FSDP
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """Equal optimizer steps of one rank in a row, as the board and the flight recorder saw them together."""
+
+    step: int  # the first of them
+    until: int  # the last of them
+    done_s: float | None  # the last of them; None = in progress
+    gradients: int | None  # parameters with a gradient as the optimizer began; None = not known
+    tallies: tuple[Tally, ...]  # by group, operation, called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The progress board of one process."""
+
+    pid: int
+    rank: int | None
+    world_size: int | None
+    created_s: float
+    beat_s: float | None
+    exit_s: float | None  # orderly end of the interpreter
+    raised: bool
+    marks: tuple[Mark, ...]  # newest of each thread, newest first
+    gaps_s: dict[str, float]  # longest quiet after a mark of each kind
+    steps_s: tuple[tuple[int, float], ...]  # (step, time it was done)
+    calls: tuple[Call, ...]  # oldest first
+    enqueued: int
+    completed: int
+    collectives_changed_s: float | None
+    seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
+    gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
+    caught: tuple[Caught, ...] = ()
+    marked: dict[int, int] = field(default_factory=dict)  # step -> training marks in it, as it was done
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
+    mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
+    backend: str = ""  # of the default process group, as the rank found it
+    device_pending: int = 0  # events recorded at marks that the GPU has not reached
+    device_completed: int = 0
+    device_changed_s: float | None = None  # when it reached the last one
+    unfed_checkpoint: Place | None = None  # the user's line of a reentrant checkpoint whose inputs have no gradient
+    stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
+    left_from: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, as those of stepped_from
+    autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
+    realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
+    zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
+
+    @property
+    def newest(self) -> Mark | None:
+        return self.marks[0] if self.marks else None
+
+    @property
+    def training(self) -> Mark | None:
+        """The newest mark of training itself: data, forward, backward, optimizer, step."""
+        return next((mark for mark in self.marks if mark.kind in TRAINING), None)
+
+    @property
+    def step(self) -> int:
+        """The step in progress, 1-based; a finished one until the next batch or forward begins."""
+        return self.training.step if self.training else 1
+
+    @property
+    def position(self) -> int:
+        """How far the program is in that step, in training marks."""
+        return self.training.position if self.training else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """One rank at one moment."""
+
+    rank: int
+    pid: int
+    process: Process | None
+    children: tuple[Process, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    child_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
+    board: Board | None = None
+    collectives: tuple[Collective, ...] = ()  # newest of each group, and all that are not retired
+    asked_bytes: int = 0  # part of process.io_bytes that our own earlier questions cost
+    proof: str | None = None  # file with the stacks, relative to the attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One rank at one moment, in short: enough to say later whether it moved and where its time went."""
+
+    rank: int
+    at_s: float
+    motion: str  # core.waitfor.Motion
+    leaf: Frame | None  # innermost Python frame of the training thread
+    user: Frame | None  # innermost frame of the user's own code
+    cpu_s: float | None
+    another_line: bool = False  # it moved only in that it stood on another line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All ranks at one moment."""
+
+    number: int
+    at_s: float
+    ranks: tuple[RankSnapshot, ...]
+    gpus: tuple[Gpu, ...] = ()  # only where a process of the run holds one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The end of one process."""
+
+    pid: int
+    rank: int | None  # None = the launcher
+    status: int | None  # exit code, or minus the signal; None = not seen
+    at_s: float
+    by_us: bool  # after the harness began to end the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hint:
+    """What torch's message means in the program's own words, found by the probe as the exception ended it."""
+
+    kind: str  # "without gradient", "ready twice", "recomputed", "in place"
+    name: str  # of the parameter, the function, the operation
+    frame: Frame | None = None  # the user's line that uses it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The exception that ended a rank's program."""
+
+    rank: int
+    at_s: float | None
+    type: str
+    message: str
+    frames: tuple[Frame, ...]  # innermost first
+    proof: str
+    hints: tuple[Hint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debugged:
+    """What torch said of one operation in a debugging mode that somebody switched on."""
+
+    operation: str
+    frames: tuple[Frame, ...]  # where the forward pass called it, innermost first
+    instead: str = ""  # what a recomputation called in its place; empty = nothing
+    recomputed: bool = False  # checkpointing's debug mode; else autograd's anomaly detection
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """What is known of one rank after the run."""
+
+    rank: int
+    pid: int | None
+    exit: Exit | None
+    raised: Raised | None
+    board: Board | None
+    collectives: tuple[Collective, ...]
+    death_stacks: tuple[Stack, ...]  # faulthandler's, written on a fatal signal
+    peak_rss_bytes: int | None
+    peak_gpu_bytes: int | None
+    traces: RankTraces
+    last_loss: float | None
+    error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
+    ledger: tuple[StepRow, ...] = ()  # the steps that board and recorder still remember whole, oldest first
+    planned_steps: int | None = None  # optimizer steps in all, where the program says so in its heartbeat
+    warned: tuple[str, ...] = ()  # warnings of torch's on stderr that some rule reads, each once
+    debugged: Debugged | None = None
+    looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
+    last_words: tuple[LastWords, ...] = ()
+    gates: tuple[Gate, ...] = ()  # of nsa, as last reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraction:
+    """A proof that the run itself took back: it moved again. Only a job that is left alone can do that."""
+
+    at_s: float  # of the proof
+    kind: str
+    reason: str
+    quiet_s: float  # from the last progress before to the first after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One attempt, reduced. Merging nodes is a pure function of these."""
+
+    schema: int = 1
+    node: str
+    world_size: int
+    backend: str
+    ending: Ending
+    limits: Limits  # as they were in force at the end
+    ended_s: float  # when the harness began to end it, or when the last process left
+    launch_s: float | None  # first mark of the slowest rank after start-up
+    teardown_s: float
+    launcher: Exit | None
+    launcher_error: str | None  # why the launcher could not start
+    ranks: tuple[RankEvidence, ...]
+    exits: tuple[Exit, ...]  # in order of time
+    snapshots: tuple[Snapshot, ...]  # of the last episode: the first and the last two
+    samples: tuple[Sample, ...]  # every look taken while something was suspected, oldest first
+    last_progress_s: float | None  # newest mark or collective of any rank
+    leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"
+    undead: tuple[str, ...]  # processes that even SIGKILL did not end
+    metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
+    trouble: tuple[Trouble, ...]
+    retracted: tuple[Retraction, ...] = ()
+    gradient_order: OutOfOrder | None = None  # where the program traced it and ranks differ
+    observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
+    last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
+    signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
+    memory: HostMemory | None = None

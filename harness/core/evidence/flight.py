@@ -1,0 +1,256 @@
+"""torch's flight recorder, JSON or pickled, as values. torch's own analyser fails on gloo dumps."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickletools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.evidence.evidence import Collective
+
+_MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
+_VALUES = frozenset({
+    "BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+})  # fmt: skip
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_SILENT = frozenset({"PROTO", "FRAME"})
+
+
+def plain_value(data: bytes) -> Any:
+    """The one value in `data`. Raises ValueError with the byte at which it is no plain value; never calls anything."""
+    machine = _Machine()
+    at: int | None = 0
+    try:
+        for count, (instruction, argument, position) in enumerate(pickletools.genops(io.BytesIO(data))):
+            at = position
+            if count >= _MAX_INSTRUCTIONS:
+                raise ValueError(f"more than {_MAX_INSTRUCTIONS} instructions")
+            if instruction.name == "STOP":
+                return machine.result()
+            machine.step(instruction.name, argument)
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError, MemoryError) as error:
+        raise ValueError(f"byte {at} of {len(data)}: {error}") from error
+    raise ValueError(f"byte {len(data)} of {len(data)}: the value does not end")
+
+
+class _Machine:
+    """The stack of an unpickler. `_marks` are the depths at which collections under construction begin."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._steps: dict[str, Callable[[], None]] = {
+            "MARK": self._mark,
+            "SETITEM": lambda: self._set_items(self._pop(2)),
+            "SETITEMS": lambda: self._set_items(self._to_mark()),
+            "APPEND": lambda: self._append(self._pop(1)),
+            "APPENDS": lambda: self._append(self._to_mark()),
+            "TUPLE": lambda: self._stack.append(tuple(self._to_mark())),
+            "TUPLE1": lambda: self._stack.append(tuple(self._pop(1))),
+            "TUPLE2": lambda: self._stack.append(tuple(self._pop(2))),
+            "TUPLE3": lambda: self._stack.append(tuple(self._pop(3))),
+            "EMPTY_DICT": lambda: self._stack.append({}),
+            "EMPTY_LIST": lambda: self._stack.append([]),
+            "MEMOIZE": lambda: self._remember(len(self._memo)),
+        }
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _VALUES:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name])
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            self._remember(argument)
+        elif name in ("BINGET", "LONG_BINGET"):
+            self._stack.append(self._memo[argument])
+        elif name in self._steps:
+            self._steps[name]()
+        elif name not in _SILENT:
+            raise ValueError(f"{name} is no instruction for plain values")
+
+    def result(self) -> Any:
+        if len(self._stack) != 1 or self._marks:
+            raise ValueError(f"{len(self._stack)} values where one is expected")
+        return self._stack[0]
+
+    def _mark(self) -> None:
+        self._marks.append(len(self._stack))
+
+    def _remember(self, number: int) -> None:
+        self._memo[number] = self._stack[-1]
+
+    def _pop(self, count: int) -> list[Any]:
+        if len(self._stack) < count:
+            raise ValueError(f"{count} values are needed, {len(self._stack)} are there")
+        items = self._stack[-count:]
+        del self._stack[-count:]
+        return items
+
+    def _to_mark(self) -> list[Any]:
+        depth = self._marks.pop()
+        items = self._stack[depth:]
+        del self._stack[depth:]
+        return items
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise ValueError("items are set on what is no dict")
+        target.update(zip(items[::2], items[1::2], strict=True))
+
+    def _append(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if not isinstance(target, list):
+            raise ValueError("values are appended to what is no list")
+        target.extend(items)
+
+
+MAX_BYTES = 64 << 20
+_KEPT_PER_GROUP = 16
+_MAX_ENTRIES = 20_000  # newest; torch keeps 2000 unless told otherwise
+_MAX_GROUPS = 4096
+_MAX_TENSORS = 64  # of one coalesced operation
+_MAX_RANKS = 1 << 16
+_MAX_TEXT = 200
+_PICKLED = b"\x80"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """One rank's dump, oldest first."""
+
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they say nothing about the others' order
+    groups: dict[str, tuple[int, ...]]  # process group -> global ranks, where the dump says so (NCCL)
+
+
+def parse_dump(data: bytes) -> Flight:
+    """The dump in either form. Raises ValueError, which names the place, for what is no dump or too large for one."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
+    try:
+        dump = plain_value(data) if data[:1] == _PICKLED else json.loads(data)
+        return _flight(_dict(dump, "the top"))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a flight recorder dump: {error}") from error
+
+
+def parse_flight(text: str) -> tuple[Collective, ...]:
+    """Every recorded collective of a JSON dump, oldest first. Raises ValueError as `parse_dump` does."""
+    return parse_dump(text.encode("utf-8", "replace")).collectives
+
+
+def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+    """The newest of each group and all that are not completed: what the question "who waits for whom" needs."""
+    newest: dict[str, list[Collective]] = {}
+    for collective in collectives:
+        newest.setdefault(collective.group, []).append(collective)
+    kept = {
+        (collective.group, collective.seq)
+        for group in newest.values()
+        for collective in [*group[-_KEPT_PER_GROUP:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
+    }
+    return tuple(one for one in collectives if (one.group, one.seq) in kept)
+
+
+def _flight(dump: Mapping[Any, Any]) -> Flight:
+    entries = _list(dump.get("entries"), "entries")[-_MAX_ENTRIES:]
+    collectives: list[Collective] = []
+    transfers: list[Collective] = []
+    for number, entry in enumerate(entries):
+        where = f"entry {number}"
+        point_to_point = _truth(_dict(entry, where).get("is_p2p"))
+        (transfers if point_to_point else collectives).append(_collective(entry, where, point_to_point))
+    return Flight(
+        collectives=tuple(collectives),
+        transfers=tuple(transfers),
+        groups=_groups(_dict(dump.get("pg_config") or {}, "pg_config")),
+    )
+
+
+def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> Collective:
+    group = _list(entry.get("process_group"), f"{where}: process_group")
+    name = _text(entry.get("profiling_name"), f"{where}: profiling_name")
+    state = entry.get("state")
+    retired = _truth(entry.get("retired")) or state == "completed"
+    return Collective(
+        group=_text(group[0] if group else None, f"{where}: process_group"),
+        seq=_whole(
+            entry.get("p2p_seq_id", 0) if point_to_point else entry.get("collective_seq_id"), f"{where}: number"
+        ),
+        op=name.rpartition(":")[2],
+        sizes=tuple(_sizes(entry, where)),
+        dtypes=tuple(
+            _text(dtype, f"{where}: input_dtypes")
+            for dtype in _list(entry.get("input_dtypes"), f"{where}: input_dtypes")[:_MAX_TENSORS]
+        ),
+        retired=retired,
+        created_ns=_whole(entry.get("time_created_ns"), f"{where}: time_created_ns"),
+        # gloo says "scheduled" until the end, so there it tells nothing.
+        started=None if name.startswith("gloo:") else retired or state == "started",
+    )
+
+
+def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
+    where = f"{where}: input_sizes"
+    tensors = _list(entry.get("input_sizes"), where)[:_MAX_TENSORS]
+    return [tuple(_whole(size, where) for size in _list(sizes, where)[:_MAX_TENSORS]) for sizes in tensors]
+
+
+def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
+    """gloo leaves one nameless group without ranks here; then nothing is known."""
+    found = {}
+    for name, about in list(configuration.items())[:_MAX_GROUPS]:
+        where = f"pg_config {_text(name, 'pg_config')!r}"
+        ranks = _dict(about, where).get("ranks")
+        listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+        members = tuple(_whole(rank, where) for rank in _list(listed, where)[:_MAX_RANKS])
+        if members:
+            found[str(name)] = members
+    return found
+
+
+# What follows takes one value out of a hostile document, or says where it is not what it should be.
+
+
+def _dict(value: object, where: str) -> Mapping[Any, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{where} is {_shown(value)}, no object")
+    return value
+
+
+def _list(value: object, where: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{where} is {_shown(value)}, no list")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    """Group names may come as numbers; a container never becomes a text, for it may be endless."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise TypeError(f"{where} is {_shown(value)}, no text")
+    return str(value)[:_MAX_TEXT]
+
+
+def _whole(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{where} is {_shown(value)}, no whole number")
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"{where} has more than 64 bits")
+    return number
+
+
+def _truth(value: object) -> bool:
+    return value is True or (isinstance(value, (str, int)) and str(value).lower() in ("true", "1"))
+
+
+def _shown(value: object) -> str:
+    scalar = value is None or isinstance(value, (bool, float, str))
+    return repr(value)[:40] if scalar else type(value).__name__

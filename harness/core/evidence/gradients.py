@@ -1,0 +1,96 @@
+"""Gradients as the ranks traced them: which parameters got one, in which buckets, and in which order they arrived."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_TRACE = re.compile(r"^(?:\[GRAD-TRACE\] |  - MISSING: |\[DDP\] |\[MODULE-BWD\] )")
+_GRADIENTS = re.compile(r"^\[GRAD-TRACE\] after_backward_step(\d+) arrived=(\d+) missing=(\d+)$")
+_MISSING = re.compile(r"^  - MISSING: (\S.*)$")
+_BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTraces:
+    """What one rank traced."""
+
+    arrived: int | None  # of the last traced step
+    missing: int | None
+    missing_parameters: tuple[str, ...]  # over all steps, in order of appearance
+    buckets: tuple[tuple[int, str], ...]  # (elements, dtype)
+
+
+def trace_lines(log: Iterable[str]) -> Iterator[str]:
+    return (line for line in log if _TRACE.match(line))
+
+
+def read_traces(lines: Sequence[str]) -> RankTraces:
+    gradients = [found for line in lines if (found := _GRADIENTS.match(line))]
+    names = [found[1] for line in lines if (found := _MISSING.match(line))]
+    buckets = [(int(found[2]), found[3]) for line in lines if (found := _BUCKET.match(line))]
+    last = gradients[-1] if gradients else None
+    return RankTraces(
+        arrived=int(last[2]) if last else None,
+        missing=int(last[3]) if last else None,
+        missing_parameters=tuple(dict.fromkeys(names)),
+        buckets=tuple(buckets),
+    )
+
+
+_MAX_STEPS = 4096
+_MAX_NAMES = 100_000
+
+Orders = Mapping[int, tuple[str, ...]]  # by step; a step that is not there had the order of the one before
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfOrder:
+    """In `step` the gradients of `rank` came in another order than on most ranks."""
+
+    step: int
+    rank: int
+    position: int  # 1-based, among the gradients that both had
+    name: str
+    expected: str  # what came there on `other`
+    other: int
+
+
+def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+    """From the lines {"step", "arrived"}; of a line of another form nothing."""
+    orders: dict[int, tuple[str, ...]] = {}
+    for record in records:
+        step, arrived = record.get("step"), record.get("arrived")
+        if isinstance(step, int) and isinstance(arrived, list) and len(orders) < _MAX_STEPS:
+            orders[step] = tuple(str(name)[:200] for name in arrived[:_MAX_NAMES])
+    return orders
+
+
+def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
+    """The first step, and in it the first rank, with another order than most; of two ranks the higher one.
+
+    Only what arrived on both is compared: a gradient that is missing is another finding.
+    """
+    traced = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
+    for step in sorted({step for orders in traced.values() for step in orders}):
+        now = {rank: _at(orders, step) for rank, orders in traced.items()}
+        common = Counter(now.values()).most_common(1)[0][0] if now else ()
+        other = next(rank for rank, order in now.items() if order == common)
+        for rank, order in now.items():
+            if (found := _parted(order, common)) is not None:
+                position, name, expected = found
+                return OutOfOrder(step=step, rank=rank, position=position, name=name, expected=expected, other=other)
+    return None
+
+
+def _at(orders: Orders, step: int) -> tuple[str, ...]:
+    return orders[max((one for one in orders if one <= step), default=min(orders))]
+
+
+def _parted(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
+    here, there = set(order), set(common)
+    pairs = zip([one for one in order if one in there], [one for one in common if one in here], strict=False)
+    return next(((number, one, two) for number, (one, two) in enumerate(pairs, start=1) if one != two), None)

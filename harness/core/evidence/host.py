@@ -1,0 +1,163 @@
+"""What the kernel and its tools say: processes and threads, the node's memory, its GPUs, whom the kernel killed."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kernel thread."""
+
+    tid: int
+    comm: str
+    state: str  # R S D T t Z as in /proc
+    wchan: str
+    syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
+    wakes_at_s: float | None  # end of a timed sleep or wait, where readable
+    timed: bool | None  # the wait has a timeout; None = not readable
+    cpu_s: float
+    fd: int | None = None  # descriptor of the system call; of a poll the first one
+    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of a shared lock its file; "" if unreadable
+    # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
+    # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
+    held_by: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Socket:
+    """One TCP socket of a process."""
+
+    inode: int
+    local: str  # "127.0.0.1:4711"
+    peer: str
+    state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
+    unacked_bytes: int  # written and not acknowledged by the other side
+    unread_bytes: int  # arrived and not read; of a listening socket connections not accepted
+    retransmits: int  # of the oldest unacknowledged segment, in a row
+    acked_bytes: int | None = None  # over its life; None = the kernel does not let us ask
+    received_bytes: int | None = None
+    peer_rank: int | None = None  # the other end belongs to this rank, or a child of it
+    in_job: bool = False  # the other end belongs to a process of the run, its launcher included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of the run, ranks and their children alike."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str
+    cpu_s: float
+    io_bytes: int | None  # read + written, None = not readable
+    rss_bytes: int
+    tasks: tuple[Task, ...] = ()
+    holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
+    sockets: tuple[Socket, ...] = ()
+    traced_by: int | None = None  # the debugger it belongs to at this moment
+    frozen: bool = False  # its control group is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment, as nvidia-smi says; None = it does not say."""
+
+    index: int
+    name: str
+    utilisation: float | None  # 0..1
+    used_bytes: int | None
+    total_bytes: int | None
+    ecc_errors: int | None  # uncorrected, since the driver was loaded
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentSignal:
+    """A signal that somebody is known to have sent to a process of the run."""
+
+    pid: int
+    rank: int | None  # None = the launcher, or a child of a rank
+    signal: str  # "SIGTERM"
+    sender: str  # "harness", "torchrun", "kernel (out of memory)"
+    at_s: float | None  # None = the sender does not say when
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Memory of the node while the run was watched; None = not readable."""
+
+    total_bytes: int | None
+    available_bytes: int | None  # at the end
+    limit_bytes: int | None  # the smallest limit of the control groups around the run
+    used_bytes: int | None  # of that group, at the end
+    oom_kills: int | None  # processes that the kernel killed in those groups since the launch
+    killed: tuple[str, ...]  # what the kernel's log says about each: "Out of memory: Killed process 71 (python) ..."
+
+
+GPU_FIELDS = (
+    "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+PROCESS_FIELDS = ("gpu_uuid", "pid")
+_MAX_GPUS = 64
+_MAX_PIDS = 64
+
+
+def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
+    """The GPUs of two answers in CSV without header and units, in the order of the fields above.
+
+    Raises ValueError where a line has another form.
+    """
+    pids: dict[str, list[int]] = {}
+    for uuid, pid in _rows(processes, len(PROCESS_FIELDS)):
+        pids.setdefault(uuid, []).append(int(pid))
+    return tuple(_gpu(row, pids) for row in list(_rows(table, len(GPU_FIELDS)))[:_MAX_GPUS])
+
+
+def _rows(text: str, columns: int) -> Iterable[list[str]]:
+    for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
+        if len(row) != columns:
+            raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
+        yield [word.strip() for word in row]
+
+
+def _gpu(row: list[str], pids: dict[str, list[int]]) -> Gpu:
+    index, uuid, name, utilisation, used, total, errors = row
+    percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
+    uncorrected = _number(errors)
+    return Gpu(
+        index=int(index),
+        name=name[:80],
+        utilisation=None if percent is None else percent / 100,
+        used_bytes=None if used_mib is None else int(used_mib) << 20,
+        total_bytes=None if total_mib is None else int(total_mib) << 20,
+        ecc_errors=None if uncorrected is None else int(uncorrected),
+        pids=tuple(sorted(pids.get(uuid, ()))[:_MAX_PIDS]),
+    )
+
+
+def _number(word: str) -> float | None:
+    """ "[N/A]", "[Not Supported]", "[Unknown Error]" are no numbers."""
+    return float(word) if word.replace(".", "", 1).isdigit() else None
+
+
+_RECORD = re.compile(r"^\d+,\d+,(\d+),[^;]*;(.*)")  # level, number, microseconds since boot, flags; text
+_KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+).*")
+_CLOCK_SLACK_US = 2_000_000  # the log's clock and CLOCK_MONOTONIC drift apart by a little
+_MAX_LINE = 300
+
+
+def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
+    """What records of /dev/kmsg say of the processes that the kernel killed since; times since boot."""
+    for record in records:
+        parts = _RECORD.match(record)
+        killed = _KILLED.search(parts[2]) if parts else None
+        if parts and killed and int(parts[1]) >= began_us - _CLOCK_SLACK_US:
+            yield killed[0][:_MAX_LINE]
+
+
+def killed_pids(lines: Iterable[str]) -> Iterator[int]:
+    return (int(killed[1]) for line in lines if (killed := _KILLED.search(line)))

@@ -1,0 +1,137 @@
+"""The probe's looks at a rank's numbers, read back: believed only as far as each record has its form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from harness.core.evidence.board import read_place, read_ranks
+from harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook
+from harness.core.place import Place
+
+KEPT_POINTS = 96
+KEPT_LOOKS = 96  # of a replica; the newest
+_MAX_NAMES = 8
+_MAX_PARTS = 64
+_MAX_TEXT = 200
+
+
+def read_looks(records: Iterable[dict[str, Any]]) -> Looks | None:
+    """The looks; None where there was none. Raises KeyError, TypeError or ValueError for a record of another form."""
+    reader = _Reader()
+    for record in records:
+        reader.take(record)
+    return reader.looks() if reader.seen else None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.seen = False
+        self._state = Looks()
+        self._memory: list[Memory] = []
+        self._replicas: dict[int, Replica] = {}
+        self._never: dict[int, tuple[int, tuple[str, ...], int]] = {}
+        self._never_places: dict[int, Place | None] = {}
+        self._broken: dict[int, Broken | None] = {}
+
+    def take(self, record: dict[str, Any]) -> None:
+        kind = record.get("at")
+        if kind == "step":
+            self._take_step(record)
+        elif kind == "loss":
+            self._take_loss(record)
+        elif kind == "made":
+            self._replicas[int(record["ddp"])] = _replica(record)
+            self._take_replica(record)
+        elif kind in ("begun", "stepped"):
+            self._take_replica(record)
+        elif kind == "exit":
+            self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
+            self._count_losses(record)
+        self.seen = True
+
+    def looks(self) -> Looks:
+        never = [found for found in self._never.values() if found[0]]
+        places = [self._never_places.get(number) for number, found in self._never.items() if found[0]]
+        broken = [one for one in self._broken.values() if one is not None]
+        return replace(
+            self._state,
+            memory=tuple(_thinned(self._memory)),
+            replicas=tuple(self._replicas.values()),
+            never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
+            never_count=sum(count for count, _, _ in never),
+            never_place=next(iter(places), None),
+            looks=max((looks for _, _, looks in self._never.values()), default=0),
+            parameters=min(broken, key=lambda one: one.step, default=None),
+        )
+
+    def _change(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+
+    def _count_losses(self, record: dict[str, Any]) -> None:
+        self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
+
+    def _take_loss(self, record: dict[str, Any]) -> None:
+        """A loss that parameters made, which were broken before it, tells no more than that they were."""
+        step, place = int(record["step"]), read_place(str(record["place"]))
+        if names := _names(record["held"]):
+            self._broken[0] = self._broken.get(0) or Broken(step=step - 1, value=_value(record), names=names)
+        else:
+            self._change(loss=Broken(step=step, value=_value(record), place=place))
+
+    def _take_step(self, record: dict[str, Any]) -> None:
+        step, optimizer = int(record["step"]), int(record["optimizer"])
+        self._change(steps=max(self._state.steps, step))
+        self._count_losses(record)
+        if optimizer == 0 and record["anon"] is not None:
+            gpu = None if record["gpu"] is None else int(record["gpu"])
+            self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
+        looks = self._never.get(optimizer, (0, (), 0))[2] + 1
+        self._never[optimizer] = int(record["never"]), _names(record["never_names"]), looks
+        self._never_places[optimizer] = read_place(str(record.get("never_place", "")))
+        before = self._broken.get(optimizer)
+        now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
+        self._broken[optimizer] = before or now if now else None
+
+    def _take_replica(self, record: dict[str, Any]) -> None:
+        known = self._replicas[int(record["ddp"])]
+        look = ReplicaLook(
+            at=str(record["at"]),
+            round=int(record.get("round", 0)),
+            steps=int(record.get("steps", 0)),
+            checksum=str(record["sum"])[:16],
+        )
+        self._replicas[known.number] = replace(
+            known,
+            looks=(*known.looks, look)[-KEPT_LOOKS:],
+            parts=tuple(_part(one) for one in record["seen"][:_MAX_PARTS]),
+            hook=str(record["hook"])[:_MAX_TEXT],
+        )
+
+
+def _replica(record: dict[str, Any]) -> Replica:
+    names = ((str(first)[:_MAX_TEXT], str(last)[:_MAX_TEXT]) for first, last in record["parts"][:_MAX_PARTS])
+    ranks = read_ranks(str(record["ranks"]))
+    return Replica(number=int(record["ddp"]), ranks=ranks, names=tuple(names), looks=(), parts=())
+
+
+def _part(record: Any) -> Part:
+    checksum, size, total = record
+    return Part(checksum=str(checksum)[:16], size=float(size), total=float(total))
+
+
+def _names(texts: Any) -> tuple[str, ...]:
+    return tuple(str(text)[:_MAX_TEXT] for text in texts[:_MAX_NAMES])
+
+
+def _value(record: dict[str, Any]) -> str:
+    return "inf" if record["value"] == "inf" else "nan"
+
+
+def _thinned(points: list[Memory]) -> list[Memory]:
+    """The newest, and of the older ones every second where there are too many."""
+    while len(points) > KEPT_POINTS:
+        half = len(points) // 2
+        points = points[:half:2] + points[half:]
+    return points

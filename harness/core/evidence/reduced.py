@@ -1,0 +1,158 @@
+"""Evidence within its bound: what is left out first where a rank has a thousand threads, or stacks without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
+from harness.core.evidence.host import Process, Task
+from harness.core.evidence.looks import Looks
+from harness.core.evidence.stacks import training_stack
+from harness.core.trouble import Trouble
+
+MAX_RANK_BYTES = 64 << 10  # of a node's evidence, for each of its ranks
+_RECENT_CALLS = 16  # of a snapshot's board
+_MAY_ACT = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock", "wait4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """How much of everything stays."""
+
+    stacks: int
+    frames: int
+    tasks: int
+    ends: int  # holds and sockets, each
+    children: int
+    calls: int
+    samples: int  # of each rank
+    snapshots: int
+    text: int  # of a file name, a message, a line
+
+
+# Each level is tried where the one before is still too much; the last one leaves about 15 KiB a rank.
+LEVELS = (
+    Keep(stacks=48, frames=64, tasks=64, ends=64, children=16, calls=96, samples=100, snapshots=3, text=2000),
+    Keep(stacks=12, frames=32, tasks=24, ends=16, children=8, calls=48, samples=40, snapshots=2, text=500),
+    Keep(stacks=3, frames=12, tasks=8, ends=6, children=3, calls=16, samples=20, snapshots=2, text=160),
+    Keep(stacks=1, frames=8, tasks=4, ends=2, children=1, calls=8, samples=8, snapshots=2, text=100),
+)
+
+
+def brief(snapshot: Snapshot) -> Snapshot:
+    """A snapshot without the finished calls and steps that the rank's own board tells after the run."""
+    return replace(snapshot, ranks=tuple(replace(rank, board=_recent(rank.board)) for rank in snapshot.ranks))
+
+
+def _recent(board: Board | None) -> Board | None:
+    if board is None:
+        return None
+    finished = [call.number for call in board.calls if call.left_s is not None][-_RECENT_CALLS:]
+    calls = tuple(call for call in board.calls if call.left_s is None or call.number in finished)
+    return replace(board, calls=calls, steps_s=board.steps_s[-_RECENT_CALLS:])
+
+
+def reduced(evidence: Evidence, keep: Keep) -> Evidence:
+    """The same evidence with less of what is long; what the verdict rests on goes last, and it is said in `trouble`."""
+    said = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
+    snapshots = tuple(_snapshot(one, keep) for one in evidence.snapshots[-keep.snapshots :])
+    return replace(
+        evidence,
+        ranks=tuple(_rank(rank, keep) for rank in evidence.ranks),
+        snapshots=snapshots,
+        samples=evidence.samples[-keep.samples * max(1, evidence.world_size) :],
+        trouble=(*evidence.trouble, said),
+    )
+
+
+def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
+    raised = rank.raised
+    if raised is not None:
+        raised = replace(raised, message=raised.message[: keep.text], frames=raised.frames[: keep.frames])
+    return replace(
+        rank,
+        raised=raised,
+        board=_board(rank.board, keep),
+        collectives=rank.collectives[-keep.calls :],
+        death_stacks=_stacks(rank.death_stacks, (), keep),
+        error_lines=tuple(line[: keep.text] for line in rank.error_lines),
+        looks=_looks(rank.looks, keep),
+    )
+
+
+def _looks(looks: Looks | None, keep: Keep) -> Looks | None:
+    """The newest: what they tell together, broken or never, stands beside them."""
+    if looks is None:
+        return None
+    replicas = tuple(
+        replace(
+            one,
+            looks=one.looks[-keep.calls :],
+            names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in one.names),
+        )
+        for one in looks.replicas
+    )
+    return replace(looks, memory=looks.memory[-keep.calls :], replicas=replicas)
+
+
+def _board(board: Board | None, keep: Keep) -> Board | None:
+    if board is None:
+        return None
+    return replace(board, calls=board.calls[-keep.calls :], steps_s=board.steps_s[-keep.calls :])
+
+
+def _snapshot(snapshot: Snapshot, keep: Keep) -> Snapshot:
+    return replace(snapshot, ranks=tuple(_rank_snapshot(rank, keep) for rank in snapshot.ranks))
+
+
+def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
+    training = training_stack(rank.stacks, rank.pid, [mark.tid for mark in rank.board.marks] if rank.board else [])
+    first = [training] if training else []
+    children = rank.children[: keep.children]
+    known = {child.pid for child in children}
+    return replace(
+        rank,
+        process=_process(rank.process, [one.tid for one in first], keep) if rank.process else None,
+        children=tuple(_process(child, (), keep) for child in children),
+        stacks=_stacks(rank.stacks, first, keep),
+        child_stacks={
+            pid: _stacks(found, (), replace(keep, stacks=min(keep.stacks, 3)))
+            for pid, found in rank.child_stacks.items()
+            if pid in known
+        },
+        board=_board(rank.board, keep),
+        collectives=rank.collectives[-keep.calls :],
+    )
+
+
+def _stacks(stacks: Iterable[Stack], first: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
+    """The thread that trains, then the others as they came; the innermost frames of each."""
+    leading = list(first)
+    chosen = [*leading, *(one for one in stacks if one not in leading)][: keep.stacks]
+    return tuple(
+        replace(one, thread=one.thread[:80], frames=_frames(one, keep), native=one.native[:8]) for one in chosen
+    )
+
+
+def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
+    return tuple(
+        replace(frame, file=frame.file[-keep.text :], function=frame.function[: keep.text])
+        for frame in stack.frames[: keep.frames]
+    )
+
+
+def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Process:
+    """The threads of the stacks and those that may still act come first: whether a wait is closed rests on them."""
+    leading = {process.pid, *tids}
+
+    def rank_of(task: Task) -> tuple[bool, bool]:
+        return task.tid not in leading, not (task.state in "RD" or task.syscall in _MAY_ACT)
+
+    tasks = sorted(process.tasks, key=rank_of)[: keep.tasks]
+    return replace(
+        process,
+        tasks=tuple(replace(task, target=task.target[: keep.text]) for task in tasks),
+        holds=tuple(end[-keep.text :] for end in process.holds[: keep.ends]),
+        sockets=process.sockets[: keep.ends],
+    )

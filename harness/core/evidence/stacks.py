@@ -1,0 +1,191 @@
+"""Stacks as values: which frames are the user's, which thread trains, and what lies below Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice, takewhile
+
+from harness.core.evidence.evidence import Frame, Stack
+from harness.core.evidence.host import Process
+
+_MAX_FRAMES = 200
+_MAX_THREADS = 256
+
+_STDLIB = re.compile(r"/lib/(?:python3\.\d+|pypy3\.\d+)/(?!site-packages/|dist-packages/)|^<frozen ")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+# Packages that run other people's training code; a frame of theirs is never the line to look at.
+_MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
+# Our own packages are the user's program when they are run as the subject, wherever they are installed.
+_SUBJECT = re.compile(r"/nsa/(?:ops/)?[^/]+\.py$|/harness/faults/acts\.py$")
+_PROBE = re.compile(r"/harness/(?:probe|faults)/")
+
+_FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
+    """The threads of `py-spy dump --json`. Raises ValueError on anything else."""
+    try:
+        threads = json.loads(text)
+        if not isinstance(threads, list):
+            raise ValueError("not a list of threads")
+        return tuple(
+            Stack(
+                thread=str(thread.get("thread_name") or ""),
+                tid=None if thread.get("os_thread_id") is None else int(thread["os_thread_id"]),
+                active=bool(thread.get("active")) or bool(thread.get("owns_gil")),
+                frames=tuple(
+                    Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]))
+                    for frame in thread["frames"][:_MAX_FRAMES]
+                ),
+                source=source,
+                gil=bool(thread.get("owns_gil")),
+            )
+            for thread in threads[:_MAX_THREADS]
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not the form of py-spy dump --json: {error!r}") from error
+
+
+def parse_faulthandler(text: str) -> tuple[Stack, ...]:
+    """The threads of the last dump in a faulthandler file; empty when there is none.
+
+    Dumps follow each other without a mark between them: a thread that shows up again begins the next one. The main
+    thread is the oldest, and faulthandler lists the newest first.
+    """
+    dump: dict[str, list[Frame]] = {}
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if thread := _FAULTHANDLER_THREAD.match(line):
+            if thread[2] in dump:
+                dump = {}
+            frames = dump.setdefault(thread[2], [])
+        elif (frame := _FAULTHANDLER_FRAME.match(line)) and len(frames) < _MAX_FRAMES:
+            frames.append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+    names = [*list(dump)[:-1], "MainThread"]
+    return tuple(
+        Stack(thread=name, tid=None, active=False, frames=tuple(frames), source="faulthandler")
+        for name, frames in list(zip(names, dump.values(), strict=False))[-_MAX_THREADS:]
+    )
+
+
+def is_library(file: str) -> bool:
+    """The standard library, an installed package, or our own probe: not the user's code."""
+    if _SUBJECT.search(file):
+        return False
+    return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _PROBE.search(file))
+
+
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's code; failing that, of a package that is not training machinery."""
+    own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
+    if own is not None:
+        return own
+    return next((frame for frame in frames if not _is_machinery(frame.file)), None)
+
+
+def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int] = ()) -> Stack | None:
+    """The stack of the thread that trains: a thread that marks and has left Python's main loop, else the main thread.
+
+    On CUDA the backward pass runs Python hooks on autograd's own threads; there the main thread only waits.
+    """
+    by_tid = {stack.tid: stack for stack in stacks}
+    main = by_tid.get(pid) or next((stack for stack in stacks if stack.thread == "MainThread"), None)
+    for tid in marking_tids:
+        stack = by_tid.get(tid)
+        if stack and stack.tid != pid and user_frame(stack.frames) is not None and _runs_backward(main):
+            return stack
+    return main or (stacks[0] if stacks else None)
+
+
+def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
+    """The innermost frame in a file that ends so, and, if names are given, in one of these functions."""
+    wanted = set(names)
+    return next(
+        (frame for frame in frames if frame.file.endswith(file_ends) and (not wanted or frame.function in wanted)), None
+    )
+
+
+def _runs_backward(stack: Stack | None) -> bool:
+    return stack is not None and in_function(stack.frames, "torch/autograd/graph.py") is not None
+
+
+def _is_machinery(file: str) -> bool:
+    package = _PACKAGE.search(file)
+    if package:
+        return package[1].removesuffix(".py") in _MACHINERY
+    return bool(_STDLIB.search(file) or _PROBE.search(file))
+
+
+_MAX_NATIVE = 16
+_MAX_NATIVE_FRAMES = 200
+_PYSTACK_THREAD = re.compile(r"^Traceback for thread (\d+)(?: \(.*?\))?((?: \[[^\]]*\])*) \(most recent call last\):")
+_PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
+
+
+def native_wanted(
+    stacks: Sequence[Stack], process: Process, marking: Iterable[int], last: Frame | None
+) -> Stack | None:
+    """The thread to ask about: it trains, and its Python line does not tell what it does.
+
+    It keeps the interpreter's lock without running Python, runs on and on in the line `last` that an earlier look has
+    shown, or stands in a system call we do not know. A process in state D or stopped cannot be asked.
+    """
+    stack = training_stack(stacks, process.pid, marking)
+    task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
+    if stack is None or task is None or not stack.frames or process.state in "DTtZX":
+        return None
+    if not stack.source.startswith("py-spy"):  # which could not look at all
+        return None
+    if stack.gil and task.state != "R" and task.syscall != "running":
+        return stack
+    unknown = task.syscall in ("", "running") or task.syscall.isdigit()
+    return stack if unknown and stack.frames[0] == last else None
+
+
+def parse_native(text: str) -> dict[int, tuple[str, ...]]:
+    """The C functions below each thread's innermost Python frame, of `py-spy dump --json --native`.
+
+    Raises ValueError on anything else.
+    """
+    try:
+        return {int(thread["os_thread_id"]): _native(thread["frames"]) for thread in json.loads(text)}
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not the form of py-spy dump --json --native: {error!r}") from error
+
+
+def parse_pystack(text: str) -> tuple[Stack, ...]:
+    """The threads of `pystack remote`, which prints the outermost frame first. Raises ValueError if there are none."""
+    found: list[tuple[int, bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if thread := _PYSTACK_THREAD.match(line):
+            found.append((int(thread[1]), "[Has the GIL]" in thread[2], []))
+        elif found and (frame := _PYSTACK_FRAME.match(line)):
+            found[-1][2].append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+    if not found:
+        raise ValueError("not the form of pystack remote: no thread in it")
+    return tuple(
+        Stack(
+            thread="",
+            tid=tid,
+            active=gil,
+            frames=tuple(reversed(frames))[:_MAX_NATIVE_FRAMES],
+            source="pystack",
+            gil=gil,
+        )
+        for tid, gil, frames in found
+    )
+
+
+def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
+    """Python frames have no module in py-spy's words, native ones name their library."""
+    native = takewhile(lambda frame: frame.get("module") is not None, frames)
+    named = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
+    return tuple(name[:200] for name, _ in islice(groupby(named), _MAX_NATIVE))
+
+
+def _function(name: str) -> str:
+    """A function without a symbol has an address for a name, and a recursion of such a different one each time."""
+    return "?" if name.startswith("0x") else name

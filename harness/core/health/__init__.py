@@ -1,1 +1,0 @@
-"""The machine and the harness itself: doctor, selftest, overhead."""

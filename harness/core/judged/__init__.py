@@ -1,1 +1,0 @@
-"""Who waits for whom, and what that makes of a run: PASS, FAIL, HANG or ERROR."""

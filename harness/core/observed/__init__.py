@@ -1,1 +1,0 @@
-"""What was seen of a run, as values, and the parsers that make them."""

@@ -1,0 +1,1 @@
+"""One attempt in the words and numbers of a report."""

@@ -1,1 +1,0 @@
-"""Where the ranks part: what their collectives, steps and gradients show side by side."""

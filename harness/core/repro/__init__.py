@@ -1,0 +1,1 @@
+"""From the evidence to a small program that does the same."""

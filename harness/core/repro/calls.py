@@ -1,0 +1,240 @@
+"""From the evidence to the calls that a small program must make: what each rank did up to where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from harness import protocol
+from harness.core.diagnosis.case import collectives_of
+from harness.core.evidence.evidence import Board, Call, Collective, Evidence, RankEvidence
+
+MOST_ELEMENTS = 1 << 24
+
+# Names of the flight recorder and of Python, each with the operation of the script.
+COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_into_tensor": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "alltoall_base": "all_to_all_single",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+    "all_gather_object": "all_gather_object",
+    "broadcast_object_list": "broadcast_object_list",
+}
+MAKERS = {"new_group": "new_group"}
+TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
+
+_NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_RECORDED = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+DTYPES = {**_RECORDED, **{prefix + name: name for name in _NAMES for prefix in ("", "torch.")}}
+
+# In terms of the script's names: tensor, where (the group), first (its first member), size, peer, started.
+STATEMENTS = {
+    "all_reduce": "dist.all_reduce(tensor, group=where)",
+    "broadcast": "dist.broadcast(tensor, first, group=where)",
+    "reduce": "dist.reduce(tensor, first, group=where)",
+    "all_gather": "dist.all_gather([torch.empty_like(tensor) for _ in range(size)], tensor, group=where)",
+    "all_gather_into_tensor": "dist.all_gather_into_tensor(tensor.repeat(size), tensor, group=where)",
+    "reduce_scatter_tensor": "dist.reduce_scatter_tensor(tensor.clone(), tensor.repeat(size), group=where)",
+    "all_to_all_single": "dist.all_to_all_single(tensor.repeat(size), tensor.repeat(size), group=where)",
+    "gather": "dist.gather(tensor, [tensor.clone() for _ in range(size)] if rank == first else None, first, where)",
+    "scatter": "dist.scatter(tensor, [tensor.clone() for _ in range(size)] if rank == first else None, first, where)",
+    "barrier": "dist.barrier(group=where)",
+    "monitored_barrier": "dist.monitored_barrier(group=where)",
+    "all_gather_object": "dist.all_gather_object([None] * size, rank, group=where)",
+    "broadcast_object_list": "dist.broadcast_object_list([rank], first, group=where)",
+    "new_group": "dist.new_group()",
+    "send": "dist.send(tensor, peer)",
+    "recv": "dist.recv(tensor, peer)",
+    "isend": "started.append(dist.isend(tensor, peer))",
+    "irecv": "started.append(dist.irecv(tensor, peer))",
+}
+
+
+_SET_UP = ("init_process_group", "destroy_process_group")
+_DEFAULT = ("", "0")
+
+Members = tuple[int, ...]
+Channel = tuple[bool, str, Members]  # a transfer?
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """One call as a script can make it."""
+
+    operation: str  # of `operations`
+    group: str  # tells groups apart, and never stands in a script; empty for the one of all ranks
+    members: Members  # of its group; of a transfer sender and receiver
+    elements: int
+    dtype: str
+    peer: int | None = None
+    number: int = 0  # in its channel, from 1
+    done: bool = True
+
+    @property
+    def channel(self) -> Channel:
+        """What is counted together: the collectives of a group, the transfers from one rank to another."""
+        return self.peer is not None, self.group, self.members
+
+
+class NotRepeatableError(Exception):
+    """A call that no script of ours can make; the text says which."""
+
+
+def parting_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[Made, ...]]:
+    """The calls of each rank, without those before the last agreement of their channel, in the order of the calls.
+
+    From the flight recorder, which has DDP's own ones too, or as they were called from Python. Raises
+    NotRepeatableError.
+    """
+    everybody = tuple(range(evidence.world_size))
+    source = _from_board if from_python else _from_recorder
+    made = {rank.rank: tuple(source(rank, evidence, everybody)) for rank in evidence.ranks}
+    begins = {channel: _begin(channel, made) for channel in _channels(made)}
+    return {
+        rank: tuple(one for one in calls if (begin := begins[one.channel]) is not None and one.number >= begin)
+        for rank, calls in made.items()
+    }
+
+
+def stands_elsewhere(evidence: Evidence) -> Members:
+    """Ranks that neither left by themselves nor stand in a call to others: what held them is in no such record."""
+    return tuple(rank.rank for rank in evidence.ranks if not (_left(rank) or _stands_in_a_call(rank, evidence)))
+
+
+def _left(rank: RankEvidence) -> bool:
+    return rank.raised is not None or (rank.exit is not None and not rank.exit.by_us)
+
+
+def _stands_in_a_call(rank: RankEvidence, evidence: Evidence) -> bool:
+    calls = rank.board.calls if rank.board else ()
+    inside = any(call.left_s is None and call.op not in _SET_UP for call in calls)
+    return inside or any(not one.retired for one in collectives_of(evidence, rank))
+
+
+def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[Made]:
+    groups = rank.board.groups if rank.board else {}
+    for one in collectives_of(evidence, rank):
+        members = everybody if one.group in _DEFAULT else groups.get(one.group)
+        if members is None:
+            raise NotRepeatableError(f"the members of a group that rank {rank.rank} used are not known")
+        operation = COLLECTIVES.get(one.op)
+        if operation is None:
+            raise NotRepeatableError("the ranks made a call that the script has no form of")
+        yield Made(
+            operation=operation,
+            group=_group(one.group),
+            members=members,
+            elements=_elements(one),
+            dtype=DTYPES.get(one.dtypes[0] if one.dtypes else "", "float32"),
+            number=one.seq,
+            done=one.retired,
+        )
+
+
+def _elements(one: Collective) -> int:
+    return min(max(1, sum(prod(size) for size in one.sizes[:1])), MOST_ELEMENTS)
+
+
+def _from_board(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[Made]:
+    if rank.board is None:
+        raise NotRepeatableError(f"rank {rank.rank} left no record of its calls")
+    counts: dict[Channel, int] = {}
+    for call in _whole_steps(evidence, rank.board):
+        one = _called(rank.rank, call, rank.board, everybody)
+        if one is not None:
+            counts[one.channel] = counts.get(one.channel, 0) + 1
+            yield replace(one, number=counts[one.channel])
+
+
+def _whole_steps(evidence: Evidence, board: Board) -> Iterator[Call]:
+    """From the first step that every rank still remembers whole: what was overwritten would shift the numbers."""
+    firsts = [rank.board.calls[0] for rank in evidence.ranks if rank.board and rank.board.calls]
+    since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
+    return (call for call in board.calls if call.step >= since)
+
+
+def _called(rank: int, call: Call, board: Board, everybody: Members) -> Made | None:
+    """None for what sets up, and for a wait, whose call stands in the record itself."""
+    if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
+        return None
+    done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
+    elements = min(max(1, call.elements), MOST_ELEMENTS)
+    if call.op in TRANSFERS:
+        if call.peer is None:
+            raise NotRepeatableError(f"rank {rank} named no peer in a transfer")
+        pair = (rank, call.peer) if "send" in call.op else (call.peer, rank)
+        return Made(
+            operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, done=done
+        )
+    members = everybody if call.group in _DEFAULT else board.groups.get(call.group)
+    operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
+    if operation is None or members is None:
+        raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
+    group = _group(call.group)
+    return Made(operation=operation, group=group, members=members, elements=elements, dtype=dtype, done=done)
+
+
+def _group(name: str) -> str:
+    return "" if name in _DEFAULT else name
+
+
+def _channels(made: Mapping[int, Sequence[Made]]) -> set[Channel]:
+    return {one.channel for calls in made.values() for one in calls}
+
+
+def _begin(channel: Channel, made: Mapping[int, Sequence[Made]]) -> int | None:
+    """The number of the last call that all members made alike and finished; None where they agree to the end."""
+    transfer, _, members = channel
+    of_rank = {
+        rank: {one.number: one for one in made.get(rank, ()) if one.channel == channel}
+        for rank in dict.fromkeys(members)
+    }
+    numbers = sorted({number for calls in of_rank.values() for number in calls})
+    known_since = max((min(calls) for calls in of_rank.values() if calls), default=0)
+    begin = known_since
+    for number in numbers:
+        if number < known_since:
+            continue
+        calls = [of_rank[rank].get(number) for rank in of_rank]
+        if not _agree(calls, transfer=transfer):
+            return begin
+        begin = number
+    return None
+
+
+def _agree(calls: Sequence[Made | None], *, transfer: bool) -> bool:
+    there = [one for one in calls if one is not None and one.done]
+    if len(there) < len(calls):
+        return False
+    return transfer or len({(one.operation, one.elements, one.dtype) for one in there}) == 1

@@ -1,0 +1,1 @@
+"""From a scenario to what is launched: declared, checked, resolved."""

@@ -1,0 +1,287 @@
+"""From a merged tree to a Scenario, or to every mistake in it with its place.
+
+Each key by itself, then those that make no sense together.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from harness.core.report import CAUSE_CODES
+from harness.core.scenario.env_names import name_mistakes
+from harness.core.scenario.layers import named_layers
+from harness.core.scenario.scenario import (
+    NSA_TRAIN,
+    Attention,
+    CommHook,
+    Dtype,
+    ExpectedVerdict,
+    FaultKind,
+    FaultSection,
+    FaultWhenSection,
+    Implementation,
+    Phase,
+    Scenario,
+    ScenarioFile,
+    Unit,
+    Wrapper,
+)
+from harness.core.scenario.yaml_tree import (
+    Mistake,
+    Node,
+    Plain,
+    in_order,
+    nested,
+    origin_of,
+    plain,
+    shown,
+    visible,
+    without,
+)
+from harness.core.suggest import did_you_mean
+
+_OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
+_LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)
+
+Location = tuple[str | int, ...]
+
+
+def contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+    """Every contradiction of a scenario whose keys are sound: (place, what is wrong)."""
+    yield from _program(scenario)
+    yield from _expectations(scenario)
+    if scenario.is_ours:
+        yield from _model_contradictions(scenario)
+        yield from _training(scenario)
+        yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, ours=True))
+    if scenario.fault is not None:
+        yield from _fault(scenario, scenario.fault)
+
+
+def _program(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+    run = scenario.run
+    if run.command is not None and run.program != NSA_TRAIN:
+        yield ("run", "command"), "given together with program; keep one of the two"
+    if scenario.is_ours:
+        return
+    for section in _OURS_ONLY:
+        if section in scenario.model_fields_set:
+            yield (section,), f"only {NSA_TRAIN} reads this; remove it and pass options in run.args"
+
+
+def _expectations(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+    expect = scenario.expect
+    if expect.cause and expect.verdict is ExpectedVerdict.PASS:
+        yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
+    if expect.cause and expect.cause not in CAUSE_CODES:
+        suggestion = did_you_mean(expect.cause, CAUSE_CODES)
+        yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
+    for name, bound in expect.metrics.items():
+        if bound.unit is Unit.UNIFORM and not scenario.is_ours:
+            what = f"only {NSA_TRAIN} has a vocabulary that is known; give the bounds as plain numbers"
+            yield ("expect", "metrics", name, "unit"), what
+
+
+def _model_contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+    model = scenario.model
+    if model.attention is Attention.NSA:
+        return
+    words = f"attention is {model.attention}"
+    if model.branch != "all":
+        yield ("model", "branch"), f"{words}, which has no branches; remove it or set model.attention: nsa"
+    if model.impl is not Implementation.AUTO:
+        yield ("model", "impl"), f"{words}, which has one implementation; remove it"
+    if model.stop_gradient_gates:
+        yield ("model", "stop_gradient_gates"), f"{words}, which has no gates; remove it or set model.attention: nsa"
+
+
+def _training(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+    wrapper, train = scenario.parallel.wrapper, scenario.train
+    if scenario.parallel.comm_hook is not CommHook.NONE and wrapper is not Wrapper.DDP:
+        yield ("parallel", "comm_hook"), f"a hook of DDP, and the wrapper is {wrapper}; set parallel.wrapper: ddp"
+    if scenario.model.dtype is Dtype.FLOAT16 and wrapper in (Wrapper.FSDP, Wrapper.FSDP1):
+        what = f"float16 needs loss scaling, which {wrapper} does not share; use bfloat16"
+        yield ("model", "dtype"), what
+    if train.phase is Phase.DATA and (train.resume or train.checkpoint_every):
+        key = "resume" if train.resume else "checkpoint_every"
+        yield ("train", key), "the phase is data, which has no model; set train.phase: step"
+
+
+def _fault(scenario: Scenario, fault: FaultSection) -> Iterator[tuple[Location, str]]:
+    if fault.rank >= scenario.run.ranks:
+        yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
+    if scenario.is_ours and fault.step > scenario.train.steps:
+        yield ("fault", "step"), f"expected at most train.steps, which is {scenario.train.steps}, got {fault.step}"
+    in_recomputation = fault.when is not None and fault.when.in_recomputation
+    if fault.layer is None and fault.kind not in _LAYERLESS and not in_recomputation:
+        yield ("fault",), f"{fault.kind} is planted in a layer; add `layer: 0`"
+    if fault.when is not None:
+        yield from _fault_when(fault.kind, fault.when)
+
+
+def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Iterator[tuple[Location, str]]:
+    for key in ("recomputed", "any_recomputed"):
+        choice = getattr(when, key)
+        if choice is not None and not named_layers(choice):
+            yield ("fault", "when", key), f'expected layers by their numbers, "4:9" or [3, 8], got {choice}'
+    if kind in _LAYERLESS:
+        yield ("fault", "when"), f"{kind} happens in no layer, so it cannot depend on one; remove it"
+
+
+FILE_ONLY = ("schema", "extends", "matrix")
+_REQUIRED = "is required"
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedScenario:
+    """Exactly one of the two is there."""
+
+    scenario: Scenario | None
+    mistakes: tuple[Mistake, ...]
+
+
+def checked_scenario(tree: Node) -> CheckedScenario:
+    """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included."""
+    tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
+    scenario, mistakes = _model(Scenario, tree)
+    if scenario is None:
+        return CheckedScenario(scenario=None, mistakes=mistakes)
+    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario))
+    return CheckedScenario(scenario=None if mistakes else scenario, mistakes=mistakes)
+
+
+def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
+    """What is wrong with one file by itself, before its parent is known."""
+    return _model(ScenarioFile, tree)[1]
+
+
+def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
+    """What is wrong with one value of a matrix. What else its section requires may stand elsewhere."""
+    for mistake in file_mistakes(nested(key, value)):
+        if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
+            yield mistake
+
+
+def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
+    """A mistake at the place where the key was given."""
+    key = ".".join(visible(str(step)) for step in location)
+    return Mistake(origin=origin_of(tree, location), key=key, what=what)
+
+
+def _model(model: type[Checked], tree: Node) -> tuple[Checked | None, tuple[Mistake, ...]]:
+    value = plain(tree)
+    if not isinstance(value, dict):
+        what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
+        return None, (Mistake(origin=tree.origin, key="", what=what),)
+    try:
+        # Strict mode takes enumerations and tuples only from JSON.
+        return model.model_validate_json(json.dumps(value)), ()
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    found = [key_mistake(tree, _location(detail), _words(model, detail)) for detail in details]
+    return None, in_order(found)
+
+
+def _location(detail: ErrorDetails) -> Location:
+    return tuple(step for step in detail["loc"] if step != "[key]")
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "too_short": "at least one item",
+    "string_too_short": "some text",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+    "string_too_long": ("at most", "max_length"),
+}
+
+
+def _words(model: type[BaseModel], detail: ErrorDetails) -> str:
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(model, _location(detail))
+    if kind == "missing":
+        return _REQUIRED
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("enum", "literal_error"):
+        return _not_a_choice(str(context["expected"]), given)
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        unit = " characters" if kind == "string_too_long" else ""
+        got = f"{len(given)}" if unit else shown(given)
+        return f"expected {words} {context[name]:g}{unit}, got {got}"
+    hint = _quote_hint(kind, given)
+    return f"expected {_KINDS.get(kind, detail['msg'])}, got {_shape(given)}{hint}"
+
+
+def _shape(given: object) -> str:
+    if isinstance(given, dict):
+        return "keys and values" if given else "an empty map"
+    if isinstance(given, list | tuple):
+        return "a list" if given else "an empty list"
+    return shown(given)
+
+
+def _quote_hint(kind: str, given: object) -> str:
+    if kind == "string_type" and isinstance(given, int | float):
+        return "; quote it"
+    if kind in ("int_type", "float_type") and isinstance(given, str) and given.replace(".", "", 1).isdigit():
+        return "; remove the quotes"
+    if kind == "bool_type" and str(given).lower() in ("yes", "no", "on", "off"):
+        return "; YAML 1.2 knows only true and false"
+    return ""
+
+
+def _not_a_choice(expected: str, given: object) -> str:
+    choices = [choice.strip("' ") for choice in expected.replace(" or ", ", ").split(",")]
+    words = "expected " + (f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
+    return f"{words}, got {_shape(given)}{did_you_mean(str(given), choices)}"
+
+
+def _unknown_key(model: type[BaseModel], location: Location) -> str:
+    section = _section(model, location[:-1])
+    fields = [field.alias or name for name, field in section.model_fields.items()] if section else []
+    suggestion = did_you_mean(str(location[-1]), fields)
+    return f"unknown key{suggestion or '; known here: ' + ', '.join(fields)}"
+
+
+def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """The model that reads the map at `location`."""
+    here: object = model
+    for step in location:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = next((f.annotation for name, f in here.model_fields.items() if (f.alias or name) == step), None)
+        elif typing.get_origin(here) is dict:
+            here = typing.get_args(here)[1]
+        options = [option for option in typing.get_args(here) if option is not type(None)]
+        here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
+    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
+
+
+def as_plain(scenario: Scenario) -> Plain:
+    """Every key with its value, defaults included, in the order of the models."""
+    value: Plain = scenario.model_dump(mode="json")
+    return value

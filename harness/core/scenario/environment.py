@@ -1,0 +1,119 @@
+"""The documented NSA_* names of the harness's own environment, as overrides for nsa.train scenarios."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from harness.core.scenario.env_names import SUBJECT_NAMES
+from harness.core.scenario.layers import parse_layers
+from harness.core.scenario.overrides import Override
+from harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
+from harness.core.suggest import did_you_mean
+from harness.errors import UsageError
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _switch(text: str) -> Plain:
+    if text.lower() not in _SWITCH:
+        raise ValueError(f"expected 0 or 1, got {shown(text)}")
+    return _SWITCH[text.lower()]
+
+
+def _range(text: str) -> Plain:
+    if ":" not in text:
+        raise ValueError(f'expected "start:stop" with start < stop, got {shown(text)}')
+    return parse_layers(text)
+
+
+def _list(text: str) -> Plain:
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise ValueError(f"expected layer numbers such as 2,6, got {shown(text)}")
+    return [int(layer) for layer in text.split(",")]
+
+
+def _branch(text: str) -> Plain:
+    if text not in ("cmp", "sel", "win"):
+        raise ValueError(f"expected cmp, sel or win, got {shown(text)}{did_you_mean(text, ('cmp', 'sel', 'win'))}")
+    return text
+
+
+def _count(text: str) -> Plain:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ValueError(f"expected a number of steps, got {shown(text)}")
+    return int(text)
+
+
+def _backend(text: str) -> Plain:
+    if text not in ("auto", "gloo", "nccl"):
+        raise ValueError(f"expected auto, gloo or nccl, got {shown(text)}{did_you_mean(text, ('gloo', 'nccl'))}")
+    return text
+
+
+def _flash(text: str) -> Plain:
+    return "flash" if _switch(text) else "auto"
+
+
+_PARSERS: dict[str, Callable[[str], Plain]] = {
+    "NSA_GC_RANGE": _range,
+    "NSA_GC_LAYERS": _list,
+    "NSA_FORCE_BRANCH": _branch,
+    "NSA_DDP_STATIC_GRAPH": _switch,
+    "NSA_USE_FA2": _flash,
+    "NSA_TRACE_GRADS": _switch,
+    "NSA_TRACE_MODULE_BWD": _switch,
+    "NSA_TRACE_DDP_BUCKETS": _switch,
+    "NSA_MEM_DUMP_EVERY": _count,
+    "TORCH_BACKEND": _backend,
+}
+TABLE = {name: (key, _PARSERS[name]) for name, key in SUBJECT_NAMES.items()}
+# Read by nsa.train itself; the harness sets it for each attempt.
+_PASSED_ON = ("NSA_OUT_DIR",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromEnvironment:
+    """An override, and the sentence that says so."""
+
+    override: Override
+    note: str
+
+
+def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
+    """The overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
+    mistakes = [*_unknown(environ), *_conflicts(environ)]
+    found = []
+    for variable in (name for name in TABLE if name in environ):
+        try:
+            found.append(_override(variable, environ[variable]))
+        except ValueError as error:
+            mistakes.append(f"environment {variable}: {error}")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    return tuple(found)
+
+
+def _override(variable: str, text: str) -> FromEnvironment:
+    key, parse = TABLE[variable]
+    value = from_plain(parse(text), Origin(source=f"environment {variable}"))
+    return FromEnvironment(
+        override=Override(key=key, value=value), note=f"{variable}={text} in the environment set {key}"
+    )
+
+
+def _unknown(environ: Mapping[str, str]) -> list[str]:
+    ours = sorted(name for name in environ if name.startswith("NSA_") and not name.startswith("NSA_HARNESS_"))
+    known = (*TABLE, *_PASSED_ON)
+    return [
+        f"environment {name}: nsa.train does not know this name{did_you_mean(name, known) or '; unset it'}"
+        for name in ours
+        if name not in known
+    ]
+
+
+def _conflicts(environ: Mapping[str, str]) -> list[str]:
+    if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
+        return ["environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one"]
+    return []

@@ -1,0 +1,71 @@
+"""The resolved YAML of a scenario, each value with the place it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from harness.core.plan import RunSpec, Skip
+from harness.core.scenario.checks import as_plain
+from harness.core.scenario.scenario import Scenario
+from harness.core.scenario.yaml_tree import Node, Plain, scalar
+
+_COLUMN = 44
+_BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/.")
+
+
+def explained(scenario: Scenario, tree: Node) -> Iterator[str]:
+    """Lines of YAML that can be saved and run, with the origin of each value as a comment."""
+    value = as_plain(scenario)
+    assert isinstance(value, dict)
+    for key, item in value.items():
+        yield from _lines(key, item, _child(tree, key), indent="")
+
+
+def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
+    """What the scenario comes to on this machine, as comments."""
+    if isinstance(spec, Skip):
+        yield f"# on this machine: SKIP, {spec.reason}"
+        return
+    ranks = f"{spec.ranks} rank{'s' if spec.ranks > 1 else ''}"
+    yield f"# on this machine: {ranks} · {spec.backend} · {spec.subject}"
+    yield from (f"#   {note}" for note in spec.notes)
+    if spec.not_covered:
+        yield f"#   not covered: {' · '.join(spec.not_covered)}"
+    yield f"#   spec {spec.spec_hash}"
+    yield f"#   {command}"
+
+
+def _lines(key: str, value: Plain, node: Node | None, indent: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        yield f"{indent}{key}:"
+        for name, item in value.items():
+            yield from _lines(name, item, _child(node, name), indent + "  ")
+        return
+    origin = "default" if node is None else _short(node)
+    yield f"{f'{indent}{key}: {_flow(value)}':<{_COLUMN}}  # {origin}"
+
+
+def _child(node: Node | None, key: str) -> Node | None:
+    return node.content.get(key) if node is not None and isinstance(node.content, dict) else None
+
+
+def _short(node: Node) -> str:
+    origin = node.origin
+    return origin.source if origin.line is None else f"{origin.source}:{origin.line}"
+
+
+def _flow(value: Plain) -> str:
+    if isinstance(value, dict):
+        return "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(_flow(item) for item in value)}]"
+    if isinstance(value, str):
+        return value if _bare(value) else json.dumps(value)
+    return json.dumps(value)
+
+
+def _bare(text: str) -> bool:
+    """The word stands unquoted and is read back as the same text."""
+    plain_word = text[:1] in _BARE_WORD_STARTS and all(c.isalnum() or c in " _./+-" for c in text)
+    return plain_word and text.isascii() and text == text.strip() and scalar(text) == text

@@ -1,0 +1,72 @@
+"""A choice of layers: `none`, `all`, `0:6` (half-open) or a list such as `[2, 6]`."""
+
+from __future__ import annotations
+
+import re
+
+from harness.core.scenario.yaml_tree import shown
+
+_RANGE = re.compile(r"(\d{1,4}):(\d{1,4})")
+_LIST = re.compile(r"\d{1,4}(,\d{1,4})*")
+_SPAN = re.compile(r"(\d{1,4})-(\d{1,4})")
+FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
+
+
+def parse_layers(value: object) -> str:
+    """The canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError that says what was expected."""
+    if value in ("none", "all"):
+        return str(value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list | tuple):
+        return ",".join(str(layer) for layer in sorted(_members(value)))
+    raise ValueError(f"expected {FORMS}, got {shown(value)}")
+
+
+def layers_of(choice: str, layers: int) -> tuple[int, ...]:
+    """The layers a canonical choice names in a model of `layers`."""
+    if choice == "none":
+        return ()
+    if choice == "all":
+        return tuple(range(layers))
+    if ":" in choice:
+        start, stop = choice.split(":")
+        return tuple(range(int(start), int(stop)))
+    return tuple(int(layer) for layer in choice.split(","))
+
+
+def named_layers(choice: str) -> tuple[int, ...]:
+    """The layers that a canonical choice names by their numbers; none for what needs a model: all, none, nothing."""
+    return () if choice in ("", "none", "all") else layers_of(choice, 0)
+
+
+def _text(text: str) -> str:
+    if _LIST.fullmatch(text):  # the canonical text of a list, as NSA_GC_LAYERS and stored scenarios have it
+        return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))
+    found = _RANGE.fullmatch(text)
+    if not found:
+        raise ValueError(f"expected {FORMS}, got {shown(text)}")
+    start, stop = int(found[1]), int(found[2])
+    if start >= stop:
+        raise ValueError(f'expected "start:stop" with start < stop, got {shown(text)}')
+    return f"{start}:{stop}"
+
+
+def _members(items: list[object] | tuple[object, ...]) -> set[int]:
+    """The layers of a list; `0-6` in it is an inclusive span, as reports print it."""
+    members: set[int] = set()
+    for item in items:
+        span = _SPAN.fullmatch(item) if isinstance(item, str) else None
+        first, last = (int(span[1]), int(span[2])) if span else (item, item)
+        if (
+            not isinstance(first, int)
+            or not isinstance(last, int)
+            or isinstance(item, bool)
+            or first < 0
+            or first > last
+        ):
+            raise ValueError(f"expected layer numbers from 0 on, got {shown(item)} in the list")
+        members.update(range(first, last + 1))
+    if not members:
+        raise ValueError("expected at least one layer in the list; write none for no layer")
+    return members

@@ -1,0 +1,111 @@
+"""The command line of nsa.train: every option spelled out, so that a stored spec repeats the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.core.scenario.scenario import Attention, Scenario
+from harness.core.scenario.shapes import DTYPE_WORDS, SHAPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Every `auto` of a scenario, decided."""
+
+    shape: str
+    layers: int
+    seq_len: int
+    batch: int
+    dtype: str
+    backend: str
+    device: str
+
+
+def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
+    """The options of nsa.train; None leaves the program's own default."""
+    model, train, gc, parallel, trace = (
+        scenario.model,
+        scenario.train,
+        scenario.gc,
+        scenario.parallel,
+        scenario.trace,
+    )
+    options: dict[str, str | int | float | bool | None] = {
+        "shape": choice.shape,
+        "layers": choice.layers,
+        "seq-len": choice.seq_len,
+        "attention": model.attention.value,
+        "branch": model.branch,
+        "compression": model.compression.value if model.compression else None,
+        "stop-gradient-gates": model.stop_gradient_gates,
+        "compile": model.compile,
+        "impl": model.impl.value,
+        "dtype": choice.dtype,
+        "steps": train.steps,
+        "batch": choice.batch,
+        "accumulate": train.accumulate,
+        "data": train.data,
+        "seed": train.seed,
+        "phase": train.phase.value,
+        "learning-rate": train.learning_rate,
+        "clip": train.clip,
+        "freeze": train.freeze,
+        "checkpoint-every": train.checkpoint_every,
+        "resume": train.resume,
+        "gc": gc.layers,
+        "gc-mode": gc.mode.value,
+        "wrapper": parallel.wrapper.value,
+        "static-graph": parallel.static_graph,
+        "find-unused-parameters": parallel.find_unused_parameters,
+        "broadcast-buffers": parallel.broadcast_buffers,
+        "gradient-as-bucket-view": parallel.gradient_as_bucket_view,
+        "bucket-cap-mb": parallel.bucket_cap_mb,
+        "comm-hook": parallel.comm_hook.value,
+        "barrier-after-backward": parallel.barrier_after_backward,
+        "backend": choice.backend,
+        "device": choice.device,
+        "trace-grads": trace.grads,
+        "trace-module-bwd": trace.module_bwd,
+        "trace-buckets": trace.buckets,
+        "mem-dump-every": trace.mem_dump_every,
+        "profile-memory": trace.profile_memory,
+        "detect-anomaly": trace.detect_anomaly,
+    }
+    return tuple(word for name, value in options.items() for word in _option(name, value))
+
+
+def subject_line(scenario: Scenario, choice: Choice) -> str:
+    """One line for people: `shape ci (4 layers, dim 128, T 256, fp32)`, and what differs from the plain model."""
+    shape = SHAPES[choice.shape]
+    dtype = DTYPE_WORDS[choice.dtype]
+    line = f"shape {choice.shape} ({choice.layers} layers, dim {shape.dim}, T {choice.seq_len}, {dtype})"
+    return ", ".join((line, *_differences(scenario)))
+
+
+def layers_words(choice: str) -> str:
+    """A choice of layers for people: ranges inclusive, the code form in brackets."""
+    if choice == "all":
+        return "all layers"
+    if ":" in choice:
+        start, stop = (int(part) for part in choice.split(":"))
+        return f"layers {start}-{stop - 1} [{choice}]" if stop - start > 1 else f"layer {start} [{choice}]"
+    return f"layer{'s' if ',' in choice else ''} {choice}"
+
+
+def _differences(scenario: Scenario) -> Iterator[str]:
+    if scenario.model.attention is not Attention.NSA:
+        yield f"{scenario.model.attention} attention"
+    elif scenario.model.branch != "all":
+        yield f"branch {scenario.model.branch} only"
+    if scenario.gc.layers != "none":
+        mode = scenario.gc.mode.value.replace("_", "-")
+        yield f"gradient checkpointing in {layers_words(scenario.gc.layers)}, {mode}"
+
+
+def _option(name: str, value: str | int | float | bool | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, bool):
+        return (f"--{name}" if value else f"--no-{name}",)
+    return (f"--{name}", str(value))

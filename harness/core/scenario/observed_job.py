@@ -1,0 +1,72 @@
+"""What is declared of a job that is only observed: its limits, and the RunSpec that its report is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.core.plan import Expect, Launcher, Limits, RunSpec
+from harness.core.scenario.checks import checked_scenario
+from harness.core.scenario.overrides import is_override, overridden, parse_override
+from harness.core.scenario.yaml_tree import Origin, from_plain
+from harness.errors import UsageError
+
+_SECTION = "limits."
+_MAX_NAME = 60
+
+
+def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
+    """The limits that words like `limits.stall_s=10` set; no deadline unless one is given. Raises UsageError."""
+    for word in words:
+        if not (is_override(word) and word.startswith(_SECTION)):
+            raise UsageError(
+                f"{word}: only limits can be set here, such as limits.stall_s=10; the command follows `--`"
+            )
+    bare = from_plain({"name": "job", "about": "observed", "run": {"command": ["job"]}}, Origin(source="command line"))
+    checked = checked_scenario(overridden(bare, [parse_override(word) for word in words]))
+    if checked.scenario is None:
+        raise UsageError("\n".join(str(mistake) for mistake in checked.mistakes))
+    limits = checked.scenario.limits
+    return Limits(
+        stall_s=limits.stall_s,
+        busy_s=limits.busy_s,
+        open_wait_s=limits.open_wait_s,
+        start_s=limits.start_s,
+        deadline_s=limits.deadline_s if deadline_s is None else deadline_s,
+    )
+
+
+def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:
+    """`ranks` is not known yet: whoever observes the job counts them, see `with_ranks`."""
+    return RunSpec(
+        scenario=name,
+        about=about,
+        ranks=1,
+        launcher=Launcher.PLAIN,
+        program=tuple(command),
+        env=(),
+        cwd=None,
+        backend="any",
+        device="any",
+        subject=" ".join(command),
+        limits=limits,
+        expect=Expect(),
+        fault=None,
+        notes=(),
+        not_covered=(),
+        spec_hash=spec_hash,
+    )
+
+
+def with_ranks(spec: RunSpec, seen: int) -> RunSpec:
+    """The spec with as many ranks as the job turned out to have."""
+    notes = () if seen else ("no rank was seen: the command has loaded no torch, or left before it could be seen",)
+    return replace(spec, ranks=max(1, seen), notes=notes)
+
+
+def job_name(command: Sequence[str]) -> str:
+    """After the first Python file of the command, else after the command itself: a folder of the report has it."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    stem = script.rsplit("/", 1)[-1].removesuffix(".py")
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:_MAX_NAME] or "job"

@@ -1,0 +1,408 @@
+"""Scenario: one question as declared in YAML. The models are the whole list of keys, types and defaults."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+
+from harness.core.scenario.layers import parse_layers
+from harness.core.scenario.yaml_tree import shown
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@=,:+-]{0,119}")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+# torchrun sets these for each rank; a declared value would be lost or break the rendezvous.
+_LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Backend(StrEnum):
+    AUTO = "auto"
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class Attention(StrEnum):
+    NSA = "nsa"
+    VANILLA = "vanilla"
+    STOCK = "stock"
+
+
+class Implementation(StrEnum):
+    AUTO = "auto"
+    EAGER = "eager"
+    TRITON = "triton"
+    TORCH = "torch"
+    FLASH = "flash"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT64 = "float64"
+
+
+class ShapeName(StrEnum):
+    AUTO = "auto"
+    CI = "ci"
+    MINIMAL = "minimal"
+    REPRO = "repro"
+    SHOWCASE = "showcase"
+    SHAKE = "shake"
+    PRODUCTION = "production"
+
+
+class Phase(StrEnum):
+    STEP = "step"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class CheckpointMode(StrEnum):
+    NON_REENTRANT = "non_reentrant"
+    REENTRANT = "reentrant"
+
+
+class Wrapper(StrEnum):
+    NONE = "none"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    FSDP1 = "fsdp1"
+    MANUAL = "manual"
+
+
+class Compression(StrEnum):
+    MEAN = "mean"
+    MLP = "mlp"
+
+
+class CommHook(StrEnum):
+    NONE = "none"
+    BF16 = "bf16"
+
+
+class Unit(StrEnum):
+    PLAIN = "plain"
+    UNIFORM = "uniform"  # multiples of ln(vocabulary), the loss of guessing: the same bound fits every shape
+
+
+class FaultKind(StrEnum):
+    DEADLOCK = "deadlock"
+    SKIP_COLLECTIVE = "skip_collective"
+    RAISE = "raise"
+    SIGKILL = "sigkill"
+    SIGSTOP = "sigstop"
+    EXIT0 = "exit0"
+    ENDLESS_LOOP = "endless_loop"
+    SLOW_STEP = "slow_step"
+
+
+class ExpectedVerdict(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    HANG = "HANG"
+
+
+def _word(value: str) -> str:
+    if not _WORD.fullmatch(value):
+        raise ValueError(f"expected a word of letters, digits, _ . and -, got {shown(value)}")
+    return value
+
+
+def _name(value: str) -> str:
+    # A name becomes a folder of the run directory.
+    if not NAME.fullmatch(value):
+        raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {shown(value)}")
+    return value
+
+
+def _branch(value: str) -> str:
+    branches = value.split("+")
+    if value != "all" and (not set(branches) <= {"cmp", "sel", "win"} or len(set(branches)) < len(branches)):
+        raise ValueError(f"expected all, cmp, sel, win or a pair such as cmp+sel, got {shown(value)}")
+    return value
+
+
+def _auto(value: object) -> object:
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f"expected a number of seconds or auto, got {shown(value)}")
+    return None if value == "auto" else value
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise ValueError(f"{shown(name)} cannot be the name of an environment variable")
+    if name in _LAUNCHER_SETS or name.startswith("_NSA_HARNESS_"):
+        raise ValueError(f"{name} is set by the launcher; remove it")
+    return name
+
+
+def _env_value(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"expected text or a whole number, got {shown(value)}; quote it")
+    return value
+
+
+def _regex(value: str) -> str:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, got {shown(value)}: {error}") from None
+    if not groups:
+        raise ValueError(f"expected a group around the number, such as loss=([0-9.]+), got {shown(value)}")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Word = Annotated[str, AfterValidator(_word)]
+Branch = Annotated[str, AfterValidator(_branch)]
+Regex = Annotated[str, AfterValidator(_regex)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Layers = Annotated[
+    str,
+    BeforeValidator(parse_layers),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["none", "all"]},
+                {"type": "string", "pattern": r"^\d+:\d+$|^\d+(,\d+)*$"},
+                {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1},
+            ]
+        }
+    ),
+]
+AutoSeconds = Annotated[
+    Annotated[float, Field(gt=0, le=1e9)] | None,
+    BeforeValidator(_auto),
+    PlainSerializer(lambda seconds: "auto" if seconds is None else seconds),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "number", "exclusiveMinimum": 0}]}),
+]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+EnvValue = Annotated[str, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "integer"]})]
+
+
+NSA_TRAIN = "nsa.train"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Needs(_Section):
+    """What the machine must have; missing means SKIP."""
+
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    backend: Backend = Backend.AUTO
+
+
+class Run(_Section):
+    """The program and its launch."""
+
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 2
+    program: Annotated[str, Field(min_length=1)] = Field(default=NSA_TRAIN, description="a module, or FILE.py")
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="in place of `program`: a whole command, launched as it is"
+    )
+    args: tuple[str, ...] = ()
+    env: dict[EnvName, EnvValue] = {}
+    cwd: str | None = None
+
+
+class Model(_Section):
+    """The model under test; `auto` chooses for the machine."""
+
+    shape: ShapeName = ShapeName.AUTO
+    layers: Annotated[int, Field(ge=1, le=1000)] | None = None
+    seq_len: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
+    attention: Attention = Attention.NSA
+    branch: Branch = "all"
+    compression: Compression | None = None
+    stop_gradient_gates: bool = Field(default=False, description="the gates are computed and never learned")
+    compile: bool = Field(default=False, description="torch.compile for the layers")
+    impl: Implementation = Implementation.AUTO
+    dtype: Dtype = Dtype.AUTO
+
+
+class Train(_Section):
+    """The training of it."""
+
+    steps: Positive = 1
+    batch: Positive | None = Field(default=None, description="sequences per rank; the shape's own unless given")
+    accumulate: Positive = 1
+    data: Annotated[str, Field(min_length=1)] = Field(default="synthetic", description="synthetic, text, or a file")
+    seed: Count = 0
+    phase: Phase = Phase.STEP
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
+    freeze: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="pattern of parameters to freeze"
+    )
+    checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0 = none")
+    resume: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="checkpoint file to go on from, seen from the working directory"
+    )
+
+
+class Checkpointing(_Section):
+    """Gradient checkpointing. Ranges are half-open, layers count from 0."""
+
+    layers: Layers = "none"
+    mode: CheckpointMode = CheckpointMode.NON_REENTRANT
+
+
+class Parallel(_Section):
+    """How the ranks share the model."""
+
+    wrapper: Wrapper = Wrapper.DDP
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    gradient_as_bucket_view: bool = False
+    bucket_cap_mb: Annotated[float, Field(gt=0)] = 25.0
+    comm_hook: CommHook = CommHook.NONE
+    barrier_after_backward: bool = Field(default=False, description="all ranks wait for each other after backward")
+
+
+class Trace(_Section):
+    """What the program prints about itself."""
+
+    grads: bool = True
+    module_bwd: bool = False
+    buckets: bool = False
+    mem_dump_every: Count = Field(default=0, description="steps between memory dumps; 0 = none")
+    profile_memory: bool = False
+    detect_anomaly: bool = False
+
+
+class LimitSection(_Section):
+    """Seconds; `auto` adapts to what the run shows."""
+
+    stall_s: AutoSeconds = None
+    busy_s: AutoSeconds = None
+    open_wait_s: AutoSeconds = None
+    start_s: AutoSeconds = None
+    deadline_s: AutoSeconds = None
+
+
+class MetricBound(_Section):
+    """Bounds of one metric; all given must hold."""
+
+    unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+
+    lt: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    ge: float | None = None
+    eq: float | None = None
+    regex: Regex | None = Field(
+        default=None, description="foreign programs: group 1 of the last match in output.log is the value"
+    )
+
+    def numbers(self) -> dict[str, float | None]:
+        return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> MetricBound:
+        above = max((value for value in (self.gt, self.ge, self.eq) if value is not None), default=None)
+        below = min((value for value in (self.lt, self.le, self.eq) if value is not None), default=None)
+        if above is None and below is None:
+            raise ValueError("expected at least one bound: lt, le, gt, ge or eq")
+        strict = self.gt is not None or self.lt is not None
+        if above is not None and below is not None and (above > below or (above == below and strict)):
+            raise ValueError(f"no number can satisfy these bounds: above {above:g} and below {below:g}")
+        return self
+
+
+class ExpectSection(_Section):
+    """What counts as expected."""
+
+    verdict: ExpectedVerdict = ExpectedVerdict.PASS
+    cause: Word | None = None
+    missing_grads: Count | None = None
+    metrics: dict[Word, MetricBound] = {}
+
+
+class FaultWhenSection(_Section):
+    """On what a fault depends besides its rank and step. All that is given must hold."""
+
+    recomputed: Layers | None = Field(default=None, description="each of these layers was computed again in backward")
+    any_recomputed: Layers | None = Field(default=None, description="one of these layers was computed again")
+    recomputed_layers: Positive | None = Field(default=None, description="at least so many were computed again")
+    seq_len: Positive | None = Field(default=None, description="the sequence has at least so many tokens")
+    chance: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="by lot, once a process")
+
+    @property
+    def in_recomputation(self) -> bool:
+        """The fault acts where a layer is computed again, and needs no layer of its own."""
+        return any(given is not None for given in (self.recomputed, self.any_recomputed, self.recomputed_layers))
+
+
+class FaultSection(_Section):
+    """A fault planted on purpose."""
+
+    kind: FaultKind
+    rank: Count
+    layer: Count | None = None
+    step: Positive = 1
+    heals_s: Annotated[float, Field(gt=0)] | None = None
+    when: FaultWhenSection | None = None
+
+
+class Scenario(_Section):
+    """One question, complete."""
+
+    name: Name
+    about: Annotated[str, Field(max_length=300)] = ""
+    tags: tuple[Word, ...] = ()
+    aliases: tuple[Name, ...] = ()
+    priority: int = Field(default=0, description="higher runs first")
+    needs: Needs = Needs()
+    run: Run = Run()
+    model: Model = Model()
+    train: Train = Train()
+    gc: Checkpointing = Checkpointing()
+    parallel: Parallel = Parallel()
+    trace: Trace = Trace()
+    limits: LimitSection = LimitSection()
+    expect: ExpectSection = ExpectSection()
+    fault: FaultSection | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """The program is nsa.train, which takes model, train, gc, parallel and trace."""
+        return self.run.command is None and self.run.program == NSA_TRAIN
+
+
+class ScenarioFile(Scenario):
+    """What may stand in a file: a Scenario, and what is used up when it is read."""
+
+    name: Name = Field(default="", description="the file's name unless given", validate_default=False)
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    extends: str | None = Field(default=None, description="one parent, such as base/ddp; maps merge, lists replace")
+    matrix: dict[str, Annotated[tuple[JsonValue, ...], Field(min_length=1)]] = Field(
+        default={}, description="dotted key to values; each combination is a scenario"
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file, for editors."""
+    schema = ScenarioFile.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nsa-harness scenario"}

@@ -1,0 +1,162 @@
+"""Which scenarios a command line means: names, aliases, globs, tags and -k expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
+
+from harness.core.scenario.yaml_tree import shown
+from harness.core.suggest import did_you_mean
+from harness.errors import UsageError
+
+
+class Named(Protocol):
+    """What selection looks at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def family(self) -> str: ...  # the name without its matrix suffix
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+    @property
+    def priority(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Named)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Patterns keep their order; inside one, higher priority comes first, then the name, then the order of a matrix."""
+
+    patterns: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # any of them
+    expression: str | None = None
+
+
+def selected(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
+    """The items meant. Raises UsageError when a word matches nothing or everything together matches nothing."""
+    # The variants of one scenario keep the order of its matrix.
+    ordered = sorted(items, key=lambda item: (-item.priority, item.family))
+    found = list(ordered)
+    if selection.patterns:
+        found = list({id(item): item for word in selection.patterns for item in _matching(ordered, word)}.values())
+    if selection.tags:
+        _check_tags(items, selection.tags)
+        found = [item for item in found if set(item.tags) & set(selection.tags)]
+    if selection.expression is not None:
+        keep = _Expression(selection.expression)
+        found = [item for item in found if keep.matches(item)]
+    if not found:
+        raise UsageError(f"nothing selected: {_described(selection)} together match none of {len(items)} scenarios")
+    return tuple(found)
+
+
+def _matching(items: Sequence[Item], word: str) -> list[Item]:
+    # A name goes before an alias: a user's scenario may carry the name that a shipped one has as alias.
+    named = [item for item in items if word in (item.name, item.family)]
+    found = named or [item for item in items if any(_matches(known, word) for known in _known(item))]
+    if found:
+        return found
+    known = {known for item in items for known in _known(item)}
+    hint = did_you_mean(word, sorted(known)) or "; `nsa-harness list` shows all"
+    raise UsageError(f"no scenario named {shown(word)}{hint}")
+
+
+def _known(item: Named) -> tuple[str, ...]:
+    return (item.name, item.family, *item.aliases)
+
+
+def _matches(known: str, word: str) -> bool:
+    return known == word or (any(c in word for c in "*?[") and fnmatchcase(known, word))
+
+
+def _check_tags(items: Sequence[Named], tags: Sequence[str]) -> None:
+    known = sorted({tag for item in items for tag in item.tags})
+    for tag in tags:
+        if tag not in known:
+            hint = did_you_mean(tag, known) or f"; known tags: {', '.join(known)}"
+            raise UsageError(f"no scenario has the tag {shown(tag)}{hint}")
+
+
+def _described(selection: Selection) -> str:
+    words = [
+        *selection.patterns,
+        *(f"-t {tag}" for tag in selection.tags),
+        *([f"-k {shown(selection.expression)}"] if selection.expression is not None else []),
+    ]
+    return " ".join(words) or "no pattern"
+
+
+class _Expression:
+    """`ddp and not (gloo or nccl)`: a word matches a part of a name or alias, or a whole tag."""
+
+    _TOKEN = re.compile(r"\s*([()]|[^\s()]+)")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._tokens: list[str] = []
+        self.matches(_Nothing())
+
+    def matches(self, item: Named) -> bool:
+        self._tokens = [match[1] for match in self._TOKEN.finditer(self.text)]
+        value = self._any_of(item)
+        if self._tokens:
+            raise self._wrong(f"did not expect {shown(self._tokens[0])}")
+        return value
+
+    def _any_of(self, item: Named) -> bool:
+        value = self._all_of(item)
+        while self._take("or"):
+            value = self._all_of(item) or value
+        return value
+
+    def _all_of(self, item: Named) -> bool:
+        value = self._one(item)
+        while self._take("and"):
+            value = self._one(item) and value
+        return value
+
+    def _one(self, item: Named) -> bool:
+        negated = False
+        while self._take("not"):
+            negated = not negated
+        return self._word(item) != negated
+
+    def _word(self, item: Named) -> bool:
+        if self._take("("):
+            value = self._any_of(item)
+            if not self._take(")"):
+                raise self._wrong('expected ")"')
+            return value
+        if not self._tokens or self._tokens[0] in (")", "and", "or"):
+            raise self._wrong(
+                "expected a word" + (f", got {shown(self._tokens[0])}" if self._tokens else " at the end")
+            )
+        word = self._tokens.pop(0)
+        return word in item.tags or any(word in known for known in _known(item))
+
+    def _take(self, token: str) -> bool:
+        if self._tokens and self._tokens[0] == token:
+            self._tokens.pop(0)
+            return True
+        return False
+
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"-k {shown(self.text)}: {what}; write words with and, or, not and brackets")
+
+
+class _Nothing:
+    """Lets an expression be read before there is a scenario to match."""
+
+    name = ""
+    family = ""
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    priority = 0

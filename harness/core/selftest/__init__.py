@@ -1,0 +1,1 @@
+"""Planted faults and what is said of them."""

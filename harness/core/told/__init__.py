@@ -1,1 +1,0 @@
-"""One attempt in the words and numbers that every report shows."""

@@ -1,0 +1,290 @@
+"""Waits of a rank for other ranks: collectives, transfers between two, keys of the store, the making of groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import protocol
+from harness.core.evidence.evidence import Board, Call, Collective, Frame, RankSnapshot, Stack
+from harness.core.verdict.wait import WaitKind
+
+_TORCH_DISTRIBUTED = "torch/distributed/"
+_CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
+_WRAPPED = "/harness/probe/"  # the probe stands around C++ functions, which have no Python frame of their own
+_DEVICE = ("torch/cuda/__init__.py", "torch/cuda/streams.py")
+_SENDS = {"send", "isend", "send_object_list"}
+_RECEIVES = {"recv", "irecv", "recv_object_list"}
+_BOTH_WAYS = {"batch_isend_irecv"}
+TRANSFERS = frozenset({*_SENDS, *_RECEIVES, *_BOTH_WAYS})
+_ENTRANCE = "init_process_group"
+_CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
+# Their tensors must be alike on every rank; the others may rightly differ in size, or hold data on one rank only.
+_UNIFORM = {"all_reduce", "reduce", "all_reduce_coalesced", "barrier", "all_reduce_barrier"}
+# torch's rendezvous of a process group: "/default_pg/0//cpu//<one rank>/<the rank waited for>".
+_RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWait:
+    """`closed`: one of the peers at least is a rank that we see, so that its own wait decides."""
+
+    kind: WaitKind
+    peers: tuple[int, ...]
+    closed: bool
+    collective: Collective | None = None
+    call: Call | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All ranks of one moment, and what is known of the job around them."""
+
+    living: Mapping[int, RankSnapshot]
+    gone: frozenset[int]
+    groups: Mapping[str, tuple[int, ...]]
+    world_size: int
+    spins: bool  # ranks wait for a device and keep a core busy meanwhile
+
+    @property
+    def seen(self) -> frozenset[int]:
+        return self.gone | self.living.keys()
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks on other nodes, or not started yet: nobody can say what they do."""
+        return tuple(sorted(set(range(self.world_size)) - self.seen))
+
+    def others(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted(self.seen - {rank}))
+
+
+def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> Job:
+    left = frozenset(gone)
+    boards = [rank.board for rank in ranks if rank.board]
+    sizes = [board.world_size or 0 for board in boards]
+    recorded = (one.started for rank in ranks for one in rank.collectives)
+    found = next((board.backend for board in boards if board.backend), "")
+    told = backend if backend in ("gloo", "nccl") else found or backend
+    return Job(
+        living={rank.rank: rank for rank in ranks if rank.rank not in left},
+        gone=left,
+        groups={name: members for board in boards for name, members in board.groups.items() if members},
+        world_size=max(sizes, default=0),
+        # Only a device's recorder says what has started; a program of unknown backend is told by it.
+        spins="nccl" in told or (told != "gloo" and any(one is not None for one in recorded)),
+    )
+
+
+def group_wait(
+    rank: RankSnapshot, stack: Stack | None, job: Job, *, computes: bool, still: bool = True
+) -> GroupWait | None:
+    """What the rank waits for in other ranks; None where it waits elsewhere, or computes.
+
+    `computes`: the thread uses a core. `still`: it stands on the same line as before.
+    """
+    frames = stack.frames if stack else ()
+    if computes and not (job.spins and _for_device(frames, stack, still)):
+        return None
+    inside = bool(frames) and _is_inside(frames[0])
+    call = _open_call(rank.board)
+    if call is not None and (inside or not frames) and (found := _called(rank, call, job)):
+        return found
+    return _collective(rank, frames, call, job, inside=inside, computes=computes)
+
+
+def _is_inside(leaf: Frame) -> bool:
+    return (_TORCH_DISTRIBUTED in leaf.file and _CHECKPOINT not in leaf.file) or _WRAPPED in leaf.file
+
+
+def _for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
+    """The thread spins for what the device does: a collective, a synchronize, `.item()`, the backward pass."""
+    if stack is None or not frames:
+        return True
+    leaf = frames[0]
+    if _is_inside(leaf) or leaf.file.endswith(_DEVICE) or leaf.function == "_engine_run_backward":
+        return True
+    return any("ynchronize" in function for function in stack.native) or (still and not stack.gil)
+
+
+def _open_call(board: Board | None) -> Call | None:
+    return next((one for one in reversed(board.calls) if one.left_s is None), None) if board else None
+
+
+def _called(rank: RankSnapshot, call: Call, job: Job) -> GroupWait | None:
+    """Waits that the flight recorder does not know: only the call says for whom."""
+    if call.op == _ENTRANCE or call.op in _CREATIONS:
+        return _creation(rank, call, job)
+    if operation(call) in TRANSFERS:
+        return _transfer(rank.rank, call, job)
+    return _store(rank.rank, call, job) if call.key else None
+
+
+def operation(call: Call) -> str:
+    """What was called; of a wait for a handle what the handle is of."""
+    return call.op.removeprefix(protocol.WAIT)
+
+
+def _creation(rank: RankSnapshot, call: Call, job: Job) -> GroupWait:
+    named = missing_rank(call.key)
+    absent = [other for other in job.others(rank.rank) if not _has_entered(other, rank, call, job)]
+    if named is not None:
+        absent = [named]
+    absent += [other for other in job.elsewhere if other not in absent]
+    if not absent and call.op != _ENTRANCE:
+        absent = [other for other in job.others(rank.rank) if _makes_a_later_one(other, rank, job)]
+    if call.op == _ENTRANCE and job.world_size:
+        absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
+    if not absent:
+        return _transport(rank.rank, job.others(rank.rank), call=call)
+    return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)
+
+
+def _has_entered(other: int, rank: RankSnapshot, call: Call, job: Job) -> bool:
+    """The other rank has made as many calls of the kind, or has forgotten how many it made and is in one."""
+    peer = job.living.get(other)
+    if peer is None or peer.board is None or rank.board is None:
+        return False
+    kinds = frozenset({_ENTRANCE}) if call.op == _ENTRANCE else _CREATIONS
+    if call.op == _ENTRANCE and _forgot(peer.board):
+        return True
+    if _forgot(peer.board) or _forgot(rank.board):
+        within = _open_call(peer.board)
+        return within is not None and within.op in kinds
+    return _count(peer.board, kinds) >= _count(rank.board, kinds)
+
+
+def _makes_a_later_one(other: int, rank: RankSnapshot, job: Job) -> bool:
+    """It is through with as many creations as this rank has begun, and waits in a further one: of another number."""
+    peer = job.living.get(other)
+    if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
+        return False
+    within = _open_call(peer.board)
+    ahead = _count(peer.board, _CREATIONS) > _count(rank.board, _CREATIONS)
+    return ahead and within is not None and within.op in _CREATIONS
+
+
+def _forgot(board: Board) -> bool:
+    return bool(board.calls) and board.calls[0].number > 1
+
+
+def _count(board: Board, kinds: frozenset[str]) -> int:
+    return sum(call.op in kinds for call in board.calls)
+
+
+def _transfer(rank: int, call: Call, job: Job) -> GroupWait:
+    """A receive from anybody waits for all others."""
+    others = job.others(rank)
+    peers = others if call.peer is None else (call.peer,)
+    if any(_answers(rank, call, job.living[peer]) for peer in peers if peer in job.living):
+        return _transport(rank, peers, call=call)
+    return _waits(WaitKind.POINT_TO_POINT, peers, job, call=call)
+
+
+def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
+    """The partner is in the other half of this transfer."""
+    theirs = _open_call(peer.board)
+    if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
+        return False
+    both = (operation(call), operation(theirs))
+    if _BOTH_WAYS.intersection(both) or sum(one in _SENDS for one in both) == 1:
+        return True
+    # Both send: fine where the partner has a receive under way, which ends without a call of its own.
+    posted = () if peer.board is None else peer.board.calls
+    return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
+
+
+def _store(rank: int, call: Call, job: Job) -> GroupWait:
+    """A key of a rendezvous names the rank that is missing. Any other key may be set by any other rank."""
+    named = missing_rank(call.key)
+    if named is not None:
+        return _waits(WaitKind.GROUP_CREATION, (named,), job, call=call)
+    others = job.others(rank)
+    if job.elsewhere or not others:
+        return GroupWait(kind=WaitKind.STORE, peers=(), closed=False, call=call)
+    return _waits(WaitKind.STORE, others, job, call=call)
+
+
+def missing_rank(key: str) -> int | None:
+    """The rank that the first key of torch's rendezvous in a text waits for: the end of "/default_pg/0//cpu//0/1"."""
+    found = _RENDEZVOUS.search(key)
+    return int(found[1]) if found else None
+
+
+def _waits(kind: WaitKind, peers: Iterable[int], job: Job, *, call: Call) -> GroupWait:
+    """For a rank that is seen, its own wait decides. A number outside the job never comes."""
+    wanted = tuple(sorted(peers))
+    nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in wanted)
+    closed = bool(wanted) and (nobody or any(peer in job.seen for peer in wanted))
+    return GroupWait(kind=kind, peers=wanted, closed=closed, call=call)
+
+
+def _transport(
+    rank: int, peers: Iterable[int], *, collective: Collective | None = None, call: Call | None = None
+) -> GroupWait:
+    others = tuple(peer for peer in peers if peer != rank)
+    return GroupWait(kind=WaitKind.TRANSPORT, peers=others, closed=False, collective=collective, call=call)
+
+
+def _collective(
+    rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: Job, *, inside: bool, computes: bool
+) -> GroupWait | None:
+    """The collective this rank waits in, and the ranks that have not come to it."""
+    pending = next((one for one in rank.collectives if not one.retired), None)
+    in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
+    others = job.others(rank.rank)
+    if pending is None:
+        # DDP waits below the engine, and without a probe nobody says for what.
+        unrecorded = in_engine and rank.board is None and not computes
+        if not (inside or unrecorded or (call is not None and not frames)):
+            return None
+        return GroupWait(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
+    absent, unseen = _absent(pending, rank.rank, job)
+    absent = tuple(sorted({*absent, *_of_another_root(rank.rank, call, job)}))
+    handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
+    if handle and not absent and not (computes and job.spins):
+        return None
+    if not absent and not unseen:
+        members = job.groups.get(pending.group, others)
+        return _transport(rank.rank, members, collective=pending, call=call)
+    return GroupWait(
+        kind=WaitKind.COLLECTIVE, peers=absent or unseen, closed=bool(absent), collective=pending, call=call
+    )
+
+
+def _of_another_root(rank: int, call: Call | None, job: Job) -> tuple[int, ...]:
+    """Ranks in the same broadcast, gather or the like that take somebody else for its root: it pairs with nothing."""
+    if call is None or call.peer is None or operation(call) in TRANSFERS:
+        return ()
+    opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer].board))}
+    same = {peer: theirs for peer, theirs in opened.items() if (theirs.op, theirs.group) == (call.op, call.group)}
+    return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
+
+
+def _absent(pending: Collective, rank: int, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The members that have not entered `pending` or entered something else in its place, and those nobody sees."""
+    members = job.groups.get(pending.group)
+    others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
+    missing = [peer for peer in others if peer in job.gone]
+    for peer in others:
+        if peer in job.living and _lacks(job.living[peer], pending, certain=members is not None):
+            missing.append(peer)
+    unseen = [peer for peer in (others if members else job.elsewhere) if peer not in job.seen]
+    return tuple(sorted(missing)), tuple(unseen)
+
+
+def _lacks(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
+    """The peer has not entered it, as far as its recorder tells."""
+    if not peer.collectives and peer.board is not None and peer.board.enqueued:
+        return False  # it has entered collectives, and its recorder could not be read: nobody can say which
+    in_group = {one.seq: one for one in peer.collectives if one.group == pending.group}
+    if not in_group and pending.group != "0" and peer.collectives and not certain:
+        return False  # not a member of this group, as far as anyone has seen
+    same = in_group.get(pending.seq)
+    return max(in_group, default=0) < pending.seq or (same is not None and not _matches(pending, same))
+
+
+def _matches(one: Collective, other: Collective) -> bool:
+    alike = one.op not in _UNIFORM or (one.sizes, one.dtypes) == (other.sizes, other.dtypes)
+    return one.op == other.op and alike

@@ -1,0 +1,324 @@
+"""Waits of a process for its host: locks, pipes, files, connections, children, workers, the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from harness.core.evidence.host import Process, Task
+from harness.core.evidence.stacks import in_function, training_stack, user_frame
+from harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
+from harness.core.verdict.wait import ChildWait, WaitKind
+
+_LIBRARY_POLLERS = (
+    "/harness/probe/",
+    "tqdm/_monitor.py",
+    "torch/utils/data/_utils/pin_memory.py",
+    "multiprocessing/resource_sharer.py",
+)
+_LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
+_BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
+
+
+def could_release(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
+    """Some other thread of the process, or another process that shares the lock, may still act."""
+    if in_function(waiting.frames, "multiprocessing/synchronize.py") is not None:
+        return True
+    return another_thread_may_act(process, stacks, waiting)
+
+
+def another_thread_may_act(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
+    """Any thread of this process but the one that waits."""
+    tasks = {task.tid: task for task in process.tasks}
+    in_python = {stack.tid for stack in stacks if stack.frames}
+    native = (task for tid, task in tasks.items() if tid not in in_python)
+    python = (stack for stack in stacks if stack is not waiting and stack.frames)
+    return any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
+
+
+def is_library(task: Task) -> bool:
+    """A thread that torch, gloo or a driver keeps for itself, told by its name."""
+    return task.comm.startswith(_LIBRARY_THREADS)
+
+
+def is_poller(stack: Stack) -> bool:
+    """A Python thread that a library, or our own probe, keeps for itself."""
+    return any(poller in frame.file for frame in stack.frames for poller in _LIBRARY_POLLERS)
+
+
+def _natively_busy(task: Task) -> bool:
+    """A thread of a C++ library that runs, or stands in a read or write that can end, may be what is waited for.
+
+    One that only polls (epoll, timed waits) is a library's loop: gloo, autograd and allocators all keep some.
+    """
+    if is_library(task):
+        return False
+    return task.state in "RD" or task.syscall in _BLOCKING_IO
+
+
+def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
+    """A thread that does not wait for a lock itself, and is not a library's own poller, may do anything."""
+    if is_poller(stack):
+        return False
+    task = tasks.get(stack.tid) if stack.tid else None
+    return task is None or task.syscall != "futex" or task.timed is not False
+
+
+_CHILD_CALLS = {"wait4", "waitid"}
+_FILE_LOCKS = {"flock", "fcntl"}
+_READS = {"read", "readv", "recvfrom", "recvmsg"}
+_WRITES = {"write", "writev", "sendto", "sendmsg", "sendfile"}
+_IO_CALLS = {
+    *_READS, *_WRITES, "connect", "accept", "accept4", "openat", "fsync", "fdatasync", "pread64", "pwrite64", "poll",
+    "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "ioctl",
+}  # fmt: skip
+_LOADER = "torch/utils/data/dataloader.py"
+_LOADER_CALLS = {"_try_get_data", "_get_data"}
+_WORKER = "torch/utils/data/_utils/worker.py"
+_QUEUE = "multiprocessing/queues.py"
+_NAMED_HOLDERS = 16  # the list of holders is cut there: then not all are known
+_DEEPEST = 8  # children of children
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostWait:
+    """`peers`: ranks that hold what is waited for. MOVING: somebody who is waited for moves."""
+
+    kind: WaitKind
+    motion: Motion = Motion.WAITING
+    closed: bool = False
+    peers: tuple[int, ...] = ()
+    until_s: float | None = None
+    target: str = ""
+    child: ChildWait | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Actor:
+    """One process now, and the thread of it that waits."""
+
+    process: Process
+    before: Process | None
+    stacks: tuple[Stack, ...]
+    stack: Stack | None
+
+    @property
+    def task(self) -> Task | None:
+        wanted = self.stack.tid if self.stack and self.stack.tid else self.process.pid
+        return next((task for task in self.process.tasks if task.tid == wanted), None)
+
+    @property
+    def may_act(self) -> bool:
+        """Apart from the thread that waits."""
+        return self.stack is None or could_release(self.process, self.stacks, self.stack)
+
+    @property
+    def another_thread_may_act(self) -> bool:
+        return self.stack is None or another_thread_may_act(self.process, self.stacks, self.stack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Family:
+    """A rank, the processes below it, and who the others of the job are."""
+
+    rank: int
+    actors: Mapping[int, _Actor]
+    owners: Mapping[int, int]  # process -> rank, of all other ranks and their children
+    elapsed_s: float
+
+
+def host_wait(
+    before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
+) -> HostWait:
+    """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
+    if rank.process is None:
+        return HostWait(kind=WaitKind.UNKNOWN)
+    actors = {rank.pid: _actor(rank.process, before.process if before else None, rank.stacks, stack)}
+    earlier = {child.pid: child for child in before.children} if before else {}
+    for child in rank.children:
+        stacks = rank.child_stacks.get(child.pid, ())
+        actors[child.pid] = _actor(child, earlier.get(child.pid), stacks, training_stack(stacks, child.pid))
+    family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
+    return _stands_in(family, rank.pid, ())
+
+
+def _actor(process: Process, before: Process | None, stacks: tuple[Stack, ...], stack: Stack | None) -> _Actor:
+    return _Actor(process=process, before=before, stacks=stacks, stack=stack)
+
+
+def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
+    """`above`: the processes that wait for this one, which can do nothing for it in the thread that waits."""
+    actor = family.actors[pid]
+    task, frames = actor.task, actor.stack.frames if actor.stack else ()
+    if _awaits_batch(frames):
+        return _loader(family, (*above, pid))
+    name = task.syscall if task else ""
+    if task is None or not name:
+        return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+    if name in SLEEPS:
+        return HostWait(kind=WaitKind.SLEEP, until_s=task.wakes_at_s)
+    if name in _CHILD_CALLS:
+        return _children(family, pid, task, (*above, pid))
+    if name == "futex":
+        return _shared_lock(family, actor, task, (*above, pid)) if task.target else _lock(family, actor, task)
+    if name in _FILE_LOCKS:
+        return _held(family, HostWait(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
+    if name in _IO_CALLS:
+        return _io(family, actor, task, (*above, pid))
+    return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+
+
+def _lock(family: _Family, actor: _Actor, task: Task) -> HostWait:
+    closed = task.timed is False and actor.stack is not None and not actor.may_act
+    return _unless_busy(family, HostWait(kind=WaitKind.LOCK, closed=closed))
+
+
+def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
+    """A semaphore of several processes: each one that has it in its memory may give it back."""
+    wait = HostWait(kind=WaitKind.LOCK, target=task.target)
+    all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
+    if task.timed is not False or not all_named or actor.another_thread_may_act:
+        return _unless_busy(family, wait)
+    idle = {pid for pid, other in family.actors.items() if _waits_for_orders(other)}
+    sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
+    if not sharers:
+        return replace(wait, closed=True)
+    return _unless_busy(family, replace(_held(family, wait, replace(task, held_by=sharers), above), child=None))
+
+
+def _waits_for_orders(actor: _Actor) -> bool:
+    """A worker of a DataLoader that nobody has given anything to do."""
+    frames = actor.stack.frames if actor.stack else ()
+    within = any(frame.file.endswith(_WORKER) for frame in frames)
+    return within and not _fetches(actor.stack) and not actor.another_thread_may_act
+
+
+def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
+    """A child that computes may be what an open wait is for: a compiler, a pool of workers."""
+    computes = (
+        one.before is not None and cpu_share(one.before, one.process, family.elapsed_s) >= BUSY_SHARE
+        for pid, one in family.actors.items()
+        if pid != next(iter(family.actors))
+    )
+    return replace(wait, motion=Motion.MOVING) if not wait.closed and any(computes) else wait
+
+
+def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
+    wait = HostWait(kind=WaitKind.IO, target=task.target)
+    direct = task.syscall in _READS | _WRITES
+    if task.target.startswith("socket:["):
+        return _connection(family, actor, task, wait)
+    if not task.target.startswith("pipe:["):
+        return wait  # a file system, a device, or a FIFO, which others may still open by its name
+    held = _held(family, wait, task, above)
+    if not direct:  # a poll watches other descriptors too
+        return replace(held, closed=False, peers=())
+    return replace(held, kind=WaitKind.PIPE) if held.closed and task.syscall in _WRITES else held
+
+
+def _connection(family: _Family, actor: _Actor, task: Task, wait: HostWait) -> HostWait:
+    """A connection to a rank waits for that rank, any other for the world outside."""
+    inode = int(task.target[8:-1]) if task.target[8:-1].isdigit() else -1
+    socket = next((one for one in actor.process.sockets if one.inode == inode), None)
+    if socket is None:
+        return wait
+    ends = socket.peer_rank is not None and socket.peer_rank != family.rank and task.syscall in _READS | _WRITES
+    peers = (socket.peer_rank,) if ends and socket.peer_rank is not None else ()
+    return replace(wait, target=socket.peer, peers=peers, closed=bool(peers))
+
+
+def _held(family: _Family, wait: HostWait, task: Task, above: tuple[int, ...]) -> HostWait:
+    """Closed by those who hold what is waited for: other ranks are waited for, the rest must be unable to act."""
+    holders = task.held_by
+    if not holders or len(holders) >= _NAMED_HOLDERS:
+        return wait
+    strangers = [pid for pid in holders if pid not in family.actors and pid not in family.owners]
+    if strangers:
+        return wait
+    below = [_child(family, pid, above) for pid in holders if pid in family.actors and pid not in above]
+    waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
+    peers = {family.owners[pid] for pid in holders if pid not in family.actors}
+    closed = waiting and all(child.closed for child in below)
+    found = _with_children(wait, below)
+    return replace(found, closed=closed, peers=tuple(sorted(peers)) if closed else ())
+
+
+def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> HostWait:
+    wait = HostWait(kind=WaitKind.CHILD)
+    wanted = task.held_by or tuple(one for one, actor in family.actors.items() if actor.process.parent == pid)
+    known = [one for one in wanted if one in family.actors and one not in above]
+    below = [_child(family, one, above) for one in known]
+    closed = bool(below) and len(known) == len(wanted) and all(child.closed for child in below)
+    return replace(_with_children(wait, below), closed=closed)
+
+
+def _loader(family: _Family, above: tuple[int, ...]) -> HostWait:
+    """A loop over a DataLoader ends when a worker that is at work hands over its batch."""
+    workers = [pid for pid, actor in family.actors.items() if pid not in above and _fetches(actor.stack)]
+    below = [_child(family, pid, above) for pid in workers]
+    closed = bool(below) and all(child.closed for child in below)
+    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.LOADER), below), closed=closed))
+
+
+def _awaits_batch(frames: Sequence[Frame]) -> bool:
+    """py-spy names a method with its class, faulthandler without."""
+    asked = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
+    return any(name in _LOADER_CALLS for name in asked)
+
+
+def _fetches(stack: Stack | None) -> bool:
+    """A worker that does not wait for its next batch's indices."""
+    frames = stack.frames if stack else ()
+    inner = next((index for index, frame in enumerate(frames) if frame.file.endswith(_WORKER)), None)
+    return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
+
+
+def _with_children(wait: HostWait, below: Sequence[ChildWait]) -> HostWait:
+    """Any of them may end the wait. Its end is readable where each one's is."""
+    if not below:
+        return wait
+    moving = any(child.motion is Motion.MOVING for child in below)
+    ends = [child.deepest.until_s for child in below]
+    return replace(
+        wait,
+        motion=Motion.MOVING if moving else wait.motion,
+        until_s=None if None in ends else min(end for end in ends if end is not None),
+        child=next((child for child in below if child.closed), below[0]),
+    )
+
+
+def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
+    actor = family.actors[pid]
+    moved = _motion(actor, family.elapsed_s)
+    if moved is not Motion.WAITING or len(above) > _DEEPEST:
+        kind = {Motion.STOPPED: WaitKind.STOPPED, Motion.MOVING: WaitKind.NOTHING}.get(moved, WaitKind.UNKNOWN)
+        found = HostWait(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
+    else:
+        found = _stands_in(family, pid, above)
+    frames = actor.stack.frames if actor.stack else ()
+    return ChildWait(
+        pid=pid,
+        command=actor.process.command,
+        motion=found.motion,
+        kind=found.kind,
+        closed=found.closed and not found.peers,
+        until_s=found.until_s,
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        target=found.target,
+        child=found.child,
+    )
+
+
+def _motion(actor: _Actor, elapsed_s: float) -> Motion:
+    """CPU time or bytes of a child are motion: nobody knows what it computes, so it is never a livelock."""
+    process, before = actor.process, actor.before
+    if process.state in "ZX":
+        return Motion.GONE
+    if process.state in "Tt":
+        return Motion.STOPPED
+    if before is None or cpu_share(before, process, elapsed_s) >= STARVED_SHARE:
+        return Motion.MOVING
+    moved = before.io_bytes != process.io_bytes or carried(before, process)
+    return Motion.MOVING if moved else Motion.WAITING

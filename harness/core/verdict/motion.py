@@ -1,0 +1,160 @@
+"""Motion: what one rank did between two looks at it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from harness.core.evidence.host import Process, Socket
+from harness.core.evidence.stacks import training_stack
+
+BUSY_SHARE = 0.5  # of one core
+# Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
+# that waits gets nothing at all.
+STARVED_SHARE = 0.05
+# Of a rank that computes meanwhile: it saves, loads or packs, and a loop that only computes moves none.
+STREAM_BYTES_PER_S = 65536
+
+
+SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
+
+
+class Motion(StrEnum):
+    MOVING = "moving"
+    WAITING = "waiting"
+    BURNING = "burning"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
+    """What one rank did between two looks, collectives aside."""
+    if after.process is None or after.process.state in "ZX":
+        return Motion.GONE
+    if _stopped(before, after.process):
+        return Motion.STOPPED
+    if before is None or before.process is None or _marked(before, after):
+        return Motion.MOVING
+    if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
+        return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
+    if _transferred(before, after) and not _sleeps_between(before, after, elapsed_s):
+        return Motion.MOVING
+    if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
+        return Motion.BURNING
+    return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
+
+
+def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """It neither marked nor moved a byte: a rank that polls shows another line now and then, and does nothing.
+
+    A loop that says each time that it tries again, and sleeps, moves those few bytes and no others.
+    """
+    if _marked(before, after):
+        return False
+    naps = _nap(before) is not None or _nap(after) is not None
+    return not _transferred(before, after) or (naps and _only_trickles(before, after, elapsed_s))
+
+
+def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """At both looks in a sleep on one line, not in the same sleep: between them it looked, or wrote a line."""
+    earlier, later = _nap(before), _nap(after)
+    if earlier is None or later is None or earlier >= later or _leaf(before) != _leaf(after):
+        return False
+    return _only_trickles(before, after, elapsed_s)
+
+
+def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    if before.process is None or after.process is None or carried(before.process, after.process):
+        return False
+    earlier, later = _own_bytes(before), _own_bytes(after)
+    return None not in (earlier, later) and (later or 0) - (earlier or 0) < STREAM_BYTES_PER_S * elapsed_s
+
+
+def _nap(snapshot: RankSnapshot) -> float | None:
+    """When the sleep that the thread that trains stands in ends; None where it stands in none."""
+    stack = rank_stack(snapshot)
+    tid = stack.tid if stack and stack.tid else snapshot.pid
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    task = next((one for one in tasks if one.tid == tid), None)
+    return task.wakes_at_s if task and task.syscall in SLEEPS else None
+
+
+def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    earlier, later = _own_bytes(before), _own_bytes(after)
+    return None not in (earlier, later) and (later or 0) - (earlier or 0) >= STREAM_BYTES_PER_S * elapsed_s
+
+
+def _stopped(before: RankSnapshot | None, after: Process) -> bool:
+    """By a signal, by a frozen control group, or held by a debugger at both looks, which a tool that reads is not."""
+    if after.state == "t":
+        return before is not None and before.process is not None and before.process.state == "t"
+    return after.state == "T" or after.frozen
+
+
+def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
+    return (after.cpu_s - before.cpu_s) / elapsed_s
+
+
+def _thread_cpu_s(before: RankSnapshot, after: RankSnapshot) -> float:
+    """What the thread that trains has computed since; 0 where nobody says."""
+    stack = rank_stack(after)
+    tid = stack.tid if stack and stack.tid else after.pid
+    earlier_s, later_s = _task_cpu_s(before, tid), _task_cpu_s(after, tid)
+    return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s
+
+
+def _task_cpu_s(snapshot: RankSnapshot, tid: int) -> float | None:
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    return next((task.cpu_s for task in tasks if task.tid == tid), None)
+
+
+def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
+    if before.board is None or after.board is None:
+        return before.board is not after.board
+    counts = [sum(mark.count for mark in board.marks) for board in (before.board, after.board)]
+    if before.board.device_completed != after.board.device_completed:
+        return True
+    return counts[0] != counts[1] or before.board.completed != after.board.completed
+
+
+def _transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Bytes moved, apart from those our own questions cost."""
+    own = [_own_bytes(before), _own_bytes(after)]
+    if None not in own and own[0] != own[1]:
+        return True
+    return before.process is not None and after.process is not None and carried(before.process, after.process)
+
+
+def carried(before: Process, after: Process) -> bool:
+    """A connection had bytes acknowledged or received.
+
+    The kernel's count of bytes read and written leaves out send and recv, which is what libraries of sockets call.
+    Connections to the launcher and its store do not count: what keeps them alive is not training.
+    """
+    earlier = {one.inode: _carried_bytes(one) for one in before.sockets}
+    return any(
+        _carried_bytes(one) > earlier[one.inode]
+        for one in after.sockets
+        if one.inode in earlier and (one.peer_rank is not None or not one.in_job)
+    )
+
+
+def _carried_bytes(one: Socket) -> int:
+    return (one.acked_bytes or 0) + (one.received_bytes or 0)
+
+
+def _own_bytes(snapshot: RankSnapshot) -> int | None:
+    if snapshot.process is None or snapshot.process.io_bytes is None:
+        return None
+    return snapshot.process.io_bytes - snapshot.asked_bytes
+
+
+def _leaf(snapshot: RankSnapshot) -> Frame | None:
+    stack = rank_stack(snapshot)
+    return stack.frames[0] if stack and stack.frames else None
+
+
+def rank_stack(snapshot: RankSnapshot) -> Stack | None:
+    """The stack of the thread that trains."""
+    tids = [mark.tid for mark in snapshot.board.marks] if snapshot.board else []
+    return training_stack(snapshot.stacks, snapshot.pid, tids)

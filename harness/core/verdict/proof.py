@@ -1,0 +1,193 @@
+"""From suspicion to proof: when a quiet run may be called HANG, and of which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from harness.core.plan import Limits
+from harness.core.report import HangKind
+from harness.core.verdict.motion import Motion, rank_stack
+from harness.core.verdict.wait import Wait, WaitKind
+from harness.core.verdict.wait_graph import WaitFor, wait_for
+
+SETTLE_S = 1.5  # two looks closer than this show the same thing twice
+LOOP_SAMPLES = 20
+LOOP_LINES = 2
+# A loop with a longer body, or that calls small functions: more samples, and twice the time, have to show it alone.
+TURN_SAMPLES = 60
+TURN_LINES = 16
+TURN_USER_LINES = 8
+TURN_TIMES = 2
+_LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Why this run moves no more."""
+
+    kind: HangKind
+    reason: str
+    graph: WaitFor
+
+
+def prove(
+    snapshots: Sequence[Snapshot],
+    samples: Sequence[Sample],
+    *,
+    last_progress_s: float,
+    limits: Limits,
+    backend: str,
+    gone: Iterable[int] = (),
+) -> Proof | None:
+    """The proof that this run hangs, or None while it may still move.
+
+    `snapshots` are of one episode of suspicion, oldest first; `limits` are those in force, every one a number.
+    `backend` says whether ranks keep a core busy while they wait for a device.
+    """
+    earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
+    if not earlier:
+        return None
+    before, after = earlier[-1], snapshots[-1]
+    graph = wait_for(before, after, gone, backend)
+    if graph.moved or not graph.roots:
+        return None
+    open_roots = [root for root in graph.roots if not _closed(root, limits)]
+    if not open_roots:
+        reason = _closed_reason(graph, after.at_s - before.at_s)
+        return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
+    episode = _Episode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    if not all(episode.endless(root) for root in open_roots):
+        return None
+    quiet_s = min(episode.quiet_s(root) for root in open_roots)
+    looping = next((root for root in open_roots if root.kind in _LOOPS), None)
+    if looping is None and all(episode.sleeps_again(root) for root in open_roots):
+        reason = f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
+        return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
+    if looping is None:
+        return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
+    seen = f"{_lines(looping.rank, samples)} in {_shown(looping.rank, samples)} samples"
+    reason = f"the same {seen} over {quiet_s:.0f} s"
+    return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Episode:
+    """What was seen since the run fell quiet."""
+
+    snapshots: Sequence[Snapshot]
+    samples: Sequence[Sample]
+    limits: Limits
+    last_progress_s: float
+
+    def endless(self, root: Wait) -> bool:
+        """An open root that has shown for long enough that it does not end."""
+        quiet_s = self.quiet_s(root)
+        if root.kind is WaitKind.COMPUTE:
+            busy_s = _number(self.limits.busy_s)
+            if _loops(root.rank, self.samples):
+                return quiet_s >= busy_s
+            return quiet_s >= TURN_TIMES * busy_s and _turns(root.rank, self.samples)
+        if quiet_s < _number(self.limits.open_wait_s):
+            return False
+        if root.kind is WaitKind.COMPILE:
+            return _loops(root.rank, self.samples)
+        return not self._wakes_in_time(root)
+
+    def quiet_s(self, root: Wait) -> float:
+        """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
+        stirring = {Motion.MOVING} if root.kind in _LOOPS else {Motion.MOVING, Motion.BURNING}
+        times = (
+            one.at_s
+            for one in self.samples
+            if one.rank == root.rank and one.motion in stirring and not one.another_line
+        )
+        return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
+
+    def sleeps_again(self, root: Wait) -> bool:
+        """It slept on this line before, that sleep is over, and it sleeps there again."""
+        return root.kind is WaitKind.SLEEP and self._slept_before(root)
+
+    def _wakes_in_time(self, root: Wait) -> bool:
+        """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
+        if root.until_s is None:
+            return False
+        in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
+        return in_time and not self.sleeps_again(root)
+
+    def _slept_before(self, root: Wait) -> bool:
+        now_s = self.snapshots[-1].at_s
+        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
+        ends = (end_s for look in looks if (end_s := _sleep_end_s(look, root)) is not None)
+        return any(end_s < now_s for end_s in ends)
+
+
+def _sleep_end_s(rank: RankSnapshot, root: Wait) -> float | None:
+    """When the sleep that the rank stood in would end, if it stood on the line on which it sleeps now."""
+    stack = rank_stack(rank)
+    if stack is None or rank.process is None or stack.frames[:1] != ((root.leaf,) if root.leaf else ()):
+        return None
+    return next((task.wakes_at_s for task in rank.process.tasks if task.tid == (stack.tid or rank.pid)), None)
+
+
+def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
+    """The innermost lines of the rank's last samples."""
+    burning = [one for one in _burning(rank, samples) if one.leaf]
+    return {(one.leaf.file, one.leaf.line) for one in burning[-LOOP_SAMPLES:] if one.leaf}
+
+
+def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples in which the rank computed, since it last moved in any other way."""
+    own = [one for one in samples if one.rank == rank]
+    moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
+    moved = max(moves, default=0)
+    return [one for one in own[moved:] if one.motion == Motion.BURNING]
+
+
+def _loops(rank: int, samples: Sequence[Sample]) -> bool:
+    return len(_burning(rank, samples)) >= LOOP_SAMPLES and 1 <= len(loop_lines(rank, samples)) <= LOOP_LINES
+
+
+def _turns(rank: int, samples: Sequence[Sample]) -> bool:
+    """Every sample shows one function of the user's, on few lines of it, and few lines of what it calls."""
+    seen = _burning(rank, samples)[-TURN_SAMPLES:]
+    users = {one.user for one in seen}
+    functions = {(user.file, user.function) if user else None for user in users}
+    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in seen}
+    few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
+    return len(seen) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
+
+
+def _shown(rank: int, samples: Sequence[Sample]) -> int:
+    return LOOP_SAMPLES if _loops(rank, samples) else TURN_SAMPLES
+
+
+def _lines(rank: int, samples: Sequence[Sample]) -> str:
+    count = len(loop_lines(rank, samples))
+    return "line" if count == 1 else f"{count} lines"
+
+
+def _closed(root: Wait, limits: Limits) -> bool:
+    """A sleep, its own or that of the child it waits for, that ends after the deadline never ends for this run."""
+    late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
+    return late or root.closed
+
+
+def _closed_kind(roots: Sequence[Wait]) -> HangKind:
+    kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
+    if WaitKind.STOPPED in kinds:
+        return HangKind.STOPPED
+    late = any(root.until_s is not None for root in roots)
+    return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
+
+
+def _closed_reason(graph: WaitFor, span_s: float) -> str:
+    count = len(graph.waits)
+    ranks = "one rank" if count == 1 else f"{count} ranks"
+    return f"a closed wait of {ranks}; no mark, CPU or bytes in 2 samples {span_s:.0f} s apart"
+
+
+def _number(limit_s: float | None) -> float:
+    assert limit_s is not None, "limits in force are numbers"
+    return limit_s

@@ -1,0 +1,299 @@
+"""What happened: PASS, FAIL, HANG or ERROR, from the evidence alone.
+
+Judge and diagnosis never see the planted fault, the scenario's name or what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.core.evidence.evidence import (
+    Ending,
+    Evidence,
+    Exit,
+    Frame,
+    Raised,
+    RankEvidence,
+    RankSnapshot,
+    Sample,
+    Stack,
+)
+from harness.core.evidence.stacks import in_function
+from harness.core.report import Status
+from harness.core.verdict.limits import last_progress_s
+from harness.core.verdict.motion import Motion
+from harness.core.verdict.proof import LOOP_LINES, Proof, prove
+
+_GROUPS = "torch/distributed/distributed_c10d.py"
+
+
+def ending(rank: RankSnapshot) -> bool:
+    """The interpreter is on its way out: it joins the last threads, or calls what wanted to be called at the end.
+
+    The probe marks the first of these, and the stack shows it where there is no probe.
+    """
+    if rank.board is not None and any(mark.kind == "exit" for mark in rank.board.marks):
+        return True
+    main = _main_thread(rank)
+    if main is None or not main.frames:
+        return False
+    return _is_shutdown(main.frames[-1]) or in_function(main.frames, _GROUPS, ("destroy_process_group",)) is not None
+
+
+def _is_shutdown(outermost: Frame) -> bool:
+    return outermost.function == "_shutdown" and outermost.file.endswith("/threading.py")
+
+
+def _main_thread(rank: RankSnapshot) -> Stack | None:
+    by_id = next((stack for stack in rank.stacks if stack.tid == rank.pid), None)
+    return by_id or next((stack for stack in rank.stacks if stack.tid is None and stack.thread == "MainThread"), None)
+
+
+_MOVED_LOOKS = 2  # one moved byte may be a library's heartbeat
+
+
+def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
+    """Ranks that moved between looks, or computed on more lines than a loop has."""
+    return tuple(rank for rank in sorted({one.rank for one in samples}) if _moves(rank, samples))
+
+
+def still_moving(evidence: Evidence) -> list[int]:
+    """Ranks that moved while they were looked at."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    return sorted({*moving_ranks(evidence.samples), *_marked(last, evidence)})
+
+
+def looked_at(evidence: Evidence) -> str:
+    """One sentence, which begins with MOVING or SUSPECT."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    blind = [rank.rank for rank in last if rank.board is None]
+    missing = f"; ranks {_listed(blind)} have no probe, so no step, module or collective of theirs is known"
+    moving = still_moving(evidence)
+    if moving:
+        return f"MOVING: ranks {_listed(moving)} move{missing if blind else ''}"
+    if not last:
+        return "SUSPECT: no rank could be looked at"
+    states = ", ".join(f"rank {rank.rank} {_last_motion(rank.rank, evidence.samples)}" for rank in last)
+    return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if blind else ''}"
+
+
+def _moves(rank: int, samples: Sequence[Sample]) -> bool:
+    own = [one for one in samples if one.rank == rank]
+    moved = [one for one in own if one.motion == Motion.MOVING]
+    lines = {(one.leaf.file, one.leaf.line) for one in own if one.motion == Motion.BURNING and one.leaf}
+    return len(moved) >= _MOVED_LOOKS or len(lines) > LOOP_LINES
+
+
+def _marked(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
+    """Ranks whose board has a mark of the time since the first look."""
+    begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
+    return {rank.rank for rank in last if rank.board and last_progress_s(rank.board) > begun_s}
+
+
+def _last_motion(rank: int, samples: Sequence[Sample]) -> str:
+    return next((one.motion for one in reversed(samples) if one.rank == rank), "unseen")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+# What a rank says when another one has gone: never the first failure if anything else went wrong.
+_COLLATERAL = re.compile(
+    r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
+    r"|failed to recv, got 0 bytes|Connection refused"
+)
+# gloo aborts the rank that received a message of another collective: it is the one that called the right one.
+_MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
+
+
+# The others feel a closed connection at once; the end of the process that had it is noted a little later.
+_SEEN_LATE_S = 0.5
+_DESTROYS = "destroy_process_group"
+
+
+class FailureKind(StrEnum):
+    RAISED = "raised"
+    SIGNAL = "signal"
+    CODE = "code"
+    LEFT = "left"  # ended with 0 while the others still needed it
+    LAUNCHER = "launcher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One thing that ended wrongly. `collateral`: the consequence of another rank's failure."""
+
+    kind: FailureKind
+    rank: int | None
+    at_s: float
+    text: str
+    collateral: bool
+    status: int | None = None
+    raised: Raised | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    status: Status
+    failures: tuple[Failure, ...]  # in order of time, first the one that explains the others
+    proof: Proof | None
+    error: str | None = None  # why the harness could not judge
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """A rank that died explains the ranks that wait for it: FAIL goes before HANG."""
+    failures = _failures(evidence)
+    proof = _proof(evidence)
+    if evidence.launcher_error:
+        return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
+    if failures:
+        return Judgement(status=Status.FAIL, failures=failures, proof=proof)
+    if evidence.ending is Ending.STALL:
+        if proof is None:
+            error = "the run was ended as a stall, and the evidence on disk does not prove one"
+            return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
+        return Judgement(status=Status.HANG, failures=(), proof=proof)
+    if evidence.ending is Ending.DEADLINE:
+        return Judgement(status=Status.FAIL, failures=(), proof=None)
+    if evidence.ending is Ending.EXITED:
+        return _ended(evidence)
+    words = {
+        Ending.INTERRUPTED: "interrupted before it ended",
+        Ending.ABANDONED: "the harness died before the run ended; "
+        + ("the job was left alone" if evidence.observed else "its guardian ended the run"),
+        Ending.NOT_LAUNCHED: "the launcher could not be started",
+        Ending.RESTARTED: "the job's launcher started its ranks anew, and nothing shows why",
+        Ending.DETACHED: looked_at(evidence),
+    }
+    return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
+
+
+def _ended(evidence: Evidence) -> Judgement:
+    launcher = evidence.launcher
+    if launcher is None or launcher.status is None or launcher.by_us:
+        error = "nobody saw how the run ended: the record of its processes is missing"
+        return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
+    return Judgement(status=Status.PASS, failures=(), proof=None)
+
+
+def _proof(evidence: Evidence) -> Proof | None:
+    if evidence.ending is not Ending.STALL or not evidence.snapshots:
+        return None
+    return prove(
+        evidence.snapshots,
+        evidence.samples,
+        last_progress_s=evidence.last_progress_s or 0.0,
+        limits=evidence.limits,
+        gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
+        backend=evidence.backend,
+    )
+
+
+def _failures(evidence: Evidence) -> tuple[Failure, ...]:
+    # A rank that stood at the last look has printed its exception and lived on, even if nobody saw how it ended.
+    stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
+    survived = [one.rank for one in evidence.ranks if one.rank in stood and one.exit is None and _only_printed(one)]
+    found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
+    found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, found))]
+    launcher = evidence.launcher
+    if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
+        found.append(
+            Failure(
+                kind=FailureKind.LAUNCHER,
+                rank=None,
+                at_s=launcher.at_s,
+                text=f"the launcher {how_it_ended(launcher.status)}",
+                collateral=False,
+                status=launcher.status,
+            )
+        )
+    return tuple(sorted(found, key=lambda failure: (failure.collateral, failure.at_s)))
+
+
+def _rank_failure(rank: RankEvidence) -> Failure | None:
+    exit = rank.exit
+    wrong_exit = exit is not None and exit.status not in (0, None) and not exit.by_us
+    if rank.raised is not None and _ended_by(rank.raised, exit):
+        text = f"{rank.raised.type}: {rank.raised.message}".strip()
+        at_s = rank.raised.at_s if rank.raised.at_s is not None else (exit.at_s if exit else 0.0)
+        collateral = bool(_COLLATERAL.search(text))
+        return Failure(
+            kind=FailureKind.RAISED,
+            rank=rank.rank,
+            at_s=at_s,
+            text=text,
+            collateral=collateral,
+            status=exit.status if exit else None,
+            raised=rank.raised,
+        )
+    if not wrong_exit or exit is None or exit.status is None:
+        return None
+    said = " ".join(rank.error_lines)
+    terminated = exit.status == -signal.SIGTERM
+    return Failure(
+        kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
+        rank=rank.rank,
+        at_s=exit.at_s,
+        text=f"rank {rank.rank} {how_it_ended(exit.status)}",
+        collateral=terminated or bool(_COLLATERAL.search(said) or _MISMATCH_ABORT.search(said)),
+        status=exit.status,
+    )
+
+
+def _only_printed(rank: RankEvidence) -> bool:
+    return rank.raised is not None and rank.raised.at_s is None
+
+
+def _ended_by(raised: Raised, exit: Exit | None) -> bool:
+    """The exception is what ended the rank. One that was only printed may have been caught before a signal came."""
+    if exit is None:
+        return True
+    printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
+    return exit.status != 0 and not exit.by_us and not printed_only
+
+
+def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure | None:
+    """A rank that ended with 0 before the others failed for want of it, or while they still waited for it."""
+    if exit.rank is None or exit.status != 0 or exit.by_us:
+        return None
+    left_s = _left_s(exit, evidence)
+    needed = [one for one in found if one.at_s + _SEEN_LATE_S >= left_s and one.collateral]
+    waited = evidence.ending is Ending.STALL and not _all_at_their_end(evidence)
+    if not needed and not waited:
+        return None
+    text = f"rank {exit.rank} ended with exit code 0 while the others still needed it"
+    return Failure(kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=0)
+
+
+def _left_s(exit: Exit, evidence: Evidence) -> float:
+    """When the others lost the rank: its connections close with its groups, and the process may take seconds to end."""
+    board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
+    calls = board.calls if board else ()
+    destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
+    ending = [board.exit_s] if board and board.exit_s is not None else []
+    return min([exit.at_s, *destroyed, *ending])
+
+
+def _all_at_their_end(evidence: Evidence) -> bool:
+    """Every rank still there is past its program, and cannot need one that has left."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    left = {exit.rank for exit in evidence.exits if not exit.by_us}
+    living = [rank for rank in last if rank.rank not in left]
+    return bool(living) and all(ending(rank) for rank in living)
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words, after the name of a process."""
+    if status is None:
+        return "ended; nobody saw how"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -1,0 +1,234 @@
+"""Who waits for whom: what each rank stands in, whether it can still come, and who is at the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
+from harness.core.evidence.host import Task
+from harness.core.evidence.stacks import in_function, user_frame
+from harness.core.verdict.group_waits import TRANSFERS, GroupWait, Job, group_wait, job_of, operation
+from harness.core.verdict.host_waits import HostWait, host_wait, is_library
+from harness.core.verdict.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, only_another_line, rank_stack
+from harness.core.verdict.wait import Wait, WaitKind
+
+# Frames that stand on a stack only while something is compiled, not while what was compiled runs.
+_COMPILERS = (
+    "torch/_dynamo/convert_frame.py",
+    "torch/_inductor/compile_fx.py",
+    "torch/_inductor/async_compile.py",
+    "torch/utils/cpp_extension.py",
+    "triton/compiler/compiler.py",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitFor:
+    """The graph over all ranks of one moment."""
+
+    waits: tuple[Wait, ...]
+    roots: tuple[Wait, ...]  # waits for no rank, or member of a cycle
+
+    @property
+    def moved(self) -> bool:
+        return any(wait.motion is Motion.MOVING for wait in self.waits)
+
+    @property
+    def closed(self) -> bool:
+        """Every root waits for something that cannot come."""
+        return bool(self.roots) and all(root.closed for root in self.roots)
+
+
+def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
+    """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
+    earlier = {rank.rank: rank for rank in before.ranks}
+    elapsed_s = max(after.at_s - before.at_s, 1e-3)
+    job = job_of(after.ranks, gone, backend)
+    owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
+    waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
+    waits += [_gone(rank) for rank in sorted(job.gone)]
+    return WaitFor(waits=tuple(waits), roots=_roots(waits))
+
+
+def _wait(
+    before: RankSnapshot | None, rank: RankSnapshot, job: Job, owners: Mapping[int, int], elapsed_s: float
+) -> Wait:
+    moved = motion(before, rank, elapsed_s)
+    stack = rank_stack(rank)
+    computes = moved is Motion.BURNING and not _idles(before, rank, stack, elapsed_s)
+    group, host = None, HostWait(kind=_PLAIN.get(moved, WaitKind.UNKNOWN))
+    if moved in (Motion.BURNING, Motion.WAITING):
+        group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
+    if group is not None:
+        moved = Motion.WAITING  # whatever its CPU: NCCL spins while it waits
+    elif computes:
+        host = HostWait(kind=WaitKind.COMPILE if _compiles(stack) else WaitKind.COMPUTE)
+    elif moved in (Motion.BURNING, Motion.WAITING):
+        strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
+        host = host_wait(before, rank, stack, strangers, elapsed_s)
+        moved = _moved(host, works=_works(before, rank, elapsed_s))
+    return _as_wait(rank, stack, moved, group, host)
+
+
+_PLAIN = {Motion.STOPPED: WaitKind.STOPPED, Motion.GONE: WaitKind.GONE, Motion.MOVING: WaitKind.NOTHING}
+
+
+def _moved(host: HostWait, *, works: bool) -> Motion:
+    """A thread that waits while another one of its process computes may wait for what that one computes."""
+    if host.motion is Motion.MOVING:
+        return Motion.MOVING
+    return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
+
+
+def _idles(before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, elapsed_s: float) -> bool:
+    """The thread that trains used no CPU, whatever the others did; False where nobody says."""
+    now, then = _task(rank, stack), _task(before, stack) if before else None
+    return now is not None and then is not None and now.cpu_s - then.cpu_s < STARVED_SHARE * elapsed_s
+
+
+def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
+    """The process keeps a core busy, apart from the library threads that spin for a device or the network."""
+    if before is None or before.process is None or rank.process is None:
+        return False
+    earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
+    library_s = sum(task.cpu_s - earlier_s.get(task.tid, 0.0) for task in rank.process.tasks if is_library(task))
+    return rank.process.cpu_s - before.process.cpu_s - library_s >= BUSY_SHARE * elapsed_s
+
+
+def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
+    earlier = rank_stack(before) if before else None
+    return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
+
+
+def _compiles(stack: Stack | None) -> bool:
+    return stack is not None and any(in_function(stack.frames, compiler) for compiler in _COMPILERS)
+
+
+def _task(rank: RankSnapshot, stack: Stack | None) -> Task | None:
+    if rank.process is None:
+        return None
+    wanted = stack.tid if stack and stack.tid else rank.pid
+    return next((task for task in rank.process.tasks if task.tid == wanted), None)
+
+
+def _as_wait(rank: RankSnapshot, stack: Stack | None, moved: Motion, group: GroupWait | None, host: HostWait) -> Wait:
+    frames = stack.frames if stack else ()
+    kind = group.kind if group else host.kind
+    return Wait(
+        rank=rank.rank,
+        motion=moved,
+        kind=kind,
+        stands_in=_stands_in(rank, stack, group, host),
+        peers=group.peers if group else host.peers,
+        closed=group.closed if group else host.closed or kind in (WaitKind.STOPPED, WaitKind.GONE),
+        until_s=host.until_s,
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        collective=group.collective if group else None,
+        call=group.call if group else None,
+        in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
+        target=host.target,
+        child=host.child,
+    )
+
+
+def _gone(rank: int) -> Wait:
+    return Wait(
+        rank=rank,
+        motion=Motion.GONE,
+        kind=WaitKind.GONE,
+        stands_in="has left",
+        peers=(),
+        closed=True,
+        until_s=None,
+        leaf=None,
+        user=None,
+        collective=None,
+        call=None,
+        in_backward=False,
+    )
+
+
+def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
+    """The waits that others hang on: those for no rank, and the cycles that no wait leads out of."""
+    by_rank = {wait.rank: wait for wait in waits}
+    reached = {wait.rank: _reached(wait.rank, by_rank) for wait in waits}
+    roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
+    return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
+
+
+def _reached(start: int, by_rank: Mapping[int, Wait]) -> set[int]:
+    """The ranks that this one waits for, directly or not, and itself."""
+    seen: set[int] = set()
+    queue = [start]
+    while queue:
+        rank = queue.pop()
+        if rank not in seen and rank in by_rank:
+            seen.add(rank)
+            queue += by_rank[rank].peers
+    return seen
+
+
+_WORDS = {
+    WaitKind.LOCK: "a lock",
+    WaitKind.FILE_LOCK: "a lock on a file",
+    WaitKind.PIPE: "a write to a full pipe",
+    WaitKind.SLEEP: "a sleep",
+    WaitKind.CHILD: "a wait for a child process",
+    WaitKind.LOADER: "a wait for a worker of the data loader",
+    WaitKind.COMPUTE: "a computation",
+    WaitKind.COMPILE: "a compilation",
+    WaitKind.STOPPED: "stopped by a signal",
+    WaitKind.NOTHING: "moving",
+    WaitKind.UNKNOWN: "a wait of unknown kind",
+}
+
+
+def _stands_in(rank: RankSnapshot, stack: Stack | None, group: GroupWait | None, host: HostWait) -> str:
+    frames = stack.frames if stack else ()
+    if group is not None:
+        return _group_words(group, frames[0].function if frames else "a collective")
+    if host.kind is WaitKind.GONE:
+        return "has left"
+    task = _task(rank, stack)
+    words = _WORDS.get(host.kind) or (task.syscall if task else "io")
+    user = user_frame(frames)
+    return words + (f" in {user.function}" if user else "")
+
+
+def _group_words(group: GroupWait, function: str) -> str:
+    call = group.call
+    if group.collective is not None:
+        return f"{group.collective.op} #{group.collective.seq}"
+    if call is None:
+        return function
+    if call.key:
+        return f"{call.op} of the store key {call.key}"
+    return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op
+
+
+def sampled(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
+    """One sample a rank of `after`."""
+    waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
+    earlier = {rank.rank: rank for rank in before.ranks} if before else {}
+    elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
+    for rank in after.ranks:
+        yield _sample(waits.get(rank.rank), earlier.get(rank.rank), rank, after.at_s, elapsed_s)
+
+
+def _sample(
+    wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot, at_s: float, elapsed_s: float
+) -> Sample:
+    stack = rank_stack(rank)
+    frames = stack.frames if stack else ()
+    moves = wait is not None and wait.kind is WaitKind.NOTHING
+    return Sample(
+        rank=rank.rank,
+        at_s=at_s,
+        motion=str(wait.motion) if wait else "unseen",
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        cpu_s=rank.process.cpu_s if rank.process else None,
+        another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
+    )

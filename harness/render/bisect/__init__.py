@@ -1,0 +1,1 @@
+"""A bisection as text, picture and JSON."""

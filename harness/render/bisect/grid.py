@@ -1,0 +1,203 @@
+"""The picture of a search as text: one row a probe, one column an item, or the value where the items are in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rich.cells import cell_len
+
+from harness.core.bisect.question import Purpose
+from harness.core.bisect.report import BisectTold, ProbeTold
+from harness.core.bisect.spans import last_place
+from harness.core.bisect.subject import Form, Subject
+from harness.render import words
+from harness.render.bisect import proof as bisect_proof
+from harness.render.bisect import words as bisect_words
+from harness.render.terminal.layout import NARROW, cropped, paragraph
+from harness.render.text import escape
+
+ON, OFF, PARTLY = "■", "·", "▒"
+NO_VERDICT = "none"
+_NUMBER, _VERDICT, _TIME = 3, 5, 6
+_LEAST_STEP, _MOST_STEP = 19, 33
+_INDENT = " " * (_NUMBER + 2)
+_TICK = 10  # columns between the labels of a ruler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Next:
+    """What is asked after a probe."""
+
+    purpose: Purpose
+    open: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Rows of one width, so that each can be printed when its probe ends."""
+
+    subject: Subject
+    width: int
+
+    def head(self) -> Iterator[str]:
+        """The line with the items, and what each number means where they have long names."""
+        if self.subject.ordered:
+            return
+        yield from self._legend()
+        noun = escape(self.subject.noun)
+        if self._narrow:
+            yield cropped(f"{_INDENT}{self._ruler}   {noun}", self.width)
+            return
+        columns = len(_INDENT) + self._step
+        yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+
+    def row(self, probe: ProbeTold, told: BisectTold, following: Next | None) -> Iterator[str]:
+        """One probe. `following` is what is asked next, None where nothing is or where nobody knows yet."""
+        step = escape(step_word(self.subject, probe, told, following))
+        cells = self._cells(probe)
+        verdict = cropped(escape(probe.verdict or NO_VERDICT), _VERDICT)
+        took = words.seconds(probe.wall_s) if probe.verdict else ""
+        remark = escape(bisect_proof.remark(told, probe))
+        number = f"{probe.n:>{_NUMBER}}  "
+        if self._narrow:
+            yield from paragraph(step, self.width, number, _INDENT)
+            yield from self._with_remark(f"{_INDENT}{cells}   {verdict}   {took}".rstrip(), remark)
+            return
+        if cell_len(step) > self._step:
+            yield from paragraph(step, self.width, number, _INDENT)
+            number, step = _INDENT, ""
+        line = f"{number}{_padded(step, self._step)}  {_padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
+        yield from self._with_remark(f"{line} {took:>{_TIME}}".rstrip(), remark)
+
+    def rows(self, told: BisectTold) -> Iterator[str]:
+        """Head and all rows of a search that has ended."""
+        yield from self.head()
+        for probe, following in zip(told.probes, following_each(told.probes), strict=True):
+            yield from self.row(probe, told, following)
+
+    def _with_remark(self, line: str, remark: str) -> Iterator[str]:
+        if not remark:
+            yield line
+        elif cell_len(line) + 3 + cell_len(remark) <= self.width:
+            yield f"{line}   {remark}"
+        else:
+            yield line
+            yield from paragraph(remark, self.width, f"{_INDENT}  ")
+
+    def _cells(self, probe: ProbeTold) -> str:
+        if self.subject.ordered:
+            return cropped(escape(self._value(probe)), self._room)
+        if probe.verdict is None:  # nothing ran, so nothing was switched on or off
+            return " " * self._grid_columns
+        chosen = probe.places
+        signs = [_sign([place in chosen for place in places]) for places in self._pools]
+        if self._numbered:
+            return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
+        return "".join(signs)
+
+    def _value(self, probe: ProbeTold) -> str:
+        last = last_place(probe.subset)
+        label = self.subject.label(last) if last is not None else bisect_words.value_before(self.subject, 0)
+        return label if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} {label}"
+
+    @property
+    def _narrow(self) -> bool:
+        return self.width < NARROW
+
+    @cached_property
+    def _step(self) -> int:
+        """Columns for what a probe narrowed."""
+        whole = bisect_words.span(self.subject, (0, len(self.subject.items)))
+        return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
+
+    @property
+    def _room(self) -> int:
+        """Columns for the items: what the other cells leave."""
+        beside = 0 if self._narrow else self._step + 2
+        return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
+
+    @cached_property
+    def _grid_columns(self) -> int:
+        if not self.subject.ordered:
+            return cell_len(self._ruler) if self._numbered else len(self._pools)
+        places = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
+        labels = [bisect_words.value_before(self.subject, 0), *map(self.subject.label, places)]
+        name = "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
+        return min(max(cell_len(escape(f"{name}{label}")) for label in labels), self._room)
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """The items at the top of their columns; long names are numbers that the legend explains."""
+        names = tuple(escape(self.subject.label(place)) for place in range(len(self.subject.items)))
+        fits = sum(map(cell_len, names)) + len(names) - 1 <= self._room
+        if self.subject.form is Form.LAYERS or fits:
+            return names
+        return tuple(str(place + 1) for place in range(len(names)))
+
+    @cached_property
+    def _numbered(self) -> bool:
+        """Each item has a column with its label."""
+        return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
+
+    @cached_property
+    def _pools(self) -> tuple[range, ...]:
+        """The items of each column: one where they fit, else as few as do."""
+        count = len(self.subject.items)
+        size = 1 if self._numbered else -(-count // self._room)
+        return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
+
+    @cached_property
+    def _ruler(self) -> str:
+        if self._numbered:
+            return " ".join(self._labels)
+        ruler = ""
+        for column in range(0, len(self._pools), _TICK):
+            label = self._labels[self._pools[column][0]]
+            if column + cell_len(label) <= self._room:
+                ruler = f"{ruler:<{column}}{label}"
+        return ruler
+
+    def _legend(self) -> Iterator[str]:
+        names = [escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items))]
+        plain = tuple(escape(self.subject.label(place)) for place in range(len(names)))
+        if self._labels != plain or tuple(names) != plain:
+            for label, name in zip(self._labels, names, strict=True):
+                yield from paragraph(name, self.width, f"  {label:>3}  ", " " * 7)
+        if len(self._pools[0]) > 1:
+            size = len(self._pools[0])
+            pooled = f"one column is {size} {bisect_words.plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
+            yield from paragraph(escape(pooled), self.width, "  ")
+
+
+def following_each(probes: Sequence[ProbeTold]) -> Iterator[Next | None]:
+    """For each probe what was asked in the round after its own; probes of one round stand together."""
+    for index, probe in enumerate(probes):
+        later = (other for other in probes[index + 1 :] if _round(other) != _round(probe))
+        found = next(later, None)
+        yield None if found is None else Next(purpose=found.purpose, open=found.open)
+
+
+def step_word(subject: Subject, probe: ProbeTold, told: BisectTold, following: Next | None) -> str:
+    """ "[0,12) → [6,12)" for a probe that narrows the search, else what it was for."""
+    if probe.purpose not in bisect_words.SEARCHING:
+        return bisect_words.purpose_word(subject, probe)
+    before = bisect_words.span(subject, probe.open)
+    # The round that follows says what is left; after the last one of a search, its own answer does.
+    goes_on = following is not None and following.purpose is probe.purpose
+    left = following.open if following is not None and goes_on else bisect_words.left_open(probe, told)
+    after = bisect_words.span(subject, left)
+    return before if after == before else f"{before} → {after}"
+
+
+def _round(probe: ProbeTold) -> tuple[Purpose, tuple[int, int], int]:
+    return probe.purpose, probe.open, probe.left
+
+
+def _sign(on: Sequence[bool]) -> str:
+    return ON if all(on) else PARTLY if any(on) else OFF
+
+
+def _padded(text: str, columns: int) -> str:
+    return text + " " * max(columns - cell_len(text), 0)

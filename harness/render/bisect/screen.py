@@ -1,0 +1,356 @@
+"""What the terminal shows of a bisection: lines as pure functions of the values and the width, drawn while it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TextIO
+
+from harness.core.bisect.plan import Part, at_most
+from harness.core.bisect.question import AnswerKind, CountsAs, Round
+from harness.core.bisect.report import BisectTold, ProbeTold
+from harness.core.trouble import Trouble
+from harness.render import words
+from harness.render.bisect import proof as bisect_proof
+from harness.render.bisect import words as bisect_words
+from harness.render.bisect.grid import Grid, Next
+from harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
+from harness.render.terminal.stream import Paint, Writer
+from harness.render.text import escape, escaped
+from harness.render.words import UNKNOWN
+
+_LABEL = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control of the plan, before it is launched."""
+
+    name: str  # "good" or "bad"; "up to" of an end that nobody says is bad
+    config: str  # in words: "no layer"
+    command: str | None  # None: it cannot be launched, and `reason` says why
+    reason: str = ""
+
+
+def header_lines(told: BisectTold, width: int) -> Iterator[str]:
+    """What is asked, of what, and the choices made on the user's behalf."""
+    told = escaped(told)
+    yield from paragraph(f"BISECT  {told.scenario}   {bisect_words.question(told)}", width, "", "        ")
+    if told.what:
+        yield from paragraph(told.what, width, "        ")
+    for note in told.notes:
+        yield from paragraph(note, width, "        ")
+    yield ""
+
+
+def plan_lines(told: BisectTold, parts: Sequence[Part], controls: Sequence[Control], width: int) -> Iterator[str]:
+    """What --dry-run prints: the question, both controls, and how many probes it takes at worst. Launches nothing."""
+    told, controls = escaped((told, tuple(controls)))
+    yield from header_lines(told, width)
+    yield from _line("asks", told.subject.question, width)
+    for control in controls:
+        yield from _line(control.name, control.config, width)
+        if control.command is not None:
+            yield from command("", control.command, width, _LABEL)
+        else:
+            yield from _line("", f"cannot be launched: {control.reason}", width)
+    yield ""
+    always = [f"{part.name} {part.probes}" for part in parts if not part.only_if]
+    yield from _line("at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width)
+    for part in parts:
+        if part.only_if:
+            yield from _line("", f"{part.probes} more for {part.name}, if {part.only_if}", width)
+    yield from _line("", "more where runs are flaky or contradict each other", width)
+    yield from _line("time", "not known before the controls have run", width)
+    yield from _line("launched", "nothing", width)
+
+
+def progress_line(told: BisectTold, running: Round, elapsed_s: float, width: int) -> str:
+    """ "layers [0,12) → [4,8), about 2 probes, 40 s left   probe 5, 3.1 s"; one line, cropped."""
+    return cropped(f"  {escape(_standing(told, running))}   {_running(told, running, elapsed_s)}", width)
+
+
+def answer_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+    """The answer, how sure it is, what shows it, and the commands that go on."""
+    told = escaped(told)
+    open_ = told.answer.kind is AnswerKind.UNDECIDED
+    tag = "UNDECIDED" if open_ else "ANSWER"
+    found = bisect_words.open_word(told) if open_ else bisect_words.headline(told)
+    setting = bisect_words.setting_word(told)
+    head = f"{tag}  {found}{f'   ({setting})' if setting else ''}"
+    effort = f"{bisect_words.sureness(told.answer)} · {bisect_words.effort(told)}".removeprefix(" · ")
+    yield from paragraph(f"{head}   {effort}", width, "", " " * (len(tag) + 2))
+    yield ""
+    if told.interrupted:
+        yield from _line("note", "interrupted: only the probes above were made", width)
+    if often := bisect_words.how_often(told):
+        yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(told.answer)))), width)
+    if told.answer.kind is not AnswerKind.NONE and (place := bisect_proof.place_line(told)):
+        yield from _line("place", "   ".join(place), width)
+    yield from _commands(told, width)
+    if open_ or told.answer.kind is AnswerKind.NONE:
+        yield from _line("why", told.answer.why, width)
+    yield from (_open_lines(told, width) if open_ else _tells(told, width))
+    if told.not_covered:
+        yield from _line("not tried", " · ".join(told.not_covered), width)
+    yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
+    yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+def stored_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+    """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
+    told = escaped(told)
+    yield from header_lines(told, width)
+    yield from Grid(subject=told.subject, width=width).rows(told)
+    yield ""
+    yield from answer_lines(told, run_dir, width)
+
+
+def interrupted_line(count: int) -> str:
+    if count > 1:
+        return "  interrupted twice: killing now; the same command goes on where it stopped"
+    return "  interrupted: ending this probe; the same command goes on where it stopped"
+
+
+def _standing(told: BisectTold, running: Round) -> str:
+    """The question, what is left of it, how many probes that takes at most, and how long by the probes so far."""
+    subject = told.subject
+    whole = bisect_words.span(subject, (0, len(subject.items)))
+    now = bisect_words.span(subject, running.open)
+    name = subject.key.rpartition(".")[2] if subject.ordered else bisect_words.plural(subject.noun)
+    searching = running.purpose in bisect_words.SEARCHING
+    text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
+    if not searching:
+        return f"{text}, {bisect_words.round_word(running.purpose)}"
+    left = running.left + len(running.subsets)
+    left_s = _left_s(told.probes, left, len(running.subsets))
+    about = f"about {words.plural(left, 'probe')}"
+    return f"{text}, {about}, {left_s} left" if left_s else f"{text}, {about} left"
+
+
+def _left_s(probes: Sequence[ProbeTold], left: int, at_once: int) -> str:
+    """By the mean of the probes that were launched so far."""
+    took = [probe.wall_s for probe in probes if probe.verdict is not None]
+    if not took:
+        return ""
+    left_s = sum(took) / len(took) * left / at_once
+    return words.seconds(float(round(left_s))) if left_s >= 99.5 else f"{max(round(left_s), 1)} s"
+
+
+def _running(told: BisectTold, running: Round, elapsed_s: float) -> str:
+    first = len(told.probes) + 1
+    last = len(told.probes) + len(running.subsets)
+    which = f"probe {first}" if first == last else f"probes {first}-{last}"
+    return f"{which}, {words.seconds(elapsed_s)}"
+
+
+def _commands(told: BisectTold, width: int) -> Iterator[str]:
+    fails = bisect_words.fails_word(told.sought)
+    named = ((fails, told.commands.bad), ("passes", told.commands.good), ("alone", told.commands.alone))
+    for label, text in named:
+        if text is not None:
+            yield from command(label, text, width, _LABEL)
+
+
+def _tells(told: BisectTold, width: int) -> Iterator[str]:
+    """What was proven, claim by claim; where."""
+    claims = [*bisect_proof.proven(told)]
+    for number, claim in enumerate(claims):
+        yield from _line("" if number else "tells", claim, width)
+    if claims and (where := bisect_proof.where_proven(told)):
+        yield from _line("", f"{where}; nothing else was tried", width)
+
+
+def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in told.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in told.probes)
+    counted = (
+        f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
+        f"{words.plural(other, 'probe')} with another failure" if other else "",
+    )
+    yield from _line("open", " · ".join(filter(None, counted)), width)
+    yield from _line("do", bisect_proof.what_decides(told), width)
+
+
+def _line(label: str, text: str, width: int) -> Iterator[str]:
+    """A labelled paragraph with the narrow labels of this screen."""
+    if not text:
+        return
+    if width < NARROW:
+        yield from labelled(label, text, width) if label else paragraph(text, width, "    ")
+    else:
+        yield from paragraph(text, width, f"  {label:<{_LABEL}}", " " * (_LABEL + 2))
+
+
+_PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
+STYLES = (
+    (r"(?<=   )PASS(?= |$)", "green"),
+    (r"(?<=   )HANG(?= |$)", "bold red"),
+    (r"(?<=   )FAIL(?= |$)", "bold red"),
+    (r"(?<=   )(ERROR|none)(?= |$)", "yellow"),
+    (r"(?<=   )SKIP(?= |$)", "cyan"),
+    (r"^BISECT(?=  )", "bold"),
+    (r"^ANSWER(?=  )", "bold white on green"),
+    (r"^UNDECIDED(?=  )", "bold black on yellow"),
+    (r"another failure", "yellow"),
+    (r"■", "bold"),
+    (r"·", "dim"),
+    (r"^  (place|hangs|fails|passes|alone|tells|open|do|paste|note|log|page|not tried)(?=  |$)", "dim"),
+)
+
+
+class BisectScreen:
+    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+
+    Nothing is raised into the search: what could not be shown stands in `trouble`.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        environ: Mapping[str, str] | None = None,
+        live: bool = True,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`live`: a line that is drawn again, where the stream allows one."""
+        self._paint = Paint(stream, os.environ if environ is None else environ, STYLES, live=live)
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._clock_s = clock_s
+        self._lock = Lock()  # between the calls and the frame
+        self._running: _Running | None = None
+        self._grid: Grid | None = None
+        self._pending: _Pending | None = None
+        self._interrupts = 0
+        self._troubles: list[Trouble] = []
+
+    @property
+    def trouble(self) -> tuple[Trouble, ...]:
+        return tuple(self._troubles)
+
+    def begun(self, told: BisectTold) -> None:
+        """Before the first probe: the question, and the head of the picture."""
+        with self._harmless():
+            self._grid = Grid(subject=told.subject, width=self._width)
+            self._print(header_lines(told, self._width))
+            self._print(self._grid.head())
+
+    def asked(self, round_: Round, told: BisectTold) -> None:
+        """Before the probes of a round are launched; `told` is what is known so far."""
+        with self._harmless():
+            self._row(Next(purpose=round_.purpose, open=round_.open))
+            with self._lock:
+                self._running = _Running(round=round_, told=told, since_s=self._clock_s())
+            if self._paint.lively:
+                self._writer.start()
+
+    def probed(self, probe: ProbeTold, told: BisectTold) -> None:
+        """One probe has ended. `told` holds it already. Its row waits for the next round, which says what is left."""
+        with self._harmless():
+            self._row(None)
+            self._pending = _Pending(probe=probe, told=told)
+            if self._running is not None and self._running.ended():
+                with self._lock:
+                    self._running = None
+
+    def answered(self, told: BisectTold, run_dir: Path) -> None:
+        with self._harmless():
+            self._stop()
+            self._print(["", *answer_lines(told, run_dir, self._width)])
+            self._writer.settle()
+
+    def note(self, text: str) -> None:
+        """A choice made on the user's behalf, or news of the search."""
+        with self._harmless():
+            self._row(None)
+            self._print(paragraph(escape(text), self._width, "  ", "    "))
+
+    def interrupted(self, count: int) -> None:
+        """Ctrl-C or TERM, for the `count`-th time. May come from a signal handler: takes no lock, writes nothing."""
+        with self._harmless():
+            self._interrupts = count
+            self._writer.write(f"{self._paint.bare(interrupted_line(count))}\n")
+
+    def error(self, text: str) -> None:
+        """An error of the user or the harness; no answer follows."""
+        with self._harmless():
+            self._stop()
+            first, *rest = text.splitlines() or [UNKNOWN]
+            self._print([f"error: {escape(first)}", *map(escape, rest)])
+            self._writer.settle()
+
+    def settle(self) -> None:
+        """Return when everything said so far is on the stream."""
+        with self._harmless():
+            self._writer.settle()
+
+    def close(self) -> None:
+        """Leave the screen in order. Safe to call twice and at any time."""
+        with self._harmless():
+            self._stop()
+            self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
+
+    def frame(self) -> list[str]:
+        """Called by the writer, in its thread."""
+        with self._lock:
+            running = self._running
+        if running is None:
+            return []
+        elapsed_s = self._clock_s() - running.since_s
+        # A full line would wrap when the window shrinks.
+        line = progress_line(running.told, running.round, elapsed_s, self._width - 1)
+        return [self._paint.painted(line)]
+
+    def _stop(self) -> None:
+        self._row(None)
+        with self._lock:
+            self._running = None
+
+    def _row(self, following: Next | None) -> None:
+        """Print the row that waits."""
+        pending, self._pending = self._pending, None
+        if pending is not None and self._grid is not None:
+            self._print(self._grid.row(pending.probe, pending.told, following))
+
+    @property
+    def _width(self) -> int:
+        return self._paint.size[0]
+
+    def _print(self, lines: Iterable[str]) -> None:
+        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._troubles.append(Trouble(what=f"output through {type(self).__name__}", why=why))
+
+
+class _Running:
+    """The round that runs, and how many of its probes have ended."""
+
+    def __init__(self, *, round: Round, told: BisectTold, since_s: float) -> None:
+        self.round = round
+        self.told = told
+        self.since_s = since_s
+        self._left = len(round.subsets)
+
+    def ended(self) -> bool:
+        """One more probe has ended: was it the last?"""
+        self._left -= 1
+        return self._left <= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    """A probe whose row is not printed yet."""
+
+    probe: ProbeTold
+    told: BisectTold

@@ -1,0 +1,258 @@
+"""Words for a bisection: what was asked, what was found and how sure that is, the same in every document."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from harness.core.bisect.question import CONTROLS, Answer, AnswerKind, CountsAs, Purpose
+from harness.core.bisect.report import BisectTold, ProbeTold
+from harness.core.bisect.signature import Signature
+from harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
+from harness.core.report import Status
+from harness.core.scenario.yaml_tree import Plain
+from harness.render import words
+
+SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
+GC_LAYERS = "gc.layers"
+
+
+def question(told: BisectTold) -> str:
+    """ "which checkpointed layers make it HANG?"."""
+    subject, fail = told.subject, failing_word(told.sought)
+    nouns = plural(subject.noun)
+    match subject.form:
+        case Form.LAYERS if subject.key == GC_LAYERS:
+            return f"which checkpointed layers make it {fail}?"
+        case Form.VALUE:
+            return f"from which {subject.noun} on does it {fail}?"
+        case Form.COMMIT:
+            return f"since which {subject.noun} does it {fail}?"
+        case Form.BRANCHES:
+            return f"which {nouns} of the attention make it {fail}?"
+        case Form.KEYS:
+            return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
+    return f"which {nouns} make it {fail}?"
+
+
+def failing_word(sought: Signature | None) -> str:
+    """In a question: the verdict that is sought, once one was seen."""
+    return "fail" if sought is None else sought.verdict
+
+
+def fails_word(sought: Signature | None) -> str:
+    """The verb: "hangs" or "fails"."""
+    return "hangs" if sought is not None and sought.verdict == Status.HANG else "fails"
+
+
+def plural(noun: str) -> str:
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun if count == 1 else plural(noun)}"
+
+
+def span(subject: Subject, open_: tuple[int, int]) -> str:
+    """The items that are open, in few signs: "[4,9)", "7", "(64, 128]"; names by their numbers from 1."""
+    first, stop = open_
+    if stop <= first:
+        return "none"
+    if subject.form is Form.VALUE:
+        return f"({value_before(subject, first)}, {subject.label(stop - 1)}]"
+    if subject.form is Form.LAYERS:
+        low, high = subject.label(first), subject.items[stop - 1]
+        return low if stop - first == 1 else f"[{low},{int(str(high)) + 1})"
+    return str(first + 1) if stop - first == 1 else f"{first + 1}-{stop}"
+
+
+def value_before(subject: Subject, place: int) -> str:
+    """The value below the item: the one before it, or that of the good end."""
+    if place > 0:
+        return subject.label(place - 1)
+    return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
+
+
+def headline(told: BisectTold) -> str:
+    """The answer in a few words: "layer 7 alone", "layers 3 and 8 together", "any 5 layers"."""
+    subject, answer = told.subject, told.answer
+    match answer.kind:
+        case AnswerKind.SINGLE:
+            return f"{named(subject, answer.items)} alone"
+        case AnswerKind.RANGE:
+            return f"{named(subject, range(*answer.items))}, all of them together"
+        case AnswerKind.SET:
+            return f"{named(subject, answer.items)}, only together"
+        case AnswerKind.SEVERAL:
+            return f"{'; '.join(named(subject, group) for group in answer.groups)}: each is enough"
+        case AnswerKind.THRESHOLD:
+            return _threshold(subject, answer.items[0])
+        case AnswerKind.COUNT:
+            count = answer.items[0]
+            return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+        case AnswerKind.NONE:
+            return "nothing to bisect"
+        case AnswerKind.UNDECIDED:
+            return f"not decided: {open_word(told)}"
+
+
+def sentence(told: BisectTold) -> str:
+    """The answer in one sentence."""
+    verb, answer = fails_word(told.sought), told.answer
+    match answer.kind:
+        case AnswerKind.NONE:
+            return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
+        case AnswerKind.UNDECIDED:
+            return f"It is not decided: {answer.why or open_word(told)}."
+        case AnswerKind.THRESHOLD if told.subject.form is Form.COMMIT:
+            return f"It {verb} since {told.subject.label(answer.items[0] - 1)}."
+    return f"It {verb} with {headline(told)}."
+
+
+def sureness(answer: Answer) -> str:
+    """ "certain", or a number: "97 % sure"; nothing for what is not decided."""
+    if answer.kind is AnswerKind.UNDECIDED:
+        return ""
+    if answer.confidence >= 1:
+        return words.certainty(answer.confidence)
+    return f"{_percent(answer.confidence)} sure"
+
+
+def how_often(told: BisectTold) -> str:
+    """Of a flaky answer: "hangs in about 50 % of runs"."""
+    rate = told.answer.p_bad
+    return "" if rate is None else f"{fails_word(told.sought)} in about {_percent(rate)} of runs"
+
+
+def effort(told: BisectTold) -> str:
+    """ "4 search probes · 9 probes and 54 s in all"."""
+    search = words.plural(told.search_probes, "search probe")
+    return f"{search} · {words.plural(len(told.probes), 'probe')}, {words.seconds(told.wall_s)} in all"
+
+
+def setting_word(told: BisectTold) -> str:
+    """The answer as it is set: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; empty elsewhere."""
+    subject, failing = told.subject, told.answer.failing
+    if told.answer.kind not in _EXACT or not failing:
+        return ""
+    if subject.form is Form.KEYS:
+        return "; ".join(item_word(subject, place) for place in sorted(failing))
+    if subject.key != GC_LAYERS:
+        return ""
+    numbers = sorted(int(str(subject.items[place])) for place in failing)
+    if numbers[-1] - numbers[0] + 1 == len(numbers):
+        return f"NSA_GC_RANGE={numbers[0]}:{numbers[-1] + 1}"
+    return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
+
+
+def open_word(told: BisectTold) -> str:
+    """ "layers 6-11 [6:12] are still open"; of a search that was cut short what its last probe left."""
+    narrowed = [range(*left_open(probe, told)) for probe in told.probes if probe.purpose in SEARCHING]
+    places = told.answer.open or (narrowed[-1] if narrowed else range(len(told.subject.items)))
+    if told.subject.ordered:
+        return f"{told.subject.key} {span(told.subject, (min(places), max(places) + 1))} is still open"
+    return f"{named(told.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+
+
+def left_open(probe: ProbeTold, told: BisectTold) -> tuple[int, int]:
+    """What the answer of one probe leaves open, where one answer decides."""
+    flaky = told.answer.p_bad is not None or any(one.purpose is Purpose.REPEAT for one in told.probes)
+    if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
+        return probe.open
+    inside = set(range(*probe.open))
+    left = inside & probe.places if probe.counts_as is CountsAs.BAD else inside - probe.places
+    return (min(left), max(left) + 1) if left else probe.open
+
+
+def named(subject: Subject, places: Collection[int]) -> str:
+    """Items for people: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
+    ordered = sorted(places)
+    if subject.form is Form.LAYERS:
+        numbers = [int(str(subject.items[place])) for place in ordered]
+        return f"{subject.noun if len(ordered) == 1 else plural(subject.noun)} {layer_spans(numbers)}"
+    noun = subject.noun if len(ordered) == 1 else plural(subject.noun)
+    return f"{noun} {_listed([subject.label(place) for place in ordered])}"
+
+
+def item_word(subject: Subject, place: int) -> str:
+    """One item, with what it is set to and what it is otherwise."""
+    name = subject.label(place)
+    if subject.form is not Form.KEYS:
+        return name
+    good, bad = subject.good_values[place], subject.bad_values[place]
+    if str(subject.items[place]).startswith(ENV):
+        return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
+    return f"{name}: {'not set' if bad is None else shown(bad)} instead of {'not set' if good is None else shown(good)}"
+
+
+def shown(value: Plain) -> str:
+    return override_word("", value)[1:]
+
+
+def config_words(config: Config) -> str:
+    """ "gc.layers=4:9"; for a configuration that changes nothing "nothing set"."""
+    return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
+
+
+def purpose_word(subject: Subject, probe: ProbeTold) -> str:
+    """What a probe was for, where it did not narrow the search."""
+    match probe.purpose:
+        case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
+            return "control"
+        case Purpose.ALONE:
+            return f"shape: {_few(subject, sorted(probe.places))} alone"
+        case Purpose.DROP_ONE:
+            missing = sorted(set(range(*probe.open)) - probe.places)
+            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one left out"
+        case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
+            return f"proof, {probe.launcher}"
+    return _PURPOSES[probe.purpose]
+
+
+def round_word(purpose: Purpose) -> str:
+    """What runs now, where it does not narrow the search."""
+    if purpose in CONTROLS:
+        return "controls first"
+    return _PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
+
+
+def _threshold(subject: Subject, length: int) -> str:
+    place = length - 1
+    if subject.form is Form.COMMIT:
+        return f"{subject.noun} {subject.label(place)} is the first one"
+    if subject.ordered:
+        return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
+    return f"the first {counted(length, subject.noun)}"
+
+
+def _few(subject: Subject, places: Sequence[int]) -> str:
+    """Items in a narrow column: numbers, or names where they are short."""
+    if subject.form is Form.LAYERS:
+        shorter = layer_spans([int(str(subject.items[place])) for place in places])
+        return shorter if len(shorter) <= 8 else f"{len(places)}"
+    return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+
+
+def _percent(share: float) -> str:
+    """Never 100 % of what is not certain, and never 0 % of what was seen."""
+    return f"{min(max(round(share * 100), 1), 99)} %"
+
+
+_EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
+_PURPOSES = {
+    Purpose.GALLOP: "gallop",
+    Purpose.RIGHT_EDGE: "right edge",
+    Purpose.LEFT_EDGE: "left edge",
+    Purpose.ENDS_ONLY: "shape: ends only",
+    Purpose.WITHOUT_MIDDLE: "shape: no middle",
+    Purpose.ELSEWHERE: "shape: others",
+    Purpose.REDUCE: "smallest set",
+    Purpose.REPEAT: "repeat",
+    Purpose.AS_MANY: "proof: as many",
+    Purpose.ONE_FEWER: "proof: one fewer",
+    Purpose.RECHECK_GOOD: "both ends again",
+    Purpose.RECHECK_BAD: "both ends again",
+}

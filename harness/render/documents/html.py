@@ -1,0 +1,52 @@
+"""report.html: the report as one page that needs no network and no script."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from harness.core.bisect.report import BisectTold
+from harness.core.comparison.severity import severity
+from harness.core.report import Report, counts
+from harness.render import words
+from harness.render.bisect import picture as bisect_picture
+from harness.render.bisect import proof as bisect_proof
+from harness.render.bisect import words as bisect_words
+from harness.render.documents import lanes
+from harness.render.documents.tables import findings_line, tables
+from harness.render.text import escaped, link_target
+from harness.render.words import meaning
+
+
+def report_html(report: Report, search: BisectTold | None = None) -> str:
+    """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
+    report, search = escaped((report, search))
+    given = counts(report.outcomes)
+    return _template().render(
+        total=sum(given.values()),
+        report=report,
+        tally=[(status, given[status]) for status in words.LOUDEST_FIRST if given[status]],
+        numbered=list(enumerate(report.outcomes, start=1)),
+        sections=words.bad_news_first(report),
+        words=words,
+        meaning=meaning,
+        tables=tables(report),
+        findings_line=findings_line(report) if report.outcomes else "",
+        severity=severity,
+        draw=lanes.lanes,
+        canvas=lanes,
+        search=search,
+        searched=bisect_picture,
+        said=bisect_words,
+        shows=bisect_proof,
+        link_target=link_target,
+    )
+
+
+@cache
+def _template() -> Template:
+    source = files("harness.render").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source)

@@ -1,0 +1,107 @@
+"""junit.xml: the report for CI servers.
+
+A test case fails where the exit code does, so an expected HANG is no failure and an unexpected PASS is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from harness.core.report import Outcome, Report, Status
+from harness.render import words
+from harness.render.text import escaped
+from harness.render.words import meaning
+
+
+def junit_xml(report: Report) -> str:
+    """One suite a run, one case for each outcome that counts; earlier attempts stand in the case's output."""
+    report = escaped(report)
+    suite = ElementTree.Element("testsuite", _attributes(report))
+    _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
+    names = Counter(outcome.scenario for outcome in report.outcomes if outcome.final)
+    for outcome in report.outcomes:
+        if outcome.final:
+            suite.append(_case(report, outcome, unique=names[outcome.scenario] == 1))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _attributes(report: Report) -> dict[str, str]:
+    marks = Counter(_mark(outcome) for outcome in report.outcomes if outcome.final)
+    return {
+        "name": "nsa-harness",
+        "hostname": report.machine.host,
+        "tests": str(marks.total()),
+        "failures": str(marks["failure"]),
+        "errors": str(marks["error"]),
+        "skipped": str(marks["skipped"]),
+        "time": f"{sum(outcome.timing.wall_s for outcome in report.outcomes):.3f}",
+    }
+
+
+def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Element:
+    # CI servers follow a test through its history by name, so the attempt is named only where it must be.
+    name = outcome.scenario if unique else f"{outcome.scenario}~{outcome.attempt}"
+    case = ElementTree.Element("testcase", classname="nsa-harness", name=name, time=f"{outcome.timing.wall_s:.3f}")
+    attempts = [other for other in report.outcomes if other.scenario == outcome.scenario]
+    _properties(case, verdict=outcome.verdict.status.value, spec_hash=outcome.spec_hash, attempts=str(len(attempts)))
+    mark = _mark(outcome)
+    if mark is not None:
+        element = ElementTree.SubElement(case, mark, message=outcome.verdict.summary, type=_type(outcome))
+        element.text = "\n".join(_explanation(outcome)) if mark != "skipped" else None
+    ElementTree.SubElement(case, "system-out").text = "\n".join(_output(outcome, attempts))
+    return case
+
+
+def _mark(outcome: Outcome) -> str | None:
+    """The element that says how a case ended; None for a case that is in order."""
+    status = outcome.verdict.status
+    if status is Status.ERROR:
+        return "error"
+    if status is Status.SKIP:
+        return "skipped"
+    return None if outcome.expected else "failure"
+
+
+def _type(outcome: Outcome) -> str:
+    tag = words.headline_tag(outcome)
+    return f"{outcome.verdict.status.value} {tag}" if tag else f"{outcome.verdict.status.value} not expected"
+
+
+def _explanation(outcome: Outcome) -> Iterator[str]:
+    yield outcome.verdict.summary
+    yield meaning(outcome)
+    if outcome.culprit:
+        yield words.culprit_line(outcome)
+        if outcome.culprit.place:
+            yield f"{words.place_name(outcome.culprit.place)} {words.place_details(outcome.culprit.place)}".strip()
+            yield from words.source_lines(outcome.culprit.place)
+    if outcome.why:
+        yield f"why a hang: {outcome.why}"
+    for finding in outcome.findings:
+        yield f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
+        yield f"do: {finding.advice}"
+    if outcome.repeat:
+        yield f"repeat: {outcome.repeat}"
+
+
+def _output(outcome: Outcome, attempts: list[Outcome]) -> Iterator[str]:
+    yield f"{outcome.verdict.status.value}: {outcome.verdict.summary}"
+    yield from words.remarks(outcome)
+    for other in attempts if len(attempts) > 1 else ():
+        tag = f" {other.verdict.kind.value}" if other.verdict.kind else ""
+        counted = "" if other.final else " (does not count)"
+        yield f"attempt {other.attempt}{counted}: {other.verdict.status.value}{tag}: {other.verdict.summary}"
+    yield f"directory: {outcome.dir}"
+    yield from (f"proof: {path}" for finding in outcome.findings for path in finding.proof)
+    yield from (f"not captured: {words.trouble(item)}" for item in outcome.trouble)
+
+
+def _properties(parent: ElementTree.Element, **values: str) -> None:
+    group = ElementTree.SubElement(parent, "properties")
+    for name, value in values.items():
+        ElementTree.SubElement(group, "property", name=name, value=value)

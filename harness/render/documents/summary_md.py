@@ -1,0 +1,219 @@
+"""SUMMARY.md: the report for people, a pure function of it. Same report, same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.core.comparison.severity import severity
+from harness.core.place import Place
+from harness.core.report import Finding, Outcome, Report, Status
+from harness.render import words
+from harness.render.documents.tables import Cell, Part, Table, findings_line, tables
+from harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
+from harness.render.words import meaning
+
+
+def summary_md(report: Report) -> str:
+    report = escaped(report)
+    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report))]
+    sections += [_section(number, outcome) for number, outcome in words.bad_news_first(report)]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def proof_link(path: str) -> str:
+    target = link_target(path)
+    return markdown_link(path, target) if target else markdown_code(path)
+
+
+def _head(report: Report) -> list[str]:
+    lines = [f"# {words.counts_line(report)}", ""]
+    if report.interrupted:
+        lines += ["**Interrupted.** What follows is what was judged before.", ""]
+    if report.not_run:
+        lines += [f"Of the plan, not run: {markdown(' · '.join(report.not_run))}", ""]
+    if words.nothing_wrong(report):
+        lines += ["No run failed, none hung, and none ended in ERROR.", ""]
+    if report.outcomes:
+        lines += [findings_line(report), ""]
+    machine = f"{report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
+    lines += [f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
+    return [*lines, "", *markdown_fence(report.command, "sh")]
+
+
+def _overview(report: Report) -> list[str]:
+    rows = [
+        (
+            markdown_link(outcome.scenario, f"#run-{number}"),
+            f"**{outcome.verdict.status.value}**",
+            markdown(words.headline_tag(outcome)),
+            markdown(words.in_a_row(outcome)),
+            markdown(" · ".join(words.remarks(outcome))),
+            words.wall_time(outcome),
+        )
+        for number, outcome in enumerate(report.outcomes, start=1)
+    ]
+    return [] if not rows else _table(("run", "verdict", "kind or cause", "in one sentence", "note", "took:"), rows)
+
+
+def _over_all(table: Table) -> list[str]:
+    lines = [f"## {table.title}"]
+    for sentence in table.said:
+        lines += ["", markdown(sentence)]
+    if table.command:
+        lines += ["", *markdown_fence(table.command, "sh")]
+    if table.rows:
+        lines += ["", *_table(table.head, [tuple(map(_cell, row)) for row in table.rows])]
+    for sentence in table.after:
+        lines += ["", markdown(sentence)]
+    return lines
+
+
+def _cell(cell: Cell) -> str:
+    return " ".join(_part(part) for part in cell if part.text)
+
+
+def _part(part: Part) -> str:
+    if part.code:
+        return markdown_code(part.text, in_table=True)
+    if part.run is None:
+        return f"**{markdown(part.text)}**" if part.strong else markdown(part.text)
+    link = markdown_link(part.text, f"#run-{part.run}")
+    return f"**{link}**" if part.status in (Status.HANG, Status.FAIL) else link
+
+
+def _section(number: int, outcome: Outcome) -> list[str]:
+    title = " · ".join(part for part in (outcome.scenario, words.headline_tag(outcome)) if part)
+    lines = [f'<a id="run-{number}"></a>', "", f"## {outcome.verdict.status.value} {markdown(title)}", ""]
+    lines += [f"**{markdown(outcome.verdict.summary)}**"]
+    lines += _bullets(map(markdown, words.facts(outcome)))
+    return [*lines, *_seen(outcome), *_meaning(outcome), *_repeat(outcome), *_artifacts(outcome)]
+
+
+def _seen(outcome: Outcome) -> list[str]:
+    lines = [
+        *_place(outcome.culprit.place if outcome.culprit else None, words.culprit_line(outcome)),
+        *_standings(outcome),
+        *_vitals(outcome),
+    ]
+    return [
+        *_heading("What we saw"),
+        *lines,
+        *(["", words.nothing_seen(outcome)] if words.saw_nothing(outcome) else []),
+    ]
+
+
+def _place(place: Place | None, about: str) -> list[str]:
+    lines = ["", markdown(about)] if about else []
+    if place is None:
+        return lines
+    lines += ["", _place_line(place)]
+    source = "\n".join(words.source_lines(place))
+    return [*lines, "", *markdown_fence(source, "text")] if source else lines
+
+
+def _place_line(place: Place) -> str:
+    name, details = words.place_name(place), words.place_details(place)
+    return " · ".join([markdown_code(name)] * bool(name) + [markdown(details)] * bool(details))
+
+
+def _standings(outcome: Outcome) -> list[str]:
+    if not outcome.standings:
+        return _endings(outcome)
+    rows = [
+        (
+            f"{markdown(words.standing_rank(row))}{' ◀ culprit' if row.culprit else ''}",
+            markdown(row.stands_in),
+            markdown(row.waits_for),
+            words.seconds(row.quiet_s),
+            words.step(outcome.last_step.get(row.rank)),
+            words.exit_word(outcome.exit_codes.get(row.rank)),
+        )
+        for row in outcome.standings
+    ]
+    table = _table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)
+    agreed = ["", f"Last agreed: {markdown(outcome.last_agreed)}"] if outcome.last_agreed else []
+    return ["", *table, *agreed]
+
+
+def _endings(outcome: Outcome) -> list[str]:
+    rows = [
+        (str(rank), words.step(outcome.last_step.get(rank)), words.exit_word(status))
+        for rank, status in sorted(outcome.exit_codes.items())
+    ]
+    return ["", *_table(("rank:", "last step:", "exit"), rows)] if rows else []
+
+
+def _vitals(outcome: Outcome) -> list[str]:
+    head, rows = words.vital_table(outcome)
+    lines = ["", *_table(head, [tuple(map(markdown, row)) for row in rows])] if len(head) > 1 else []
+    numbers = " · ".join(words.numbers(outcome))
+    return [*lines, "", markdown(numbers)] if numbers else lines
+
+
+def _meaning(outcome: Outcome) -> list[str]:
+    lines = [*_heading("What it means"), "", meaning(outcome), ""]
+    if outcome.why:
+        lines += [f"- **why a hang:** {markdown(outcome.why)}"]
+    for finding in outcome.findings:
+        lines += _finding(finding, outcome)
+    return [*lines, *_looked_at(outcome)]
+
+
+def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
+    who = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
+    sure = f"{severity(finding, outcome).value}, {words.certainty(finding.confidence)}"
+    yield f"- **{markdown(finding.code)}** ({sure}{who}): {markdown(finding.claim)}"
+    if finding.place:
+        yield f"  - place: {_place_line(finding.place)}"
+    if finding.advice:
+        yield f"  - do: {markdown(finding.advice)}"
+    yield f"  - proof: {' · '.join(map(proof_link, finding.proof)) or 'no file'}"
+
+
+def _looked_at(outcome: Outcome) -> Iterator[str]:
+    for name, items in words.looked_at(outcome):
+        yield f"- **{name}:** {' · '.join(map(markdown, items))}"
+    for trouble in outcome.trouble:
+        yield f"- **not captured:** {markdown(words.trouble(trouble))}"
+
+
+def _repeat(outcome: Outcome) -> list[str]:
+    lines = _heading("Repeat it")
+    lines += ["", *(markdown_fence(outcome.repeat, "sh") if outcome.repeat else ["No command repeats it."])]
+    if outcome.next:
+        lines += ["", "Go on with:", "", *markdown_fence(outcome.next, "sh")]
+    return lines
+
+
+def _artifacts(outcome: Outcome) -> list[str]:
+    rows = [
+        (
+            markdown_code(item.path, in_table=True) if item.absent is not None else _link(outcome, item.path),
+            "none" if item.count is None else f"{item.count}",
+            markdown(f"not there: {item.absent}") if item.absent is not None else "",
+        )
+        for item in outcome.artifacts
+    ]
+    return [*_heading("Files"), "", *_table(("file", "entries:", "remark"), rows)] if rows else []
+
+
+def _link(outcome: Outcome, path: str) -> str:
+    """A pattern names several files, which no link can."""
+    target = None if "*" in path else link_target(f"{outcome.dir}/{path}")
+    return markdown_link(path, target) if target else markdown_code(path, in_table=True)
+
+
+def _heading(title: str) -> list[str]:
+    return ["", f"### {title}"]
+
+
+def _bullets(items: Iterable[str]) -> list[str]:
+    kept = [f"- {item}" for item in items if item]
+    return ["", *kept] if kept else []
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A head that ends in a colon aligns its column to the right."""
+    rules = ["---:" if name.endswith(":") else "---" for name in head]
+    cells = ([name.rstrip(":") for name in head], rules, *rows)
+    return [f"| {' | '.join(row)} |" for row in cells]

@@ -1,0 +1,250 @@
+"""Tables over all runs of a report: one content, from which Markdown and HTML are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.core.comparison.artifacts import gathered
+from harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
+from harness.core.comparison.config_matrix import Matrix, config_matrix
+from harness.core.comparison.decision_tree import Said, Step, Walk, walked
+from harness.core.comparison.decisions import Decision, State, decided, failed, fired
+from harness.core.comparison.severity import Severity, severities
+from harness.core.report import Outcome, Report, Status
+from harness.render import words
+
+_RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)
+_RUNS_IN_A_CELL = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A piece of a cell: plain text, a verdict with the number of its run, or a command or path."""
+
+    text: str
+    run: int | None = None
+    status: Status | None = None
+    code: bool = False
+    strong: bool = False
+
+
+Cell = tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A section over all runs. A head that ends in a colon aligns its column to the right."""
+
+    title: str
+    said: tuple[str, ...]  # sentences in front of the table
+    command: str | None = None  # what to do now
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def tables(report: Report) -> tuple[Table, ...]:
+    numbers = {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
+    made = (_decisions(report), _tree(report), _claims(report, numbers), _matrix(report, numbers), _files(report))
+    return tuple(table for table in made if table is not None)
+
+
+def findings_line(report: Report) -> str:
+    """ "Findings: 1 critical · 2 warnings · 0 for information"."""
+    found = severities(report.outcomes)
+    if not any(found.values()):
+        return "No finding in any run."
+    warnings = words.plural(found[Severity.WARNING], "warning")
+    return f"Findings: {found[Severity.CRITICAL]} critical · {warnings} · {found[Severity.INFO]} for information."
+
+
+def text(value: str) -> Cell:
+    return (Part(text=value),)
+
+
+def _decisions(report: Report) -> Table | None:
+    counting = [outcome for outcome in report.outcomes if outcome.final]
+    if not counting:
+        return None
+    decisions = decided(counting)
+    now = fired(decisions)
+    if not now and not any(map(failed, counting)):
+        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions, counting)))
+    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is State.APPLIES]
+    return Table(
+        title="Decisions",
+        said=(_first(now), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
+        command=now[0].answer.command if now else None,
+        head=("gate", "if", "answer", "runs", "then") if shown else (),
+        rows=tuple(map(_decision_row, shown)),
+    )
+
+
+def _no_gate(counting: Sequence[Outcome]) -> str:
+    given = {status: sum(one.verdict.status is status for one in counting) for status in words.LOUDEST_FIRST}
+    told = " · ".join(f"{number} {status.value}" for status, number in given.items() if number)
+    announced = any(one.verdict.status in (Status.FAIL, Status.HANG) for one in counting)
+    runs = words.plural(len(counting), "run")
+    return f"No gate fired: {runs}, {told}{'; every failure was announced by its scenario' if announced else ''}."
+
+
+def _unchecked(decisions: Sequence[Decision], counting: Sequence[Outcome]) -> Iterator[str]:
+    codes = [one.gate.name for one in decisions if one.answer.state is State.NOT_CHECKABLE]
+    if codes and len(counting) == 1:
+        yield f"{words.plural(len(codes), 'gate')} of {len(decisions)} cannot be checked by a single run."
+    elif codes:
+        yield f"{len(codes)} of {len(decisions)} gates are not checkable by these runs: {' · '.join(codes)}."
+
+
+def _first(now: Sequence[Decision]) -> str:
+    if not now:
+        return "No gate fired, and runs failed: no rule of the decision tree names what to do."
+    gate, answer = now[0].gate, now[0].answer
+    return f"{_sentence(gate.when)} ({answer.seen}): {gate.then}."
+
+
+def _sentence(words_of_gate: str) -> str:
+    return words_of_gate[:1].upper() + words_of_gate[1:]
+
+
+def _decision_row(decision: Decision) -> tuple[Cell, ...]:
+    gate, answer = decision.gate, decision.answer
+    then: Cell = ()
+    if answer.state is State.APPLIES:
+        then = text(gate.then)
+        then += (Part(text=answer.command, code=True),) if answer.command else ()
+    state = (Part(text=answer.state.value, strong=answer.state is State.APPLIES),)
+    return text(gate.name), text(gate.when), state, text(answer.seen), then
+
+
+def _tree(report: Report) -> Table | None:
+    walk = walked(report.outcomes)
+    if walk is None:
+        return None
+    commands = [step.command for step in walk.open if step.command]
+    return Table(
+        title="Decision tree",
+        said=tuple(_led(walk)),
+        command=commands[0] if commands else None,
+        head=("question", "answer", "answered by", "leads to"),
+        rows=tuple(map(_tree_row, walk.steps)),
+    )
+
+
+def _led(walk: Walk) -> Iterator[str]:
+    before = words.plural(len(walk.open), "question")
+    if walk.leaf is None:
+        yield "The path ends at no leaf: " + (f"{before} open." if walk.open else "every question was answered no.")
+    elif walk.open:
+        yield f"As far as it is answered, the path leads to: {walk.leaf}. Open before it: {before}."
+    else:
+        yield f"The path leads to: {walk.leaf}."
+    if walk.certain_already:
+        causes = ", ".join(walk.certain_already)
+        yield f"What failed is explained with certainty already ({causes}): that goes before the tree."
+
+
+def _tree_row(step: Step) -> tuple[Cell, ...]:
+    by = "" if step.said is Said.NOT_ASKED else step.answer.seen
+    leads: Cell = text(step.question.leaf) if step.said is Said.YES else ()
+    if step.said is Said.OPEN:
+        leads = (Part(text=step.command, code=True),) if step.command else text("no run here can be asked again")
+    answer = (Part(text=step.said.value, strong=step.said is Said.YES),)
+    return text(step.question.text), answer, text(by), leads
+
+
+def _claims(report: Report, numbers: dict[int, int]) -> Table | None:
+    if not report.outcomes:
+        return None
+    rows = sorted(compared(report.outcomes), key=lambda row: _RESULTS.index(row.result))
+    shown = [row for row in rows if _worth_a_row(row)]
+    rest = [row.claim.text for row in rows if not _worth_a_row(row)]
+    if not shown:
+        return None
+    return Table(
+        title="Supported and ruled out",
+        said=(_PAIRS, *([] if any(map(failed, report.outcomes)) else [_NOTHING_FAILED])),
+        head=("claim", "result", "without it", "with it", "because"),
+        rows=tuple(_claim_row(row, numbers) for row in shown),
+        after=(f"Not checked, because no two runs differ in just that: {' · '.join(rest)}.",) if rest else (),
+    )
+
+
+_PAIRS = "Each row is a pair of runs that differ in that setting and in nothing else."
+_NOTHING_FAILED = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
+
+
+def _worth_a_row(row: Row) -> bool:
+    return row.result is not Result.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
+
+
+def _claim_row(row: Row, numbers: dict[int, int]) -> tuple[Cell, ...]:
+    because = row.reason
+    if row.of_pairs[1] > 1:
+        because += f" ({row.of_pairs[0]} of {words.plural(row.of_pairs[1], 'pair')})"
+    last = text(because) + ((Part(text=row.command, code=True),) if row.command else ())
+    pair = (_run(row.pair.control, numbers), _run(row.pair.changed, numbers)) if row.pair else (text(""), text(""))
+    result = (Part(text=row.result.value, strong=row.result is Result.SUPPORTED),)
+    return text(row.claim.text), result, *pair, last
+
+
+def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
+    verdict = outcome.verdict.status
+    return (*text(outcome.scenario), Part(text=verdict.value, run=numbers[id(outcome)], status=verdict))
+
+
+def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
+    matrix = config_matrix(report.outcomes)
+    if matrix is None:
+        return None
+    same = " · ".join(f"{key}={value}" for key, value in matrix.same)
+    return Table(
+        title="Configuration matrix",
+        said=(
+            _DOWN_AND_ACROSS,
+            *([f"The same in all: {same}."] * bool(same)),
+        ),
+        head=("set", *matrix.columns),
+        rows=tuple(_matrix_row(matrix, index, numbers) for index in range(len(matrix.rows))),
+    )
+
+
+_DOWN_AND_ACROSS = "Down: what was set. Across: how the ranks worked together, or the setting that was varied most."
+
+
+def _matrix_row(matrix: Matrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
+    row = matrix.rows[index]
+    return text(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)
+
+
+def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:
+    if not runs:
+        return text("not run")
+    parts = [
+        Part(text=run.verdict.status.value, run=numbers[id(run)], status=run.verdict.status)
+        for run in runs[:_RUNS_IN_A_CELL]
+    ]
+    more = len(runs) - len(parts)
+    return tuple(parts) + (text(f"and {more} more") if more else ())
+
+
+def _files(report: Report) -> Table | None:
+    listed = [outcome for outcome in report.outcomes if outcome.artifacts]
+    if len(listed) < 2:
+        return None
+    rows = tuple(
+        (
+            (Part(text=item.path, code=True),),
+            text(f"{item.attempts} of {item.of}"),
+            text(f"{item.entries}" if item.attempts else "none"),
+            text("; ".join(f"{reason} ({count})" for reason, count in item.absent)),
+        )
+        for item in gathered(listed)
+    )
+    return Table(
+        title="Files of all runs",
+        said=(f"Over {len(listed)} attempts; a number in brackets says how often that reason holds.",),
+        head=("file", "in attempts:", "entries:", "not there, because"),
+        rows=rows,
+    )

@@ -1,0 +1,1 @@
+"""What a bisection needs of this machine."""

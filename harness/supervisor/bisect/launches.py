@@ -1,0 +1,204 @@
+"""A configuration as a launch, and as the command that anyone may type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.core.bisect.spans import Spans, spans_of
+from harness.core.bisect.subject import Form, Subject
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.core.scenario.overrides import is_override
+from harness.core.scenario.yaml_tree import Plain, shown
+from harness.core.suggest import did_you_mean
+from harness.errors import HarnessError, UsageError
+from harness.supervisor.bisect.commits import Worktrees
+from harness.supervisor.launch.launch import subject_path
+from harness.supervisor.launch.planning import Question, planned
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
+PLACEHOLDERS = {
+    Form.LAYERS: ("layers", "range"),
+    Form.VALUE: ("value",),
+    Form.WORDS: ("value",),
+}
+
+
+class CannotLaunch(HarnessError):
+    """A configuration that makes no launch: an invalid mix, or a machine that lacks something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Templates:
+    """How a choice reaches a program of the user's: words and variables with placeholders in them."""
+
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.args or self.env)
+
+    def checked(self, subject: Subject) -> Templates:
+        """Itself. Raises UsageError for a placeholder that the question does not fill, and where nothing is filled."""
+        if not self and not subject.declared:
+            raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
+        known = PLACEHOLDERS.get(subject.form, ())
+        for text in (*self.args, *(value for _, value in self.env)):
+            names = _PLACEHOLDER.findall(text)
+            unknown = next((name for name in names if name not in known), None)
+            if unknown is None and names:
+                continue
+            choice = " or ".join(f"{{{name}}}" for name in known) or "none; the question sets keys of a scenario"
+            what = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
+            raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
+        return self
+
+    def filled(self, subject: Subject, subset: Collection[int]) -> Templates:
+        if not self:
+            return self
+        fill = self._filler(subject, subset)
+        return Templates(args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
+
+    @staticmethod
+    def _filler(subject: Subject, subset: Collection[int]) -> Callable[[str], str]:
+        value = subject.config(subset)[subject.key]
+        listed = ",".join(map(_word, value)) if isinstance(value, list) else _word(value)
+        texts = {"layers": lambda: listed, "value": lambda: listed, "range": lambda: _range(value)}
+        return lambda text: _PLACEHOLDER.sub(lambda found: texts[found[1]](), text)
+
+
+@dataclass(kw_only=True)
+class Launches:
+    """From a subset of the items to what is launched."""
+
+    question: Question  # with the scenario, or the script
+    subject: Subject
+    templates: Templates
+    base_args: tuple[str, ...]  # of a scenario's program, before what the templates add
+    facts: MachineFacts
+    trees: Worktrees | None = None  # commits only
+    stall_s: float | None = None  # learnt from the good control
+    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
+
+    def enter_trees(self, trees: Worktrees) -> None:
+        """From here on each commit is launched in a checkout of its own."""
+        self.trees = trees
+        self.known.clear()
+
+    def spec(self, subset: Collection[int]) -> RunSpec:
+        """The launch, under no name yet. Raises CannotLaunch."""
+        key = spans_of(subset)
+        if key not in self.known:
+            try:
+                self.known[key] = self._spec(subset)
+            except HarnessError as error:
+                self.known[key] = str(error)
+        found = self.known[key]
+        if isinstance(found, str):
+            raise CannotLaunch(found)
+        return self._with_limits(found)
+
+    def command(self, subset: Collection[int], stored: Path | None) -> str | None:
+        """What repeats it by hand; the stored spec where no words can say it."""
+        if self.subject.swept_away(subset):
+            return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
+        if self.subject.form is Form.COMMIT:
+            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question)}"
+        try:
+            return self._typed(self._question(subset))
+        except HarnessError:
+            return None
+
+    @staticmethod
+    def _typed(question: Question) -> str:
+        script, words = question.script, [_by_hand(word) for word in question.words]
+        if script is None:
+            return " ".join(["nsa-harness run", *words])
+        args = ["--", *map(shlex.quote, script.args)] if script.args else []
+        given = ["--script", shlex.quote(script.file), "--ranks", str(script.ranks)]
+        return " ".join(["nsa-harness run", *given, *words, *args])
+
+    def _spec(self, subset: Collection[int]) -> RunSpec:
+        specs = planned(self._question(subset), self.facts).specs
+        if len(specs) != 1:
+            raise CannotLaunch(f"{len(specs)} launches of one configuration; bisect takes a scenario without a matrix")
+        spec = specs[0]
+        if isinstance(spec, Skip):
+            raise CannotLaunch(f"this machine cannot: {spec.reason}")
+        away = self.subject.swept_away(subset)
+        spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
+        spec = self._in_its_tree(spec, subset)
+        text = f"{spec.spec_hash} {self.subject.config(subset)}"
+        return replace(spec, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
+
+    def _with_limits(self, spec: RunSpec) -> RunSpec:
+        if self.stall_s is None or spec.limits.stall_s is not None:
+            return spec
+        return replace(spec, limits=replace(spec.limits, stall_s=self.stall_s))
+
+    def _question(self, subset: Collection[int]) -> Question:
+        question = self.question
+        if self.trees is not None:
+            question = replace(question, working_dir=self._tree(subset))
+        if self.subject.declared and self.subject.form is not Form.COMMIT:
+            question = replace(question, words=(*question.words, *self.subject.words(subset)))
+        filled = self.templates.filled(self.subject, subset)
+        words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
+        if question.script is None:
+            args = (f"run.args={json.dumps([*self.base_args, *filled.args])}",) if filled.args else ()
+            return replace(question, words=(*words, *args))
+        script = replace(question.script, args=(*question.script.args, *filled.args))
+        return replace(question, words=words, script=script)
+
+    def _tree(self, subset: Collection[int]) -> Path:
+        assert self.trees is not None
+        return self.trees.of(str(self.subject.config(subset)["commit"]))
+
+    def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
+        """Launched in its worktree; nsa.train is that commit's own where it has one."""
+        if self.trees is None:
+            return spec
+        tree, ours = self._tree(subset), str(subject_path())
+        theirs = tree / "nsa"
+        program = tuple(str(theirs) if word == ours and theirs.is_dir() else word for word in spec.program)
+        return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
+
+
+def _range(value: Plain) -> str:
+    numbers = sorted(int(str(number)) for number in value) if isinstance(value, list) else []
+    if not numbers:
+        return "0:0"
+    if numbers != list(range(numbers[0], numbers[-1] + 1)):
+        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} could say them")
+    return f"{numbers[0]}:{numbers[-1] + 1}"
+
+
+def _word(value: Plain) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """As YAML takes it, whatever stands in it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _by_hand(word: str) -> str:
+    """Brackets of an override are no glob of a shell's where nothing matches, and easier to read bare."""
+    return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
+
+
+def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
+    """What --arg and --env-arg mean. Raises UsageError."""
+    pairs = []
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env-arg: expected NAME=TEXT with a placeholder in it, got {shown(text)}")
+        pairs.append((name, value))
+    return Templates(args=tuple(args), env=tuple(pairs))

@@ -1,0 +1,277 @@
+"""Which subject a question of the command line asks for, found in its scenario, on this machine, in a repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.bisect.subject import ENV, Form, Subject
+from harness.core.report import MachineFacts
+from harness.core.scenario.checks import as_plain
+from harness.core.scenario.overrides import parse_override
+from harness.core.scenario.resolve import machine_choice
+from harness.core.scenario.scenario import Scenario
+from harness.core.scenario.yaml_tree import Plain, plain, shown
+from harness.errors import UsageError
+from harness.supervisor.bisect.commits import commits_between
+from harness.supervisor.launch.planning import Question, asked_scenarios, checked
+
+AUTO = "auto"
+GC_BASELINE = "gc_baseline_full"
+_SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
+_REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
+_REACH_VALUES = 1 << 17
+_MOST_VALUES = 1 << 20  # a search holds each of them
+_NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
+# Where the first key differs, the others of its line mean nothing without it.
+_WITH_THEIR_HEAD = (
+    ("model.attention", "model.branch", "model.compression", "model.impl", "model.stop_gradient_gates"),
+    (
+        "parallel.wrapper", "parallel.static_graph", "parallel.find_unused_parameters", "parallel.broadcast_buffers",
+        "parallel.gradient_as_bucket_view", "parallel.bucket_cap_mb", "parallel.comm_hook",
+    ),
+    ("run.program", "run.command", "run.args", "run.cwd"),
+    ("run.ranks", "fault.rank"),
+    ("train.phase", "train.resume", "train.checkpoint_every"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """The options that name what is varied; exactly one is given. `auto`: all of what the scenario has."""
+
+    gc_range: str | None = None
+    layers: str | None = None
+    seq_len: str | None = None
+    world_size: str | None = None
+    branch: bool = False
+    env: str | None = None
+    set: str | None = None
+    commits: str | None = None
+    any: str | None = None
+
+
+def subject_of(asking: Asking, question: Question, *, templated: bool, facts: MachineFacts) -> tuple[Question, Subject]:
+    """What is varied, and of which scenario. Raises UsageError.
+
+    `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
+    """
+    option, value = _only(asking)
+    question = _with_scenario(option, question)
+    if option == "set":
+        return _of_two(value, question)
+    scenario = _scenario(question)
+    if scenario.is_ours and templated:
+        raise UsageError("--arg and --env-arg reach a program of yours; nsa.train takes its keys, as in gc.layers=0:4")
+    needs = _NEEDS_PLACEHOLDER.get(option)
+    if not scenario.is_ours and needs and not templated:
+        raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} take it? Say {needs}")
+    return question, _MAKERS[option](value, scenario, question, facts)
+
+
+def arguments_of(question: Question) -> tuple[str, ...]:
+    """What a scenario's program is given already."""
+    return () if question.script is not None else _scenario(question).run.args
+
+
+_NEEDS_PLACEHOLDER = {
+    "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with its own words",
+    "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with its own words",
+    "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with its own words",
+}
+
+
+def _only(asking: Asking) -> tuple[str, str]:
+    given = [(name, value) for name, value in vars(asking).items() if value not in (None, False)]
+    if len(given) != 1:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(asking))
+        said = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
+        raise UsageError(f"bisect answers one question at a time: {names}{said}")
+    name, value = given[0]
+    return name, AUTO if value is True else str(value)
+
+
+def _with_scenario(option: str, question: Question) -> Question:
+    named = question.script is not None or any("=" not in word for word in question.words)
+    if option == "set":
+        if named:
+            raise UsageError("--set names both scenarios itself, the good one and the bad one; give no other")
+        return question
+    if named:
+        return question
+    if option == "gc_range":
+        return replace(question, words=(GC_BASELINE, *question.words))
+    raise UsageError("which scenario? Name one, or --script FILE; `nsa-harness list` shows all")
+
+
+def _scenario(question: Question) -> Scenario:
+    asked, _ = asked_scenarios(question)
+    if len(asked) != 1:
+        names = ", ".join(item.name for item in asked[:3])
+        raise UsageError(f"bisect takes one scenario, and {len(asked)} are selected: {names}")
+    return checked(asked)[0]
+
+
+def _gc_range(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+    count = machine_choice(scenario, facts).layers if scenario.is_ours else None
+    if value == AUTO and count is None:
+        raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
+    start, stop = (0, count or 0) if value == AUTO else _span("--gc-range", value)
+    if count is not None and stop > count:
+        raise UsageError(f"--gc-range={value}: the model has layers 0-{count - 1}; set model.layers")
+    key = "gc.layers" if scenario.is_ours else "layers"
+    return Subject(form=Form.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
+
+
+def _layers(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+    key = "model.layers" if scenario.is_ours else "layers"
+    most = machine_choice(scenario, facts).layers if scenario.is_ours else None
+    return _values("--layers", key, value, lowest=1, most=most)
+
+
+def _seq_len(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+    most = machine_choice(scenario, facts).seq_len if scenario.is_ours else None
+    lowest = _SHORTEST if most is None or most > _SHORTEST else 2
+    return _values("--seq-len", "model.seq_len" if scenario.is_ours else "seq_len", value, lowest=lowest, most=most)
+
+
+def _world_size(value: str, scenario: Scenario, question: Question, _: MachineFacts) -> Subject:
+    ranks = scenario.run.ranks if question.script is None else question.script.ranks
+    if value.endswith(":"):
+        raise UsageError(f"--world-size={value}: say up to how many, as in --world-size=1:8: each rank takes memory")
+    return _values("--world-size", "run.ranks", value, lowest=1, most=ranks)
+
+
+def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
+    """From a good number to a bad one, or without an end; every number between them can be the answer."""
+    if value == AUTO and most is None:
+        example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
+        raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
+    if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
+        good = int(open_from[1])
+        stop = min(max(good, 1) * _REACH, good + _REACH_VALUES) + 1
+        return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True)
+    good, bad = (lowest, most or 0) if value == AUTO else _span(option, value)
+    if good >= bad:
+        raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
+    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
+
+
+def _branch(_: str, scenario: Scenario, __: Question, ___: MachineFacts) -> Subject:
+    if not scenario.is_ours or scenario.model.attention != "nsa":
+        raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
+    branches = ("cmp", "sel", "win") if scenario.model.branch == "all" else tuple(scenario.model.branch.split("+"))
+    return Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=branches)
+
+
+def _env(value: str, scenario: Scenario, _: Question, __: MachineFacts) -> Subject:
+    declared = scenario.run.env
+    names = sorted(declared) if value == AUTO else [name for name in value.split(",") if name]
+    unknown = [name for name in names if name not in declared]
+    if unknown or not names:
+        what = f"{unknown[0]} is not among them" if unknown else "it declares none"
+        raise UsageError(
+            f"--env: the variables that the scenario declares are varied, and {what}; set run.env.NAME=VALUE"
+        )
+    values = tuple(declared[name] for name in names)
+    keys = tuple(f"{ENV}{name}" for name in names)
+    return Subject(
+        form=Form.KEYS, key="run.env", noun="variable", items=keys, bad_values=values,
+        good_values=(None,) * len(keys), labels=tuple(names),
+    )  # fmt: skip
+
+
+def _commits(value: str, _: Scenario, question: Question, __: MachineFacts) -> Subject:
+    good, dots, bad = value.partition("..")
+    if not (good and dots and bad):
+        raise UsageError(f"--commits: expected GOOD..BAD, got {shown(value)}")
+    found = commits_between(question.working_dir, good, bad)
+    return Subject(
+        form=Form.COMMIT,
+        key="commit",
+        noun="commit",
+        items=tuple(commit.sha for commit in found.later),
+        good=found.good,
+        labels=tuple(commit.words for commit in found.later),
+    )
+
+
+def _any(value: str, _: Scenario, __: Question, ___: MachineFacts) -> Subject:
+    override = parse_override(value, "--any")
+    values = plain(override.value)
+    if not isinstance(values, list) or len(values) < 2 or any(isinstance(one, list | dict) for one in values):
+        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {shown(value)}")
+    if len({repr(one) for one in values}) < len(values):
+        raise UsageError(f"--any: {override.key}: a value is given twice")
+    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        return Subject(form=Form.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0])
+    return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
+
+
+_MAKERS: Mapping[str, Callable[[str, Scenario, Question, MachineFacts], Subject]] = {
+    "gc_range": _gc_range,
+    "layers": _layers,
+    "seq_len": _seq_len,
+    "world_size": _world_size,
+    "branch": _branch,
+    "env": _env,
+    "commits": _commits,
+    "any": _any,
+}
+
+
+def _of_two(value: str, question: Question) -> tuple[Question, Subject]:
+    """Every dotted key in which two scenarios differ. The search goes on from the good one."""
+    names = value.split(",")
+    if len(names) != 2 or not all(names):
+        raise UsageError(f"--set: expected GOOD,BAD, two scenarios or YAML files, got {shown(value)}")
+    good, bad = (replace(question, words=(_as_path(name, question.working_dir), *question.words)) for name in names)
+    before, after = (dict(_flat(as_plain(_scenario(side)))) for side in (good, bad))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if not keys:
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
+    return good, Subject(
+        form=Form.KEYS,
+        key="keys",
+        noun="key",
+        items=tuple(keys),
+        good_values=tuple(before.get(key) for key in keys),
+        bad_values=tuple(after.get(key) for key in keys),
+        together=tuple(_together(keys)),
+    )
+
+
+def _as_path(name: str, working_dir: Path) -> str:
+    """A bare file name of the working directory is a path too."""
+    return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
+
+
+def _flat(value: Plain, prefix: str = "") -> Iterator[tuple[str, Plain]]:
+    """Dotted keys. Lists are one value, and so is a planted fault."""
+    assert isinstance(value, dict)
+    for key, item in value.items():
+        if not prefix and key in _NOT_COMPARED:
+            continue
+        if isinstance(item, dict) and key != "fault":
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _together(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    for head, *others in _WITH_THEIR_HEAD:
+        if head in keys:
+            group = [keys.index(key) for key in (head, *others) if key in keys]
+            if len(group) > 1:
+                yield tuple(group)
+
+
+def _span(option: str, text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {shown(text)}")
+    if int(found[2]) - int(found[1]) > _MOST_VALUES:
+        raise UsageError(f"{option}={text}: {_MOST_VALUES:,} values at most can be searched; bring A and B closer")
+    return int(found[1]), int(found[2])

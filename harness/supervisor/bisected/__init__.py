@@ -1,1 +1,0 @@
-"""What a bisection needs of this machine: its subject, its launches, its worktrees, what it has kept on disk."""

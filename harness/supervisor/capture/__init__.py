@@ -1,0 +1,1 @@
+"""Where evidence comes from: the kernel, the debuggers, the ranks themselves."""

@@ -1,0 +1,104 @@
+"""The node around a run: memory limits and what was left, whom the kernel killed, and the state of the GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from harness.core.evidence.host import GPU_FIELDS, PROCESS_FIELDS, Gpu, HostMemory, Process, killed_since, parse_gpus
+from harness.supervisor.capture.cgroup import GroupMemory, group_memory
+from harness.supervisor.capture.commands import CommandFailed, answer_of
+
+_KMSG = Path("/dev/kmsg")
+_KMSG_LIMIT_S = 0.3
+_MAX_RECORDS = 20_000
+_MAX_KILLED = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryWatch:
+    """What was so at the launch; `ended` tells what has changed."""
+
+    began_ns: int  # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep
+    before: GroupMemory
+
+    def ended(self, kmsg: Path = _KMSG) -> HostMemory:
+        now, host = group_memory(os.getpid()), _meminfo()
+        counted = None not in (now.oom_kills, self.before.oom_kills)
+        return HostMemory(
+            total_bytes=host.get("MemTotal"),
+            available_bytes=host.get("MemAvailable"),
+            limit_bytes=now.limit_bytes,
+            used_bytes=now.used_bytes,
+            oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
+            killed=tuple(islice(killed_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
+        )
+
+
+def watch_memory() -> MemoryWatch:
+    """From now on. The run lives in the control groups of this process."""
+    return MemoryWatch(began_ns=time.monotonic_ns(), before=group_memory(os.getpid()))
+
+
+def _meminfo(file: Path = Path("/proc/meminfo")) -> dict[str, int]:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    words = (line.split() for line in lines)
+    return {word[0].rstrip(":"): int(word[1]) * 1024 for word in words if len(word) == 3 and word[1].isdigit()}
+
+
+def _records(kmsg: Path) -> Iterator[str]:
+    """What the log holds now, a record a read. It never ends by itself, so it is read without waiting."""
+    try:
+        log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    deadline = time.monotonic() + _KMSG_LIMIT_S
+    try:
+        for _ in range(_MAX_RECORDS):
+            record = _next_record(log)
+            if record is None or time.monotonic() > deadline:
+                return
+            yield from record.splitlines()
+    finally:
+        os.close(log)
+
+
+def _next_record(log: int) -> str | None:
+    try:
+        return os.read(log, 8192).decode(errors="replace") or None
+    except BrokenPipeError:
+        return " "  # overwritten while we read; the next one follows
+    except OSError:
+        return None
+
+
+_LIMIT_S = 2.5  # for both questions
+
+
+def gpu_in_use(processes: Iterable[Process]) -> bool:
+    """One of them holds a GPU open."""
+    return any(end.startswith("/dev/nvidia") for process in processes for end in process.holds)
+
+
+def gpu_state(failures: list[str], tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
+    """Every GPU of the node; where there is no answer the reason is appended to `failures`."""
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        table = _ask(tool, "gpu", GPU_FIELDS, deadline)
+        processes = _ask(tool, "compute-apps", PROCESS_FIELDS, deadline)
+        return parse_gpus(table, processes)
+    except (CommandFailed, ValueError) as error:
+        failures.append(str(error))
+        return ()
+
+
+def _ask(tool: str, what: str, fields: tuple[str, ...], deadline: float) -> str:
+    query = f"--query-{what}={','.join(fields)}"
+    return answer_of([tool, query, "--format=csv,noheader,nounits"], deadline - time.monotonic())

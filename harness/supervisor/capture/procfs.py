@@ -1,0 +1,169 @@
+"""What the kernel says about the processes of a run: /proc, read without asking them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.evidence.host import Process, Task
+from harness.supervisor.capture.descriptors import holds
+from harness.supervisor.capture.syscalls import standing
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MAX_TASKS = 256  # a process with more threads is read in part: state matters, not the census
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """/proc/PID/stat, the part that is used here."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str
+    cpu_s: float
+    rss_bytes: int
+    started_ticks: int
+
+
+def read_stat(pid: int, tid: int | None = None) -> Stat | None:
+    """None when the process is gone."""
+    path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(") ")
+    fields = tail.split()
+    return Stat(
+        pid=pid,
+        parent=int(fields[1]),
+        command=head.partition("(")[2],
+        state=fields[0],
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        started_ticks=int(fields[19]),
+    )
+
+
+def every_process() -> Iterator[Stat]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            stat = read_stat(int(entry.name))
+            if stat:
+                yield stat
+
+
+def descendants(root: int) -> list[Stat]:
+    """The living processes below `root`, parents before children."""
+    children: dict[int, list[Stat]] = {}
+    for stat in every_process():
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[Stat] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += [stat.pid for stat in below]
+    return found
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment the process was started with; empty when unreadable."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def peak_rss_bytes(pid: int) -> int | None:
+    peak = _status(pid).get("VmHWM")
+    return None if peak is None else int(peak.split()[0]) * 1024
+
+
+def handles_signal(pid: int, number: int) -> bool:
+    """The process has a handler for this signal (SigCgt)."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """/proc/PID/status; empty when the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def io_bytes(pid: int) -> int | None:
+    """Bytes read and written through system calls; None where the kernel does not let us see."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        counters = dict(line.split(": ") for line in lines)
+        return int(counters["rchar"]) + int(counters["wchar"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
+    """One process; times relative to `origin_ns`. None when it is gone."""
+    stat = read_stat(pid)
+    if stat is None:
+        return None
+    return Process(
+        pid=pid,
+        parent=stat.parent,
+        command=_command_line(pid) or stat.command,
+        state=stat.state,
+        cpu_s=stat.cpu_s,
+        io_bytes=io_bytes(pid),
+        rss_bytes=stat.rss_bytes,
+        tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
+        holds=holds(pid) if tasks else (),
+        traced_by=int(_status(pid).get("TracerPid", "0")) or None if tasks else None,
+    )
+
+
+def _command_line(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:300]
+
+
+def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
+    try:
+        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return
+    for tid in tids[:_MAX_TASKS]:
+        stat = read_stat(pid, tid)
+        if stat is None:
+            continue
+        call = standing(pid, tid, origin_ns)
+        yield Task(
+            tid=tid,
+            comm=stat.command,
+            state=stat.state,
+            wchan=_read(f"/proc/{pid}/task/{tid}/wchan"),
+            syscall=call.name,
+            wakes_at_s=call.wakes_at_s,
+            timed=call.timed,
+            cpu_s=stat.cpu_s,
+            fd=call.fd,
+            target=call.target,
+            held_by=call.held_by,
+        )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,311 @@
+"""Takes a snapshot of every rank: cheap sources first, each with its own limit, each failure recorded."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness import protocol
+from harness.core.evidence.board import parse as parse_board
+from harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
+from harness.core.evidence.flight import essential, parse_flight
+from harness.core.evidence.host import Gpu, Process, Socket, Task
+from harness.core.evidence.stacks import native_wanted, training_stack
+from harness.core.trouble import Trouble
+from harness.supervisor.capture import procfs
+from harness.supervisor.capture.node import gpu_in_use, gpu_state
+from harness.supervisor.capture.scene import Scene, look_around
+from harness.supervisor.capture.stacks import StackSources, wait_for
+from harness.supervisor.capture.worker_server import ask_flight
+from harness.supervisor.store.rundir import write_document
+
+
+def readable(snapshot: RankSnapshot) -> Iterator[str]:
+    """The state and what the process waits on, then every Python thread, innermost frame first."""
+    process = snapshot.process
+    yield f"rank {snapshot.rank}   pid {snapshot.pid}   {process.command if process else 'gone'}"
+    if process:
+        yield from _state(process)
+    if snapshot.board and snapshot.board.newest:
+        mark = snapshot.board.newest
+        yield f"last mark {mark.kind} {mark.name}   step {mark.step}   at {mark.at_s:.2f} s"
+    for child in snapshot.children:
+        yield f"child {child.pid}   {child.command}   state {child.state}   cpu {child.cpu_s:.2f} s"
+    for stack in snapshot.stacks:
+        yield ""
+        yield _thread_line(stack)
+        yield from (f"    {name}" for name in stack.native)
+        yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in stack.frames)
+    for collective in snapshot.collectives:
+        if not collective.retired:
+            yield f"pending {collective.op} #{collective.seq} group {collective.group} sizes {collective.sizes}"
+
+
+def leaf_line(snapshot: RankSnapshot, stack: Stack | None) -> int | None:
+    """The line of the readable dump that shows the innermost Python frame of `stack`."""
+    for number, line in enumerate(readable(snapshot), start=1):
+        if stack and line == _thread_line(stack):
+            return number + len(stack.native) + 1
+    return None
+
+
+def _state(process: Process) -> Iterator[str]:
+    main = next((task for task in process.tasks if task.tid == process.pid), None)
+    where = f"{main.syscall or '?'} in {main.wchan or '?'}" if main else "?"
+    yield f"state {process.state}   {where}   cpu {process.cpu_s:.2f} s   rss {process.rss_bytes >> 20} MiB"
+    if process.traced_by is not None:
+        yield f"held by the debugger {process.traced_by}"
+    if process.frozen:
+        yield "its control group is frozen"
+    yield from (_wait(task) for task in process.tasks if task.target or task.held_by)
+    yield from (_socket(one) for one in process.sockets)
+
+
+def _wait(task: Task) -> str:
+    others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
+    return f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
+
+
+def _socket(one: Socket) -> str:
+    owner = "of this run" if one.peer_rank is None else f"rank {one.peer_rank}"
+    whose = f" ({owner})" if one.in_job else ""
+    carried = "" if one.acked_bytes is None else f"   acknowledged {one.acked_bytes}   received {one.received_bytes}"
+    queues = f"unacknowledged {one.unacked_bytes}   unread {one.unread_bytes}   retransmits {one.retransmits}"
+    return f"socket {one.local} -> {one.peer}{whose}   {one.state}   {queues}{carried}"
+
+
+def _thread_line(stack: Stack) -> str:
+    state = "active" if stack.active else "idle"
+    holds = ", holds the GIL" if stack.gil else ""
+    return f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
+
+
+_FLIGHT_LIMIT_S = 1.0
+_DYING_S = 0.1
+_MAX_CHILDREN = 8  # of one rank, whose stacks are taken
+_MAX_AT_ONCE = 32
+_UNHURRIED = 8  # so many questions at once fit into the plain limits
+
+_Recorded = tuple[tuple[Collective, ...], bool]  # and whether the beat thread was asked
+_Threads = tuple[Stack, ...]
+_Stacks = tuple[_Threads, str]  # and the dump they were read from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Camera:
+    """What stays the same between the snapshots of one attempt."""
+
+    origin_ns: int
+    boards: Path
+    dumps: Path
+    trouble: list[Trouble] = field(default_factory=list)
+    asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
+    stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
+    trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, where its training thread stood last
+
+    def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True) -> Snapshot:
+        """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to."""
+        at_s = (time.monotonic_ns() - self.origin_ns) / 1e9
+        scene = look_around(ranks, self.origin_ns, self.stood)
+        for rank, failure in scene.failures:
+            self._note("kernel", failure, rank)
+        with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
+            gpus = pool.submit(self._gpus, scene)
+            asked = [self._ask_all(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
+            seen = tuple(self._answered(number, one, written=written) for one in asked)
+            return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
+
+    def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
+        """The progress board of a process, or None where there is none (probe off, not Python, a foreign host)."""
+        try:
+            data = (self.boards / protocol.BOARD.format(pid=pid)).read_bytes()
+            return parse_board(data, self.origin_ns, newest_calls)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._note("board", str(error), None)
+            return None
+
+    # One rank: everything is asked at once, and put together when it is there.
+
+    def _ask_all(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _Asked:
+        process, board = scene.processes.get(rank), self.board(pid)
+        children = scene.children.get(rank, ())
+        patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
+        return _Asked(
+            rank=rank,
+            pid=pid,
+            process=process,
+            children=children,
+            board=board,
+            stacks=pool.submit(self._stacks, rank, process, board, patience),
+            child_stacks={
+                child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
+            },
+            collectives=pool.submit(self._flight, rank, pid, board),
+        )
+
+    def _answered(self, number: int, asked: _Asked, *, written: bool) -> RankSnapshot:
+        stacks, raw = asked.stacks.result()
+        collectives, by_beat = asked.collectives.result()
+        snapshot = RankSnapshot(
+            rank=asked.rank,
+            pid=asked.pid,
+            process=asked.process,
+            children=asked.children,
+            stacks=stacks,
+            child_stacks={pid: found.result() for pid, found in asked.child_stacks.items()},
+            board=asked.board,
+            collectives=collectives,
+            asked_bytes=self.asked_bytes.get(asked.pid, 0),
+            proof=f"{self.dumps.name}/rank{asked.rank}.{number}.txt" if written else None,
+        )
+        # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
+        if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
+            self._count_bytes(snapshot)
+        if written:
+            self._write(snapshot, raw, number)
+        return snapshot
+
+    def _count_bytes(self, snapshot: RankSnapshot) -> None:
+        """What the questions of this look made the process read and write, for the next look to take off."""
+        process = snapshot.process
+        if process and process.io_bytes is not None:
+            now = procfs.io_bytes(process.pid) or process.io_bytes
+            self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
+
+    def _stacks(self, rank: int, process: Process | None, board: Board | None, patience: float) -> _Stacks:
+        if process is None or process.state in "ZX":
+            return (), ""
+        sources = StackSources(process=process, boards=self.boards, patience=patience)
+        stacks, raw = sources.stacks()
+        if not stacks and _left(process.pid):
+            return (), ""
+        if not stacks or not stacks[0].source.startswith("py-spy"):
+            instead = f"; taken by {stacks[0].source} instead" if stacks else ""
+            self._note("stacks", "; ".join(sources.failures) + instead, rank)
+        known = len(sources.failures)
+        stacks = self._with_native(sources, stacks, [mark.tid for mark in board.marks] if board else [])
+        for failure in sources.failures[known:]:
+            self._note("native stacks", failure, rank)
+        return stacks, raw
+
+    def _with_native(self, sources: StackSources, stacks: tuple[Stack, ...], marking: Sequence[int]) -> _Threads:
+        """Native frames are asked for once a line, since that stops the process; they hold while it stands there."""
+        process = sources.process
+        last = self.trained_in.get(process.pid)
+        now = training_stack(stacks, process.pid, marking)
+        if last and now and last.native and last.frames == now.frames:
+            stacks = tuple(replace(one, native=last.native) if one is now else one for one in stacks)
+        elif native_wanted(stacks, process, marking, last.frames[0] if last and last.frames else None):
+            stacks = sources.native(stacks)
+        now = training_stack(stacks, process.pid, marking)
+        if now is not None:
+            self.trained_in[process.pid] = now
+        return stacks
+
+    def _child_stacks(self, rank: int, child: Process, patience: float) -> tuple[Stack, ...]:
+        if "python" not in child.command or child.state in "ZX":
+            return ()
+        sources = StackSources(process=child, boards=self.boards, patience=patience)
+        stacks, _ = sources.stacks()
+        if not stacks and not _left(child.pid):
+            self._note(f"stacks of child {child.pid}", "; ".join(sources.failures), rank)
+        return stacks
+
+    def _gpus(self, scene: Scene) -> tuple[Gpu, ...]:
+        if not gpu_in_use(scene.everyone):
+            return ()
+        failures: list[str] = []
+        found = gpu_state(failures)
+        for failure in failures:
+            self._note("gpus", failure, None)
+        return found
+
+    # The flight recorder.
+
+    def _flight(self, rank: int, pid: int, board: Board | None) -> _Recorded:
+        """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
+
+        The answer lies in the boards directory in either case: after the run it is read from there.
+        """
+        if board is None:
+            return (), False
+        refused = self._by_server(pid)
+        if refused and not self._ask(pid):
+            beat = f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
+            self._note("flight recorder", f"{refused}; {beat}", rank)
+            return (), True
+        try:
+            recorded = parse_flight(self._flight_file(pid).read_text(errors="replace"))
+            return essential(recorded), bool(refused)
+        except FileNotFoundError:
+            return (), bool(refused)  # the process has not imported torch.distributed: there is nothing to tell
+        except (OSError, ValueError) as error:
+            self._note("flight recorder", str(error), rank)
+            return (), bool(refused)
+
+    def _by_server(self, pid: int) -> str | None:
+        """None when the answer was written, else why there is none."""
+        try:
+            answer = ask_flight(self.boards, pid, _FLIGHT_LIMIT_S)
+            parse_flight(answer)
+        except FileNotFoundError:
+            return "no worker server in the process"
+        except (OSError, ValueError) as error:
+            return f"worker server: {error}"
+        write_document(self._flight_file(pid), answer)
+        return None
+
+    def _flight_file(self, pid: int) -> Path:
+        return self.boards / protocol.FLIGHT.format(pid=pid)
+
+    def _ask(self, pid: int) -> bool:
+        """Raise the request number on the board and wait for the beat thread's answer."""
+        path = self.boards / protocol.BOARD.format(pid=pid)
+        try:
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
+                (asked,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
+                protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, asked + 1)
+                return wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > asked, _FLIGHT_LIMIT_S)
+        except (OSError, ValueError):
+            return False
+
+    def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
+        self.dumps.mkdir(exist_ok=True)
+        (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
+        text = "\n".join(readable(snapshot)) + "\n"
+        (self.dumps / f"rank{snapshot.rank}.{number}.txt").write_text(text, errors="backslashreplace")
+
+    def _note(self, what: str, why: str, rank: int | None) -> None:
+        trouble = Trouble(what=what, why=why[:500], rank=rank)
+        if trouble not in self.trouble:
+            self.trouble.append(trouble)
+
+
+def _left(pid: int) -> bool:
+    """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
+
+    def ended() -> bool:
+        stat = procfs.read_stat(pid)
+        return stat is None or stat.state in "ZX"
+
+    return wait_for(ended, _DYING_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """One rank whose answers are on their way."""
+
+    rank: int
+    pid: int
+    process: Process | None
+    children: tuple[Process, ...]
+    board: Board | None
+    stacks: Future[_Stacks]
+    child_stacks: dict[int, Future[_Threads]]
+    collectives: Future[_Recorded]

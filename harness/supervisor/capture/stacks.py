@@ -1,0 +1,168 @@
+"""Asks for the Python stacks of one process: gentle ways first, each with its own limit, all within one.
+
+py-spy without stopping the process, then stopping it, then the faulthandler signal, which needs no ptrace, then pystack
+where it is installed. Native frames only where the Python line cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness import protocol
+from harness.core.evidence.evidence import Stack
+from harness.core.evidence.host import Process
+from harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
+from harness.supervisor.capture import procfs
+from harness.supervisor.capture.commands import CommandFailed, answer_of
+
+_NONBLOCKING_S = 1.0
+_BLOCKING_S = 0.6
+_SIGNAL_S = 0.3
+_PYSTACK_S = 0.6
+_NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
+_ALL_S = 2.4  # for everything that is asked about one process
+
+
+@dataclass(kw_only=True)
+class StackSources:
+    """All ways to one process. `patience` stretches the limits where many are asked at once."""
+
+    process: Process
+    boards: Path
+    patience: float = 1.0
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + _ALL_S * self.patience
+
+    def stacks(self) -> tuple[tuple[Stack, ...], str]:
+        """The threads, and the dump they were read from; empty where every way failed, which `failures` tells."""
+        for ask in (self._nonblocking, self._blocking, self._signalled, self._pystack):
+            stacks, raw = ask()
+            if stacks:
+                return stacks, raw
+        return (), ""
+
+    def native(self, stacks: Sequence[Stack]) -> tuple[Stack, ...]:
+        """The same threads with their native frames. Stops the process for up to a second."""
+        limit_s = self._left_s(_NATIVE_S)
+        try:
+            named = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
+        except (CommandFailed, ValueError) as error:
+            self.failures.append(f"py-spy --native: {error}")
+            return tuple(stacks)
+        return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
+
+    def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
+        return py_spy(self.process.pid, ["--nonblocking"], self.failures, self._left_s(_NONBLOCKING_S))
+
+    def _blocking(self) -> tuple[tuple[Stack, ...], str]:
+        if self.process.state in "DTt":  # ptrace cannot seize a stopped process, and waits for one in the kernel
+            return (), ""
+        return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
+
+    def _signalled(self) -> tuple[tuple[Stack, ...], str]:
+        """Ask the process's own faulthandler. Sent only where the handler is the probe's."""
+        pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+        target = self.boards / protocol.STACKS.format(pid=pid)
+        if self.process.state in "DTt":
+            self.failures.append(f"state {self.process.state}: it takes no signal")
+            return (), ""
+        if not target.exists() or not procfs.handles_signal(pid, number):
+            self.failures.append("no faulthandler of ours in the process")
+            return (), ""
+        limit_s, before = self._left_s(_SIGNAL_S), target.stat().st_size
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+        raw = _grown(target, before, limit_s)
+        if not raw:
+            self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
+        return parse_faulthandler(raw), raw
+
+    def _pystack(self) -> tuple[tuple[Stack, ...], str]:
+        """An optional tool; its absence is no trouble."""
+        tool = tool_path("pystack")
+        if tool is None:
+            return (), ""
+        try:
+            raw = answer_of([tool, "remote", "--no-block", str(self.process.pid)], self._left_s(_PYSTACK_S))
+            return parse_pystack(raw), raw
+        except (CommandFailed, ValueError) as error:
+            self.failures.append(str(error))
+            return (), ""
+
+    def _left_s(self, limit_s: float) -> float:
+        """A source's own limit, less where the time for all of them runs out."""
+        return max(0.05, min(limit_s * self.patience, self._deadline - time.monotonic()))
+
+
+def py_spy(
+    pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
+) -> tuple[tuple[Stack, ...], str]:
+    """The stacks of a process, and the dump they were read from; a failure is appended to `failures`."""
+    source = " ".join(["py-spy", *options])
+    try:
+        raw = _py_spy(pid, options, limit_s)
+        return parse_py_spy(raw, source), raw
+    except (CommandFailed, ValueError) as error:
+        failures.append(f"{source}: {str(error).removeprefix('py-spy: ')}")
+        return (), ""
+
+
+def py_spy_path() -> str:
+    """The one that was installed with us, else the one on PATH."""
+    return tool_path("py-spy") or "py-spy"
+
+
+def tool_path(name: str) -> str | None:
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
+    try:
+        return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s)
+    except CommandFailed:
+        if "--nonblocking" not in options:
+            _unfreeze(pid)
+        raise
+
+
+def _unfreeze(pid: int) -> None:
+    """A py-spy that was killed while it held the process stopped must not leave it so. It ran before: we asked only
+    then."""
+    stat = procfs.read_stat(pid)
+    if stat and stat.state in "tT":
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _grown(file: Path, before: int, limit_s: float) -> str:
+    """What was written behind `before`, once it is there and grows no more."""
+    sizes = [before]
+
+    def settled() -> bool:
+        sizes.append(file.stat().st_size)
+        return sizes[-1] > before and sizes[-1] == sizes[-2]
+
+    wait_for(settled, limit_s)
+    with file.open("rb") as dump:
+        dump.seek(before)
+        return dump.read().decode(errors="replace")
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,378 @@
+"""Measures this machine for `doctor`. Never raises: what cannot be asked is said as such."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness.core.doctor.facts import (
+    ClockFacts,
+    CoreFacts,
+    Facts,
+    GpuFacts,
+    InterfaceFacts,
+    LeftOver,
+    LimitFacts,
+    MemoryFacts,
+    NameFacts,
+    PortFacts,
+    SlurmFacts,
+    SpaceFacts,
+)
+from harness.protocol import ENV_RUN
+from harness.supervisor.capture import procfs
+from harness.supervisor.doctor import children as doctor_children
+from harness.supervisor.launch.machine import visible_gpus
+
+_PROC = Path("/proc")
+_GROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED_BYTES = 1 << 60  # version 1 writes "no limit" as a number near 2^63
+
+
+def limit_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> LimitFacts:
+    limit, used = tightest([_own_processes(proc), *_group_processes(proc, groups)])
+    return LimitFacts(
+        processes=limit,
+        processes_used=used,
+        open_files=_soft(resource.RLIMIT_NOFILE),
+        core_bytes=_soft(resource.RLIMIT_CORE),
+        core_pattern=_text(proc / "sys/kernel/core_pattern") or "core",
+        address_space_bytes=_soft(resource.RLIMIT_AS),
+    )
+
+
+def memory_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryFacts:
+    """Of the machine, or of the control group that grants least."""
+    lines = dict(line.split(":", 1) for line in _text(proc / "meminfo").splitlines() if ":" in line)
+    total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
+    for group in _group_paths("memory", proc, groups):
+        limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
+        used = _number(group / "memory.current", group / "memory.usage_in_bytes")
+        if limit is not None and used is not None and limit < min(total, _UNLIMITED_BYTES):
+            total = limit
+            available = min(available, max(0, limit - max(0, used - _reclaimable(group))))
+    return MemoryFacts(total_bytes=total, available_bytes=available)
+
+
+def core_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> CoreFacts:
+    quotas = [quota for group in _group_paths("cpu", proc, groups) if (quota := _quota(group)) is not None]
+    return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
+
+
+def tightest(limits: list[tuple[int | None, int]]) -> tuple[int | None, int]:
+    """Of (limit, in use), the one that leaves least."""
+    real = [(limit, used) for limit, used in limits if limit is not None]
+    return min(real, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+
+
+def _own_processes(proc: Path) -> tuple[int | None, int]:
+    """RLIMIT_NPROC counts the threads of the user; the kernel lets root pass."""
+    limit = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)
+    return limit, 0 if limit is None else sum(_threads(proc))
+
+
+def _threads(proc: Path) -> Iterator[int]:
+    """Of each process of this user."""
+    for status in proc.glob("[0-9]*/status"):
+        fields = dict(line.split(":\t", 1) for line in _text(status).splitlines() if ":\t" in line)
+        if fields.get("Uid", "").split("\t")[0] == str(os.getuid()):
+            yield int(fields.get("Threads", "1"))
+
+
+def _group_processes(proc: Path, groups: Path) -> Iterator[tuple[int | None, int]]:
+    for group in _group_paths("pids", proc, groups):
+        yield _number(group / "pids.max"), _number(group / "pids.current") or 0
+
+
+def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
+    """The control groups of this process, innermost first, for one controller; a limit of each one counts."""
+    for line in _text(proc / "self/cgroup").splitlines():
+        _, names, inside = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        # Version 1 has a tree for each controller; version 2, whose line names none, has one for all.
+        root = groups / controller if names else groups
+        # A container may see its own group as the root, under a path that is not there.
+        inner = root / inside.strip("/")
+        while inner != root:
+            if inner.is_dir():
+                yield inner
+            inner = inner.parent
+        if root.is_dir():
+            yield root
+
+
+def _reclaimable(group: Path) -> int:
+    """Pages of files, which the kernel gives up before it kills."""
+    fields = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+
+
+def _quota(group: Path) -> float | None:
+    words = _text(group / "cpu.max").split() or [_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")]
+    if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):  # "max", and -1 in version 1
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _soft(what: int) -> int | None:
+    soft, _ = resource.getrlimit(what)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _kib(text: str) -> int:
+    number = text.split()[:1]
+    return int(number[0]) * 1024 if number and number[0].isdigit() else 0
+
+
+def _number(*files: Path) -> int | None:
+    """The first of the files that holds one."""
+    texts = (_text(file) for file in files)
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+_ASK_LIMIT_S = 5.0
+_MEMORY = Path("/dev/shm")
+_BOARDS = "nsa-harness-"
+_YOUNG_S = 60.0  # a run that begins or ends has a directory and no process for a moment
+_CLOCK_READINGS = 2000  # on each core
+_LOOPBACK = "127.0.0.1"
+_SLURM = ("sinfo", "scontrol", "srun")
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+Resolver = Callable[[str], Sequence[str]]
+
+
+def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
+    """Everything at once, in some seconds: the slow questions are child processes."""
+    watched = WallWatch()
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        python = pool.submit(doctor_children.python_facts)
+        torch = pool.submit(doctor_children.torch_facts)
+        spy = pool.submit(doctor_children.py_spy_facts)
+        packages = (("triton", "triton"), ("flash_attn", "flash-attn"), ("pynvml", "nvidia-ml-py"))
+        modules = [pool.submit(doctor_children.module_facts, *names) for names in packages]
+        name = pool.submit(name_facts)
+        triton, flash_attn, nvml = (module.result() for module in modules)
+        return Facts(
+            python=python.result(),
+            torch=torch.result(),
+            gpu=gpu_facts(environ),
+            nvml=nvml,
+            triton=triton,
+            flash_attn=flash_attn,
+            py_spy=spy.result(),
+            shared_memory=space_facts(_MEMORY),
+            temporary=space_facts(Path(tempfile.gettempdir())),
+            reports=space_facts(_nearest(working_dir / "reports")),
+            limits=limit_facts(),
+            memory=memory_facts(),
+            cores=core_facts(),
+            name=name.result(),
+            interface=InterfaceFacts(wanted=environ.get("GLOO_SOCKET_IFNAME"), present=_interfaces()),
+            ports=port_facts(),
+            slurm=slurm_facts(environ),
+            left_over=left_over((_MEMORY, Path(tempfile.gettempdir()))),
+            clock=clock_facts(watched),
+        )
+
+
+def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
+    """What nvidia-smi lists, with the driver."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
+        return GpuFacts(installed=None, visible=(), driver=None, chosen=chosen, trouble=None)
+    answer, trouble = _asked("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", environ=environ)
+    rows = [line.rpartition(",") for line in answer.splitlines() if "," in line]
+    names = tuple(name.strip() for name, _, _ in rows)
+    return GpuFacts(
+        installed=names,
+        visible=visible_gpus(chosen, names),
+        driver=rows[0][2].strip() if rows else None,
+        chosen=chosen,
+        trouble=trouble,
+    )
+
+
+def space_facts(path: Path) -> SpaceFacts:
+    """Writes a file there and removes it."""
+    trouble, size, free = None, 0, 0
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"nsa-harness")
+            file.flush()
+        status = os.statvfs(path)
+        size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    except OSError as error:
+        trouble = f"{error.strerror or error}"
+    return SpaceFacts(path=str(path), trouble=trouble, size_bytes=size, free_bytes=free)
+
+
+def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
+    """The name that torchrun takes for this machine, and whether its addresses are this machine's."""
+    begun = time.monotonic()
+    hostname = name()
+    addresses: tuple[str, ...] = ()
+    trouble = None
+    try:
+        addresses = tuple((resolve or _resolved)(hostname))
+    except OSError as error:
+        trouble = f"cannot be resolved ({error.strerror or error})"
+    took_s = time.monotonic() - begun
+    bindable = tuple(address for address in addresses if _bind_trouble(address) is None)
+    return NameFacts(hostname=hostname, addresses=addresses, bindable=bindable, took_s=took_s, trouble=trouble)
+
+
+def port_facts(address: str = _LOOPBACK, ranges: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> PortFacts:
+    """Binds a free port and connects to it, as rendezvous does."""
+    first, last = 32768, 60999  # the kernel's default
+    with contextlib.suppress(OSError, ValueError):
+        first, last = map(int, ranges.read_text().split())
+    return PortFacts(trouble=_bind_trouble(address, reach=True), first=first, last=last)
+
+
+class WallWatch:
+    """How far the wall clock moves against the monotonic one, from now on."""
+
+    def __init__(
+        self, wall_s: Callable[[], float] = time.time, monotonic_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.wall_s, self.monotonic_ns = wall_s, monotonic_ns
+        self._wall_s, self._monotonic_ns = wall_s(), monotonic_ns()
+
+    def passed_s(self) -> tuple[float, float]:
+        """Since the beginning: by the monotonic clock, and by how much the wall clock says more."""
+        over_s = (self.monotonic_ns() - self._monotonic_ns) / 1e9
+        return over_s, self.wall_s() - self._wall_s - over_s
+
+
+def clock_facts(watched: WallWatch) -> ClockFacts:
+    backwards = _readings_back(watched.monotonic_ns)
+    over_s, drift_s = watched.passed_s()
+    newest_s = max(path.stat().st_mtime for path in _PACKAGE.rglob("*.py"))
+    behind_s = max(0.0, newest_s - watched.wall_s())
+    return ClockFacts(over_s=over_s, backwards=backwards, drift_s=drift_s, behind_s=behind_s)
+
+
+def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
+    path = environ.get("PATH")
+    absent = tuple(name for name in _SLURM if shutil.which(name, path=path) is None)
+    job = environ.get("SLURM_JOB_ID")
+    if "sinfo" in absent:
+        return SlurmFacts(version=None, absent=absent, job=job, trouble=None)
+    version, _ = _asked("sinfo", "--version", environ=environ)
+    _, trouble = _asked("sinfo", "--noheader", environ=environ)
+    return SlurmFacts(version=version.strip() or None, absent=absent, job=job, trouble=trouble)
+
+
+def left_over(homes: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
+    """Directories of boards, ours and not brand-new, whose run has no process any more."""
+    now_s = time.time() if now_s is None else now_s
+    found = [path for home in dict.fromkeys(homes) for path in sorted(home.glob(f"{_BOARDS}*")) if _ours(path, now_s)]
+    if not found:
+        return ()
+    living = {procfs.environment(stat.pid).get(ENV_RUN) for stat in procfs.every_process()}
+    dead = [path for path in found if path.name.removeprefix(_BOARDS) not in living]
+    return tuple(LeftOver(path=str(path), size_bytes=_size_bytes(path)) for path in dead)
+
+
+def _ours(path: Path, now_s: float) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return path.is_dir() and status.st_uid == os.geteuid() and now_s - status.st_mtime > _YOUNG_S
+
+
+def _size_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:  # removed meanwhile
+            continue
+    return total
+
+
+def _nearest(path: Path) -> Path:
+    """The directory itself, or the one in which it would be made."""
+    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
+
+
+def _resolved(name: str) -> list[str]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as server:
+            server.bind((address, 0))
+            server.listen()
+            if reach:
+                socket.create_connection(server.getsockname()[:2], timeout=_ASK_LIMIT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _interfaces() -> tuple[str, ...]:
+    try:
+        return tuple(name for _, name in socket.if_nameindex())
+    except OSError:
+        return ()
+
+
+def _readings_back(monotonic_ns: Callable[[], int]) -> int:
+    """How often the clock goes back while this thread moves over the cores: cores that disagree show here."""
+    cores = os.sched_getaffinity(0)
+    back, last = 0, monotonic_ns()
+    try:
+        for core in sorted(cores):
+            os.sched_setaffinity(0, {core})
+            for _ in range(_CLOCK_READINGS):
+                now = monotonic_ns()
+                back, last = back + (now < last), now
+    except OSError:  # a sandbox that forbids pinning; one core was read at least
+        pass
+    finally:
+        os.sched_setaffinity(0, cores)
+    return back
+
+
+def _asked(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    """What the command prints, and why it failed."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_LIMIT_S,
+            env=dict(environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {_ASK_LIMIT_S:g} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return done.stdout, None if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")

@@ -1,0 +1,296 @@
+"""From the words of a command line to what is launched: files, environment, overrides, selection, machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.plan import RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.core.scenario.checks import checked_scenario, key_mistake
+from harness.core.scenario.environment import FromEnvironment, environment_overrides
+from harness.core.scenario.overrides import (
+    COMMAND_LINE,
+    Changes,
+    Override,
+    is_override,
+    overridden,
+    parse_axis,
+    parse_override,
+    variants,
+    with_axes,
+)
+from harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from harness.core.scenario.scenario import NSA_TRAIN, Scenario
+from harness.core.scenario.selection import Selection, selected
+from harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
+from harness.core.suggest import did_you_mean
+from harness.errors import MissingNeed, ScenarioError, UsageError
+from harness.supervisor.launch.launch import subject_path
+from harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
+from harness.supervisor.store.record import load_spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A foreign program named on the command line."""
+
+    file: str
+    ranks: int
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What was typed, and where."""
+
+    words: tuple[str, ...]  # patterns and overrides, as they come
+    tags: tuple[str, ...] = ()
+    expression: str | None = None
+    script: Script | None = None
+    matrix: tuple[str, ...] = ()  # KEY=A,B
+    shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
+    working_dir: Path
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One scenario with every override on it."""
+
+    name: str
+    family: str
+    aliases: tuple[str, ...]
+    tags: tuple[str, ...]
+    priority: int
+    file: str
+    tree: Node
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    specs: tuple[RunSpec | Skip, ...]
+    notes: tuple[str, ...]
+
+
+def planned(question: Question, facts: MachineFacts) -> Plan:
+    """The launches a command line means. Raises HarnessError; nothing is written."""
+    patterns = [word for word in question.words if not is_override(word)]
+    stored = [word for word in patterns if word.endswith(".json")]
+    if stored:
+        specs = tuple(_stored(question, stored))
+        _check_names([spec.scenario for spec in specs])
+        return Plan(specs=specs, notes=())
+    asked, notes = asked_scenarios(question)
+    scenarios = checked(asked)
+    launches = [_needed(item, scenario, question, facts) for item, scenario in zip(asked, scenarios, strict=True)]
+    return Plan(specs=part(launches, question.shard), notes=notes)
+
+
+def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
+    """The launches of one shard. Raises UsageError when it has none."""
+    if shard is None:
+        return tuple(launches)
+    number, shards = shard
+    if number > len(launches):
+        raise UsageError(f"--shard: {number}/{shards} of {len(launches)} scenarios is empty; ask for fewer shards")
+    return tuple(launches[number - 1 :: shards])
+
+
+def asked_scenarios(question: Question) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+    """The selected scenarios with overrides, and what is worth saying about the catalog."""
+    patterns = tuple(word for word in question.words if not is_override(word))
+    changes = Changes(
+        overrides=tuple(parse_override(word) for word in question.words if is_override(word)),
+        axes=tuple(parse_axis(word) for word in question.matrix),
+    )
+    selection = Selection(patterns=patterns, tags=question.tags, expression=question.expression)
+    if question.script is not None:
+        _check_alone(selection)
+        scripted = _scripted(question.script, question.working_dir)
+        return _asked([scripted], changes, question.environ), ()
+    if not (patterns or question.tags or question.expression):
+        raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
+    asked, notes = _selected(question, selection, changes)
+    _check_names([item.name for item in asked])
+    return _with_sound_environment(asked, question.environ), notes
+
+
+def _selected(question: Question, selection: Selection, changes: Changes) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+    """Files named by their path first, then what the catalog holds; the catalog is read only if a name needs it."""
+    files = [word for word in selection.patterns if _is_path(word)]
+    names = tuple(word for word in selection.patterns if not _is_path(word))
+    declared = [load_file(question.working_dir / word, question.working_dir, shipped_root()) for word in files]
+    from_files = _asked(declared, changes, question.environ)
+    if files:
+        from_files = selected(from_files, replace(selection, patterns=()))
+    if files and not names:
+        return from_files, ()
+    by_name_alone = names if not (selection.tags or selection.expression) else ()
+    catalog = load_catalog(question.working_dir, shipped_root(), by_name_alone)
+    asked = selected(_asked(catalog.declared, changes, question.environ), replace(selection, patterns=names))
+    return (*from_files, *asked), catalog.notes
+
+
+def every_scenario(working_dir: Path) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+    """All scenarios as declared, for `list`."""
+    catalog = load_catalog(working_dir, shipped_root())
+    return _asked(catalog.declared, Changes(), {}), catalog.notes
+
+
+def checked(asked: Sequence[Asked]) -> tuple[Scenario, ...]:
+    """The scenarios, or UsageError with every mistake that an override made."""
+    results = [checked_scenario(item.tree) for item in asked]
+    mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    return tuple(result.scenario for result in results if result.scenario is not None)
+
+
+def resolved(item: Asked, scenario: Scenario, question: Question, facts: MachineFacts) -> RunSpec | Skip:
+    """The launch of one scenario here. Raises ScenarioError for a program or a layer that is not there."""
+    wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond_the_model(scenario, facts)]
+    if wrong:
+        raise ScenarioError(wrong)
+    return resolve(scenario, facts, _surroundings(item, scenario, question.working_dir), item.notes)
+
+
+def _surroundings(item: Asked, scenario: Scenario, working_dir: Path) -> Surroundings:
+    return Surroundings(
+        python=sys.executable,
+        nsa_dir=str(subject_path()),
+        content_hash=_content_hash(item, scenario, working_dir),
+    )
+
+
+def _needed(item: Asked, scenario: Scenario, question: Question, facts: MachineFacts) -> RunSpec | Skip:
+    spec = resolved(item, scenario, question, facts)
+    named = [word for word in question.words if word.startswith("needs.")]
+    if isinstance(spec, Skip) and named:
+        raise MissingNeed(f"{scenario.name}: {named[0]}: {spec.reason}")
+    return spec
+
+
+def _stored(question: Question, files: list[str]) -> Iterator[RunSpec]:
+    """A stored spec runs exactly as it stands."""
+    others = [word for word in (*question.words, *question.matrix) if word not in files]
+    if others or question.tags or question.expression or question.script or question.shard:
+        extra = others[0] if others else "another selection"
+        raise UsageError(f"{shown(files[0])} is run as it stands; {shown(extra)} cannot go with it")
+    for word in files:
+        yield load_spec(Path(word))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    # Each scenario of a run has a folder of its name.
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two of the selected scenarios are named {shown(twice)}; run them one after the other")
+
+
+def _is_path(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) or "/" in word
+
+
+def _check_alone(selection: Selection) -> None:
+    if selection.patterns or selection.tags or selection.expression:
+        word = (*selection.patterns, *selection.tags, selection.expression)[0]
+        raise UsageError(
+            f"--script runs one program; {shown(word)} would select scenarios beside it; give one of the two"
+        )
+
+
+def _scripted(script: Script, working_dir: Path) -> Declared:
+    """A scenario made of `--script FILE --ranks N -- ARGS`."""
+    path = working_dir / script.file
+    if path.suffix != ".py":
+        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(script.file)}")
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        raise UsageError(f"--script: no file {shown(script.file)}{near}")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-")[:80] or "script"
+    value: Plain = {
+        "name": name,
+        "about": f"{path.name} on {script.ranks} ranks",
+        "run": {"program": script.file, "ranks": script.ranks, "args": list(script.args)},
+    }
+    return Declared(name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False)
+
+
+def _asked(declared: Sequence[Declared], changes: Changes, environ: Mapping[str, str]) -> tuple[Asked, ...]:
+    return tuple(item for one in declared for item in _variants(one, changes, environ))
+
+
+def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[Asked]:
+    given = _given(environ) if _is_ours(overridden(declared.tree, changes.overrides)) else ()
+    typed = {one.key for one in changes.overrides} | {one.key for one in changes.axes}
+    effective = [one for one in given if one.override.key not in typed]
+    tree = overridden(overridden(declared.tree, [one.override for one in effective]), changes.overrides)
+    tree = with_axes(tree, changes.axes)
+    notes = tuple(one.note for one in effective)
+    for variant in variants(tree):
+        yield _one(declared, declared.name + variant.suffix, variant.tree, notes)
+
+
+def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
+    """What the environment sets. A wrong value is an error only once a scenario of ours is selected."""
+    try:
+        return environment_overrides(environ)
+    except UsageError:
+        return ()
+
+
+def _with_sound_environment(asked: tuple[Asked, ...], environ: Mapping[str, str]) -> tuple[Asked, ...]:
+    if any(_is_ours(item.tree) for item in asked):
+        environment_overrides(environ)
+    return asked
+
+
+def _one(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> Asked:
+    named = overridden(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
+    value = plain(named)
+    assert isinstance(value, dict)
+    tags, priority = value.get("tags"), value.get("priority")
+    return Asked(
+        name=name,
+        family=declared.name,
+        aliases=declared.aliases,
+        tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
+        priority=priority if isinstance(priority, int) else 0,
+        file=declared.file,
+        tree=named,
+        notes=notes,
+    )
+
+
+def _is_ours(tree: Node) -> bool:
+    value = plain(tree)
+    run = value.get("run") if isinstance(value, dict) else None
+    if not isinstance(run, dict):
+        return True
+    return run.get("command") is None and run.get("program", NSA_TRAIN) == NSA_TRAIN
+
+
+def _content_hash(item: Asked, scenario: Scenario, working_dir: Path) -> str:
+    """A hash of the program's source. Raises ScenarioError when the file is not there."""
+    if scenario.is_ours:
+        return _hashed(sorted(subject_path().rglob("*.py")))
+    if scenario.run.command is not None or not scenario.run.program.endswith(".py"):
+        return ""
+    path = working_dir / (scenario.run.cwd or "") / scenario.run.program
+    if not path.is_file():
+        what = f"no file {shown(scenario.run.program)} in {working_dir / (scenario.run.cwd or '')}"
+        raise ScenarioError([str(key_mistake(item.tree, ("run", "program"), what))])
+    return _hashed([path])
+
+
+def _hashed(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,269 @@
+"""Finds and reads scenario files: the user's ./scenarios first, then those that ship with the harness."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.scenario.checks import checked_scenario, file_mistakes
+from harness.core.scenario.overrides import matrix_mistakes, variants
+from harness.core.scenario.yaml_tree import (
+    Mistake,
+    Node,
+    Origin,
+    from_plain,
+    in_order,
+    merged,
+    parse_yaml,
+    plain,
+    shown,
+    visible,
+    without,
+)
+from harness.core.suggest import did_you_mean
+from harness.errors import ScenarioError
+
+SIZE_LIMIT_BYTES = 1_000_000
+PARENT_LIMIT = 8
+_SUFFIXES = (".yaml", ".yml")
+_PARENTS = "base"  # files in a folder of this name are parents, not scenarios
+_NOT_INHERITED = ("name", "aliases", "extends", "schema")
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One scenario file with its parents merged in; its matrix is still to be taken."""
+
+    name: str
+    file: str  # as messages show it
+    tree: Node
+    shipped: bool
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return _strings(self.tree, "aliases")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    declared: tuple[Declared, ...]
+    notes: tuple[str, ...]  # what shadows what
+
+
+def shipped_root() -> Path:
+    """A wheel carries the scenarios inside the package; a checkout has them beside it."""
+    inside = _PACKAGE / "_scenarios"
+    return inside if inside.is_dir() else _PACKAGE.parent / "scenarios"
+
+
+def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) -> Catalog:
+    """Every scenario of both places. Raises ScenarioError with all mistakes of all files.
+
+    Where `words` are all there is to know and each is the user's or a shipped file of this name, the other shipped
+    files are left unread: a hundred of them take longer than a rank takes to start.
+    """
+    users = working_dir / "scenarios"
+    reader, found = _Reader(working_dir), []
+    if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
+        found = _in_root(reader, users, [users, shipped], shipped=False)
+    theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
+    wanted = {word for word in words if word not in theirs}
+    enough = bool(words) and wanted <= {path.stem for path in _yaml_files(shipped)}
+    found += _in_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
+    reader.mistakes.extend(_same_names(found))
+    reader.raise_mistakes()
+    return _shadowed(found)
+
+
+def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
+    """One scenario file named on the command line. Raises ScenarioError."""
+    reader = _Reader(working_dir)
+    declared = reader.declared(path, (path.parent, working_dir / "scenarios", shipped), shipped=False)
+    reader.raise_mistakes()
+    assert declared is not None
+    return declared
+
+
+def _in_root(
+    reader: _Reader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
+) -> list[Declared]:
+    found = []
+    for path in _yaml_files(root):
+        if only is not None and path.stem not in only:
+            continue
+        if _PARENTS in path.relative_to(root).parts[:-1]:
+            reader.parent(path)
+        elif declared := reader.declared(path, tuple(parents), shipped=shipped):
+            found.append(declared)
+    return found
+
+
+def _yaml_files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        # A folder named like a scenario is a slip that must not vanish: it is yielded, and reading it says so.
+        slips = [name for name in folders if name.endswith(_SUFFIXES)]
+        folders[:] = sorted(name for name in folders if name not in slips and not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
+
+
+class _Reader:
+    """Reads files once each and gathers what is wrong with them."""
+
+    def __init__(self, working_dir: Path) -> None:
+        self.working_dir = working_dir
+        self.mistakes: list[Mistake] = []
+        self._trees: dict[Path, Node | None] = {}
+
+    def raise_mistakes(self) -> None:
+        if self.mistakes:
+            # A mistake in a parent is met again in each of its children.
+            files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
+            ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
+            raise ScenarioError(tuple(dict.fromkeys(str(mistake) for mistake in ordered)))
+
+    def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
+        before = len(self.mistakes)
+        tree = self._with_parents(path, roots, ())
+        if tree is None or len(self.mistakes) > before:
+            return None
+        name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
+        named = merged(tree, from_plain({"name": str(name)}, self._origin(path)))
+        self.mistakes.extend(_checked(without(named, ("extends",))))
+        return Declared(name=str(name), file=self._label(path), tree=named, shipped=shipped)
+
+    def parent(self, path: Path) -> None:
+        """Look through a parent that perhaps no scenario extends."""
+        self._tree(path)
+
+    def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
+        tree = self._tree(path)
+        if tree is None or not isinstance(tree.content, dict):
+            return None
+        if "extends" not in tree.content:
+            return tree
+        parent = self._parent_path(tree.content["extends"], roots)
+        if parent is None:
+            return None
+        if self._circular(tree.content["extends"], parent, (*children, path)):
+            return None
+        under = self._with_parents(parent, roots, (*children, path))
+        return None if under is None else merged(without(under, _NOT_INHERITED), tree)
+
+    def _parent_path(self, extends: Node, roots: tuple[Path, ...]) -> Path | None:
+        name = str(extends.content)
+        candidates = [root / f"{name}{suffix}" for root in roots for suffix in _SUFFIXES]
+        inside = not name.startswith("/") and ".." not in Path(name).parts and "\0" not in name
+        found = next((path for path in candidates if inside and path.exists()), None)
+        if found is None:
+            known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in _yaml_files(r)})
+            bases = [known_name for known_name in known if _PARENTS in Path(known_name).parts[:-1]]
+            hint = did_you_mean(name, known) or (f"; known parents: {', '.join(bases)}" if bases else "")
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=f"no file {shown(name)}{hint}"))
+        return found
+
+    def _circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
+        what = ""
+        if parent.resolve() in [child.resolve() for child in children]:
+            chain = " -> ".join(self._label(path) for path in (*children, parent))
+            what = f"goes in a circle: {chain}; take one `extends` out"
+        elif len(children) > PARENT_LIMIT:
+            what = f"more than {PARENT_LIMIT} parents above each other; merge some"
+        if what:
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=what))
+        return bool(what)
+
+    def _tree(self, path: Path) -> Node | None:
+        """The file's own tree, its mistakes noted; None where there is none."""
+        if path not in self._trees:
+            self._trees[path] = self._read(path)
+        return self._trees[path]
+
+    def _read(self, path: Path) -> Node | None:
+        text = self._text(path)
+        if text is None:
+            return None
+        parsed = parse_yaml(text, self._label(path))
+        wrong = list(parsed.mistakes)
+        if parsed.root is not None:
+            wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
+        self.mistakes.extend(wrong)
+        return parsed.root  # with its mistakes noted: its parent may be wrong as well
+
+    def _text(self, path: Path) -> str | None:
+        try:
+            content = _content(path)
+            # A byte order mark is what some editors put first; it is not part of the text.
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
+            what = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
+        except OSError as error:
+            line, column, what = 1, 1, f"cannot be read: {error.strerror}"
+        except ValueError as error:
+            line, column, what = 1, 1, str(error)
+        origin = Origin(source=self._label(path), line=line, column=column)
+        self.mistakes.append(Mistake(origin=origin, key="", what=what))
+        return None
+
+    def _origin(self, path: Path) -> Origin:
+        return Origin(source=self._label(path), line=1, column=1)
+
+    def _label(self, path: Path) -> str:
+        """Relative to the working directory where it lies below it, absolute elsewhere."""
+        absolute = Path(os.path.abspath(path))
+        inside = absolute.is_relative_to(self.working_dir)
+        return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file. Raises OSError, or ValueError for what is no scenario file at all."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError("is a directory; a scenario is a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("is not a regular file")
+    if status.st_size > SIZE_LIMIT_BYTES:
+        raise ValueError(f"has {status.st_size} bytes; a scenario file has at most {SIZE_LIMIT_BYTES}")
+    with path.open("rb") as file:
+        return file.read(SIZE_LIMIT_BYTES)
+
+
+def _checked(tree: Node) -> Iterator[Mistake]:
+    for variant in variants(tree):
+        yield from checked_scenario(variant.tree).mistakes
+
+
+def _same_names(found: list[Declared]) -> Iterator[Mistake]:
+    """Two files of one place that claim the same word. Between the places, the user's shadows."""
+    claims: dict[tuple[bool, str], Declared] = {}
+    for declared in found:
+        for word in (declared.name, *declared.aliases):
+            first = claims.setdefault((declared.shipped, word), declared)
+            if first is not declared:
+                what = f"{shown(word)} is already the name or an alias of {first.file}; rename one"
+                key = "name" if word == declared.name else "aliases"
+                yield Mistake(origin=Origin(source=declared.file, line=1, column=1), key=key, what=what)
+
+
+def _shadowed(found: list[Declared]) -> Catalog:
+    users = {
+        word: declared for declared in found if not declared.shipped for word in (declared.name, *declared.aliases)
+    }
+    kept = [declared for declared in found if not declared.shipped or declared.name not in users]
+    notes = [
+        f"{users[declared.name].file} shadows the shipped scenario {declared.name}"
+        for declared in found
+        if declared.shipped and declared.name in users
+    ]
+    return Catalog(declared=tuple(kept), notes=tuple(notes))
+
+
+def _strings(tree: Node, key: str) -> tuple[str, ...]:
+    assert isinstance(tree.content, dict)
+    value = plain(tree.content[key]) if key in tree.content else []
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()

@@ -1,0 +1,219 @@
+"""A running job that somebody else started: its ranks are found, looked at until it is decided, and left as they are.
+
+No signal is sent, nothing is written, and no process is held longer than py-spy needs for a stack.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import select
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from harness import protocol
+from harness.core.evidence.evidence import Ending
+from harness.core.plan import Limits
+from harness.core.verdict.proof import SETTLE_S, prove
+from harness.core.verdict.verdict import moving_ranks
+from harness.errors import NoSuchJob
+from harness.supervisor.capture import procfs
+from harness.supervisor.capture.stacks import py_spy
+from harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
+from harness.supervisor.watch.ranks import Ranks
+from harness.supervisor.watch.watch import Watch
+
+_LOOK_S = SETTLE_S + 0.1
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# Not the faulthandler's file: with it the stacks of a job of ours would be asked for by a signal.
+_VIEWED = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was found at a process id."""
+
+    pid: int  # as asked for
+    ranks: Mapping[int, int]
+    boards: Path | None  # of a job that nsa-harness itself observes or runs
+    origin_ns: int  # when its oldest rank was started, on the monotonic clock
+
+
+def find_job(pid: int) -> Found:
+    """The ranks at, below or beside a process. Raises NoSuchJob, with what to do."""
+    stat = procfs.read_stat(pid)
+    if stat is None or stat.state in "ZX":
+        raise NoSuchJob(f"attach: no process {pid} is running here; `ps -ef | grep python` lists what does")
+    _check_readable(pid)
+    ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
+    if not ranks:
+        shown = " ".join(command_words(pid))[:120] or stat.command
+        raise NoSuchJob(
+            f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
+            " name torchrun, a rank, or a process above them"
+        )
+    for rank, process in ranks.items():
+        _check_stacks(rank, process)
+    return Found(pid=pid, ranks=ranks, boards=_boards_of(ranks), origin_ns=_started_ns(ranks))
+
+
+def _check_readable(pid: int) -> None:
+    try:
+        Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        owner = _owner(pid)
+        raise NoSuchJob(
+            f"attach: process {pid} belongs to {owner} and may not be looked at; `sudo nsa-harness attach {pid}`"
+        ) from None
+    except OSError:
+        raise NoSuchJob(f"attach: process {pid} has just ended") from None
+
+
+def _owner(pid: int) -> str:
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except (OSError, KeyError):
+        return "somebody else"
+
+
+def _check_stacks(rank: int, pid: int) -> None:
+    """One stack, to be refused before the look and not after it."""
+    failures: list[str] = []
+    py_spy(pid, ["--nonblocking"], failures)
+    refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
+    if not refused:
+        return
+    with suppress(OSError):
+        if _PTRACE_SCOPE.read_text().strip() != "0":
+            refused.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
+    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
+
+
+def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
+    """A rank was named: the others of its job are its parent's."""
+    if list(ranks.values()) != [pid] or rank_of(pid) is None:
+        return ranks
+    job = _job_of(pid)
+    return {rank: one for rank, one in ranks_below(parent).items() if _job_of(one) == job} or ranks
+
+
+def _job_of(pid: int) -> tuple[str, ...]:
+    environment = procfs.environment(pid)
+    return tuple(environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
+
+
+def _boards_of(ranks: Mapping[int, int]) -> Path | None:
+    for pid in ranks.values():
+        boards = procfs.environment(pid).get(protocol.ENV_BOARDS)
+        if boards and Path(boards).is_dir():
+            return Path(boards)
+    return None
+
+
+def _started_ns(ranks: Mapping[int, int]) -> int:
+    """Of the oldest rank; the kernel counts from the boot, time asleep included."""
+    ticks = [stat.started_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
+    since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
+
+
+@contextmanager
+def onlooker(job: Found) -> Iterator[Onlooker]:
+    """The boards as they are, apart from what would have a signal sent."""
+    with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
+        for pid in job.ranks.values() if job.boards else ():
+            for name in (pattern.format(pid=pid) for pattern in _VIEWED):
+                (Path(view) / name).symlink_to(Path(job.boards or "") / name)
+        yield Onlooker(job=job, origin_ns=job.origin_ns, boards=Path(view))
+
+
+@dataclass(kw_only=True)
+class Onlooker:
+    """In place of a guardian: it hears when a rank leaves, and cannot do anything."""
+
+    job: Found
+    origin_ns: int
+    boards: Path
+    tag: str = ""
+    probed: bool = False
+    lost: bool = False
+    _left: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._poll = select.poll()
+        self._watched: dict[int, int] = {}
+        for pid in {self.job.pid, *self.job.ranks.values()}:
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                self._watched[descriptor] = pid
+                self._poll.register(descriptor, select.POLLIN)
+
+    def events(self, wait_s: float) -> list[dict[str, Any]]:
+        ended = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
+        for descriptor in ended:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+        return [{"event": "exit", "pid": self._watched.pop(descriptor)} for descriptor in ended]
+
+    def tell(self, **_: object) -> None:
+        return
+
+
+@dataclass(kw_only=True)
+class KnownRanks(Ranks):
+    """The ranks that were found at the start."""
+
+    known: Mapping[int, int]
+
+    def discover(self, launcher: int) -> list[tuple[int, int]]:  # noqa: ARG002
+        new = sorted(self.known.items()) if not self.pids else []
+        self.pids.update(new)
+        return new
+
+
+@dataclass(kw_only=True)
+class Look(Watch):
+    """Looks at a job until it is decided, or for so long."""
+
+    job: Found
+    for_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.launcher = self.job.pid
+        self.begun_s = self.now_s()
+        self.write("observed")
+
+    def find_ranks(self) -> KnownRanks:
+        return KnownRanks(spec=self.spec, guarded=self.guarded, camera=self.camera, known=self.job.ranks)
+
+    def suspicion(self, now_s: float, limits: Limits) -> Ending | None:
+        """Stacks from the start on: there may be no marks that could be waited for."""
+        if not self.due("look", now_s, _LOOK_S):
+            return None
+        self.snapshot()
+        progress_s = self.ranks.last_progress_s()
+        limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
+        assert limit_s is not None
+        if now_s - progress_s >= limit_s:
+            proof = prove(
+                self.episode,
+                self.samples,
+                last_progress_s=progress_s,
+                limits=limits,
+                backend=self.spec.backend,
+                gone=self.ranks.gone,
+            )
+            if proof is not None:
+                self.write("proof", kind=str(proof.kind), reason=proof.reason)
+                return Ending.STALL
+        decided = moving_ranks(self.samples) or now_s - self.begun_s >= self.for_s
+        return Ending.DETACHED if decided else None

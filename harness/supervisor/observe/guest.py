@@ -1,0 +1,159 @@
+"""A user's own command as a child of this process: the probe is let in, and everything else is left untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import protocol
+from harness.errors import CommandNotStarted
+from harness.supervisor.launch.guardian import NO_SOCKETS
+from harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
+from harness.supervisor.observe.ranks import is_python_command, starts_ranks
+from harness.supervisor.observe.relay import Relay
+from harness.supervisor.store.rundir import AttemptDir
+
+_ROOT = Path(__file__).resolve().parents[3]
+_GUARDIAN = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from harness.supervisor.observe.guest_guardian import main; main()"
+)
+_READY_S = 10.0
+
+
+@dataclass(kw_only=True)
+class Guest(Guarded):
+    """An observed job. Its guardian may be lost and is replaced; the job does not notice."""
+
+    child: subprocess.Popen[bytes]
+    asked: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
+
+    def events(self, wait_s: float) -> list[dict[str, Any]]:
+        said = super().events(wait_s)
+        if self.lost:
+            self._replace_guardian()
+        return said
+
+    def tell(self, **command: object) -> None:
+        if command["do"] in ("adopt", "watch"):
+            self.asked.append(command)
+        super().tell(**command)
+
+    def status(self) -> int:
+        """Of the command that has ended: its exit code, or minus the signal."""
+        return self.child.wait()
+
+    def bring_boards(self, home: Path) -> None:
+        """Copies of the boards as they are now."""
+        with contextlib.suppress(shutil.Error, FileNotFoundError):  # a process may leave with its files meanwhile
+            shutil.copytree(self.boards, home, ignore=NO_SOCKETS, dirs_exist_ok=True)
+
+    def next_attempt(self, attempt: AttemptDir) -> None:
+        """What the guardian writes from here on goes to this attempt."""
+        words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
+        self.order = {**self.order, **words}
+        self.asked = self.asked[:1]
+        self.tell(do="journal", **words)
+
+    def leave(self) -> None:
+        """Bring the boards home and let the guardian go; no process of the job is touched."""
+        self.tell(do="leave")
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and not any(one["event"] == "ended" for one in self.events(0.1)):
+            pass
+        self.tell(do="quit")
+        self.guardian.wait(timeout=_READY_S)
+
+    def _replace_guardian(self) -> None:
+        self.guardian, self.pending, self.lost = start_guardian(["-c", _GUARDIAN, str(_ROOT)], self.order), b"", False
+        for command in self.asked:
+            super().tell(**command)
+
+
+def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: Relay) -> Guest:
+    """Start `command` in our place in the terminal. Raises CommandNotStarted, and has left nothing behind then."""
+    tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
+    boards = boards_dir(tag)
+    order = {
+        "argv": None,
+        "tag": tag,
+        "boards": str(boards),
+        "keep": str(attempt.boards.resolve()),
+        "journal": str(attempt.processes.resolve()),
+    }
+    origin_ns = time.monotonic_ns()
+    guardian = start_guardian(["-c", _GUARDIAN, str(_ROOT)], order)
+    # The guardian makes the boards' directory, and says so: the first process of the job must find it.
+    assert guardian.stdout is not None
+    guardian.stdout.readline()
+    try:
+        child = _start(command, _environment(command, tag, boards, probe), relay)
+    except OSError as error:
+        _dismiss(guardian)
+        raise not_started(command[0], error) from None
+    guest = Guest(
+        guardian=guardian,
+        origin_ns=origin_ns,
+        boards=boards,
+        tag=tag,
+        order=order,
+        probed=probe != protocol.PROBE_OFF,
+        child=child,
+    )
+    guest.tell(do="adopt", pid=child.pid)
+    return guest
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises CommandNotStarted as a shell would: 127 where there is none, 126 where it cannot be executed."""
+    if shutil.which(command[0]) is None:
+        found = os.sep in command[0] and os.path.exists(command[0])
+        raise not_started(command[0], PermissionError("it cannot be executed") if found else FileNotFoundError())
+
+
+def not_started(name: str, error: OSError) -> CommandNotStarted:
+    if isinstance(error, FileNotFoundError):
+        return CommandNotStarted(f"{name}: command not found, nor the interpreter it names; nothing was started", 127)
+    why = error.strerror or str(error)
+    return CommandNotStarted(f"{name}: {why}; nothing was started; `chmod +x`, or name its interpreter", 126)
+
+
+def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) -> subprocess.Popen[bytes]:
+    # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
+    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock)
+
+
+def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(protocol.ENV_PREFIX)}
+    inherited = {name: value for name, value in inherited.items() if not name.startswith("NSA_HARNESS_")}
+    ours = {
+        **probe_environment(inherited.get("PYTHONPATH", ""), tag, boards, probe),
+        **({protocol.ENV_SOLO: "1"} if _may_train_itself(command) else {}),
+    }
+    return {**inherited, **ours}
+
+
+def _may_train_itself(command: Sequence[str]) -> bool:
+    """`python train.py`: one process that is rank 0, unless it starts ranks of its own; their boards will say so."""
+    return is_python_command(command) and not starts_ranks(command)
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    """It has adopted nothing, so that the end of its input ends it."""
+    assert guardian.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        guardian.stdin.close()
+    guardian.wait(timeout=_READY_S)
+
+
+def shell_status(returncode: int) -> int:
+    """As a shell says it: 128 and the signal's number for a command that a signal ended."""
+    return returncode if returncode >= 0 else 128 + signal.Signals(-returncode)

@@ -1,0 +1,178 @@
+"""The ranks of a job that somebody else started: found by their boards, or from outside where they have none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.evidence.evidence import Board
+from harness.core.verdict.limits import started
+from harness.supervisor.capture import procfs
+from harness.supervisor.watch.ranks import NO_BOARD_S, Ranks, alive
+
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+# Python programs that start ranks and are none, even where RANK is in their own environment.
+_STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
+_STARTER_WORDS = 4  # interpreter, its switches, -m, module
+_SPAWNED = "multiprocessing.spawn import spawn_main"
+
+
+def starts_ranks(words: Sequence[str]) -> bool:
+    """The command of a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
+    return any(
+        word in _STARTER_MODULES or os.path.basename(word) in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
+    )
+
+
+def is_python_command(words: Sequence[str]) -> bool:
+    return bool(words) and _PYTHON.fullmatch(os.path.basename(words[0])) is not None
+
+
+def ranks_below(root: int) -> dict[int, int]:
+    """rank -> process of the ranks at or below `root`: by RANK in their environment, else by who has loaded torch.
+
+    Where nobody has a RANK (mp.spawn), they are numbered in the order in which they were started.
+    """
+    first = procfs.read_stat(root)
+    below = [*([first] if first else []), *procfs.descendants(root)]
+    named = _named(stat for stat in below if stat.state not in "ZX")
+    return named or dict(enumerate(_with_torch(below)))
+
+
+def rank_of(pid: int) -> int | None:
+    """RANK in the environment of a Python program that starts none itself."""
+    rank = procfs.environment(pid).get("RANK", "")
+    words = command_words(pid)
+    return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
+
+
+def command_words(pid: int) -> list[str]:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in raw.split(b"\0") if word]
+
+
+def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
+    """The topmost process of each rank: a rank's children inherit its environment."""
+    found: dict[int, int] = {}
+    inside: set[int] = set()
+    for stat in below:
+        rank = None if stat.parent in inside else rank_of(stat.pid)
+        if rank is not None:
+            found.setdefault(rank, stat.pid)
+        if rank is not None or stat.parent in inside:
+            inside.add(stat.pid)
+    return found
+
+
+def _with_torch(below: Sequence[procfs.Stat]) -> list[int]:
+    """The topmost programs that train; where those have spawned others by multiprocessing, the spawned ones."""
+    training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_words(stat.pid))}
+    top = [stat for stat in training.values() if stat.parent not in training]
+    spawned = [stat for stat in training.values() if _SPAWNED in " ".join(command_words(stat.pid))]
+    ranks = [stat for stat in spawned if stat.parent in {one.pid for one in top}] or top
+    return [stat.pid for stat in sorted(ranks, key=lambda stat: (stat.started_ticks, stat.pid))]
+
+
+def loads_torch(pid: int) -> bool:
+    try:
+        return "/libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _is_python(pid: int, words: Sequence[str]) -> bool:
+    """By its program file; by its command where that cannot be read."""
+    try:
+        return _PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))) is not None
+    except OSError:
+        return is_python_command(words)
+
+
+_SEARCH_EVERY_S = 1.0  # reading the memory maps of every process costs some milliseconds
+
+
+@dataclass(kw_only=True)
+class GuestRanks(Ranks):
+    """Nobody says how many there will be, nor when. Ranks that take the place of dead ones are another attempt."""
+
+    world_size: int = 0
+    restarted: bool = False
+    _solo: set[int] = field(default_factory=set)  # processes that would be rank 0 if nobody else had a rank
+    _searched_ns: int = 0
+
+    @property
+    def count(self) -> int:
+        """Ranks of the whole job, those on other hosts included."""
+        return max([self.world_size, *(rank + 1 for rank in self.pids)])
+
+    @property
+    def all_train(self) -> bool:
+        here = [rank for rank in self.pids if rank not in self.gone]
+        boards = [self.boards.get(rank) for rank in here]
+        return bool(here) and len(here) >= self._expected_here(here) and all(map(started, boards))
+
+    def discover(self, launcher: int) -> list[tuple[int, int]]:
+        boards = dict(self._boards())
+        solo = [pid for pid, board in boards.items() if self._only_one(board)]
+        found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
+        if not found and solo:
+            found = {0: min(solo)}
+            self._solo |= set(solo)
+        if not found and not self.pids:
+            found = self._from_outside(launcher)
+        self.world_size = max([self.world_size, *(board.world_size or 0 for board in boards.values())])
+        self._drop_solo(found)
+        return [(rank, pid) for rank, pid in sorted(found.items()) if self._takes(rank, pid)]
+
+    def _boards(self) -> Iterator[tuple[int, Board]]:
+        """Boards of living processes."""
+        try:
+            names = os.listdir(self.guarded.boards)
+        except FileNotFoundError:
+            return
+        for name in names:
+            pid = name.removesuffix(".board")
+            if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.camera.board(int(pid))):
+                yield int(pid), board
+
+    def _only_one(self, board: Board) -> bool:
+        return board.world_size == 1 and rank_of(board.pid) is None
+
+    def _from_outside(self, launcher: int) -> dict[int, int]:
+        """Without boards (no probe, or no time yet to write one): RANK in environments, then whoever has torch."""
+        now_ns = self.now_ns()
+        waited_s = (now_ns - self.guarded.origin_ns) / 1e9
+        if (self.guarded.probed and waited_s < NO_BOARD_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
+            return {}
+        self._searched_ns = now_ns
+        return ranks_below(launcher)
+
+    def _drop_solo(self, found: dict[int, int]) -> None:
+        """The process that started everything looked like rank 0 until ranks of its own came."""
+        if found and not self._solo & set(found.values()):
+            for rank in [rank for rank, pid in self.pids.items() if pid in self._solo]:
+                del self.pids[rank]
+                self.boards.pop(rank, None)
+
+    def _takes(self, rank: int, pid: int) -> bool:
+        known = self.pids.get(rank)
+        if known == pid or (known is not None and alive(known)):
+            return False
+        if known is not None:
+            self.restarted = True
+            return False
+        self.pids[rank] = pid
+        self.gone.discard(rank)
+        self.guarded.tell(do="watch", pid=pid, rank=rank)
+        return True
+
+    def _expected_here(self, ranks: list[int]) -> int:
+        told = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
+        return int(told) if told.isdigit() else self.world_size

@@ -1,0 +1,354 @@
+"""Reduces the files of one attempt to Evidence.
+
+Reads only what lies in the attempt's directory, so it can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from harness import protocol
+from harness.core.divergence.ledger import ledger_lines
+from harness.core.evidence.board import parse as parse_board
+from harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
+from harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
+from harness.core.evidence.flight import Flight, essential, parse_dump
+from harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
+from harness.core.evidence.look_records import read_looks
+from harness.core.evidence.looks import Looks
+from harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from harness.core.evidence.stacks import parse_faulthandler
+from harness.core.evidence.steps import ledger_table, step_rows
+from harness.core.plan import RunSpec
+from harness.core.trouble import Trouble
+from harness.supervisor.store.adapters import adapter, json_text
+from harness.supervisor.store.journals import Journals, first_line
+from harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
+from harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
+from harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
+
+_MAX_HALF_BYTES = 64 << 20
+_OF_PROBE = {
+    protocol.BOARD: "board",
+    protocol.STACKS: "stacks.txt",
+    protocol.RAISED: "raised.json",
+    protocol.FLIGHT: "flight.json",
+    protocol.LOOKS: "looks.jsonl",
+    protocol.TROUBLE: "trouble.jsonl",
+}
+
+
+def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
+    """Copies what there is and yields what could not be; that may lie there already, from an earlier judgement."""
+    home = attempt.rank(rank)
+    try:
+        own_folder(home)
+    except OSError as error:
+        yield error
+        return
+    for source, name in [*_logs(attempt, rank), *_boards(attempt, pid)]:
+        try:
+            _copy(source, home / name)
+        except OSError as error:
+            yield error
+
+
+def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
+    """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
+    for stream in ("stdout", "stderr"):
+        written = sorted(attempt.logs.glob(f"*/attempt_*/{rank}/{stream}.log"))
+        if written:
+            yield written[-1], f"{stream}.log"
+        elif not attempt.logs.exists() and rank == 0 and attempt.output.exists():
+            yield attempt.output, f"{stream}.log"
+
+
+def _boards(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
+    for pattern, name in _OF_PROBE.items() if pid is not None else ():
+        source = attempt.boards / pattern.format(pid=pid)
+        if source.exists() and (source.stat().st_size or pattern == protocol.BOARD):
+            yield source, name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Aside and renamed: what lies at the target may be a link. Raises OSError for a source that is no file.
+
+    Of a file beyond all measure its beginning and its end: the whole stays where it was written.
+    """
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    with opened(source) as read, aside.open("wb") as written:
+        size = os.fstat(read.fileno()).st_size
+        left_out = size - 2 * _MAX_HALF_BYTES
+        written.writelines(_pieces(read, size if left_out <= 0 else _MAX_HALF_BYTES))
+        if left_out > 0:
+            written.write(f"\n[{left_out} bytes are left out here]\n".encode())
+            read.seek(size - _MAX_HALF_BYTES)
+            written.writelines(_pieces(read, _MAX_HALF_BYTES))
+    aside.replace(target)
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
+        size -= len(piece)
+        yield piece
+
+
+_MAX_HINTS = 32
+
+
+def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
+    """Raises KeyError, TypeError, ValueError or OverflowError for a record of another form."""
+    frames = (
+        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
+    )
+    return Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=str(record["type"]),
+        message=str(record["message"]),
+        frames=tuple(frames),
+        proof=f"rank{rank}/raised.json",
+        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+    )
+
+
+def _hint(record: dict[str, Any]) -> Hint:
+    placed = record.get("file") is not None
+    frame = (
+        Frame(file=str(record["file"]), line=int(record["line"]), function=str(record["function"])) if placed else None
+    )
+    return Hint(kind=str(record["kind"]), name=str(record["name"]), frame=frame)
+
+
+_MAX_DOCUMENT_BYTES = 64 << 20
+_KEPT_CALLS = 96
+_MAX_LINE = 4096
+_MAX_TRACE_LINE = 1 << 20
+_MAX_ORDER_BYTES = 8 << 20
+
+_Value = TypeVar("_Value")
+
+
+def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json."""
+    gather = _Gather(attempt=attempt, spec=spec)
+    evidence, text = bounded(gather.evidence(node))
+    try:
+        own_folder(attempt.evidence)
+        write_document(attempt.evidence / f"{node}.json", text)
+    except OSError as error:
+        evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
+    return evidence
+
+
+def bounded(evidence: Evidence) -> tuple[Evidence, str]:
+    """The evidence and its JSON, reduced as far as its bound asks for."""
+    text = json_text(evidence)
+    limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    kept = evidence
+    for keep in LEVELS:
+        if len(text.encode()) <= limit_bytes:
+            break
+        kept = reduced(evidence, keep)
+        text = json_text(kept)
+    return kept, text
+
+
+@dataclass(kw_only=True)
+class _Gather:
+    """The journals of one attempt, read once."""
+
+    attempt: AttemptDir
+    spec: RunSpec
+    trouble: list[Trouble] = field(default_factory=list)
+    traced: list[str] = field(default_factory=list)  # lines of every rank's own traces
+
+    def __post_init__(self) -> None:
+        self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
+
+    def evidence(self, node: str) -> Evidence:
+        journals = self.journals
+        exits = tuple(journals.exits())
+        said = journals.said("ending")
+        ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
+            self._write(self.attempt.traces, self.traced)
+        self._write_step_ledger(ranks)
+        ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
+        return Evidence(
+            node=node,
+            world_size=self.spec.ranks,
+            backend=self.spec.backend,
+            ending=journals.ending(),
+            limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
+            ended_s=ended_s,
+            launch_s=journals.said("started").get("t_s"),
+            teardown_s=journals.teardown_s(),
+            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
+            launcher_error=said.get("error"),
+            last_lines=() if any(rank.pid for rank in ranks) else error_lines(log_tail(self.attempt.output)),
+            ranks=ranks,
+            exits=exits,
+            snapshots=tuple(self._snapshots()),
+            samples=tuple(journals.samples()),
+            last_progress_s=said.get("last_progress_s"),
+            leftovers=tuple(journals.left("outlived")),
+            undead=tuple(journals.left("left")),
+            metrics=training_metrics(self.attempt, self._note),
+            trouble=tuple(self._all_trouble()),
+            signals=journals.signals(),
+            memory=journals.memory(),
+            retracted=tuple(journals.retracted()),
+            gradient_order=first_out_of_order(self._orders()),
+            observed=journals.observed,
+        )
+
+    # Ranks.
+
+    def _snapshots(self) -> Iterator[Snapshot]:
+        found = []
+        for path in self.attempt.dumps.glob("snapshot*.json"):
+            snapshot = self._read(path, adapter(Snapshot).validate_json)
+            if snapshot is not None:
+                found.append(brief(snapshot))
+        return iter(sorted(found, key=lambda snapshot: snapshot.number))
+
+    def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
+        home = self.attempt.rank(rank)
+        pid = self.journals.pids.get(rank)
+        for error in bring_home(self.attempt, rank, pid):
+            self._note(home.name, first_line(error), rank)
+        board = self._board(home, rank, pid)
+        if board is not None:
+            self._write(home / "calls.txt", ledger_lines(board), rank)
+        errors = log_tail(home / "stderr.log")
+        flight = self._flight(home, rank)
+        collectives = flight.collectives if flight else ()
+        if board is not None and flight is not None:
+            board = replace(board, groups={**flight.groups, **board.groups})
+        peaks = self.journals.said("peaks").get("rss_bytes") or {}
+        beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        if not beats and board is not None:
+            self._heartbeat_from_board(rank, board)
+        return RankEvidence(
+            rank=rank,
+            pid=pid,
+            exit=next((exit for exit in exits if exit.rank == rank), None),
+            raised=self._raised(rank, home, errors),
+            board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
+            collectives=essential(collectives),
+            death_stacks=self._death_stacks(home),
+            peak_rss_bytes=peaks.get(str(rank)),
+            peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
+            traces=self._traces(rank, home),
+            last_loss=last_number(beats, "loss"),
+            error_lines=error_lines(errors),
+            warned=self._warned(home),
+            ledger=step_rows(board, collectives) if board else (),
+            planned_steps=whole(last_number(beats, "of_steps")),
+            debugged=debugged(errors),
+            looks=self._looks(home, rank),
+            last_words=last_words(errors),
+            gates=gates(self.attempt.path / "gate_health.csv", self._note) if rank == 0 else (),
+        )
+
+    def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
+        rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
+        if rows:
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
+
+    def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
+        path = home / "board"
+        if not path.exists():
+            unseen = "no process was found for the rank while it lived, and no board names it"
+            absent = "none was written: probe off, or not a Python program of torch's"
+            self._note("board", unseen if pid is None else absent, rank)
+            return None
+        return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
+
+    def _flight(self, home: Path, rank: int) -> Flight | None:
+        """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
+        found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in found if path.exists()), None)
+        return None if path is None else self._read(path, parse_dump, rank)
+
+    def _looks(self, home: Path, rank: int) -> Looks | None:
+        try:
+            return read_looks(read_lines(home / "looks.jsonl"))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._note("looks.jsonl", repr(error), rank)
+            return None
+
+    def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
+        path = home / "stacks.txt"
+        return parse_faulthandler(log_tail(path)) if path.exists() else ()
+
+    def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
+        path = home / "raised.json"
+        record = self._read(path, json.loads, rank) if path.exists() else None
+        if isinstance(record, dict):
+            try:
+                return raised_record(rank, record, self.journals.origin_ns)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                self._note("raised.json", repr(error), rank)
+        printed = last_traceback(errors)
+        if printed is None:
+            return None
+        kind, message, frames = printed
+        return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
+
+    def _traces(self, rank: int, home: Path) -> RankTraces:
+        lines = list(trace_lines(line.rstrip("\n") for line in log_lines(home / "stdout.log", _MAX_TRACE_LINE)))
+        self.traced += [f"[rank{rank}] {line}" for line in lines]
+        return read_traces(lines)
+
+    def _warned(self, home: Path) -> tuple[str, ...]:
+        """Of the whole log: Python says a warning once, near the beginning."""
+        return warnings_of(log_lines(home / "stderr.log", _MAX_LINE))
+
+    def _heartbeat_from_board(self, rank: int, board: Board) -> None:
+        lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
+        if lines:
+            self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
+
+    # Numbers and trouble.
+
+    def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
+        """The program's own traces of when gradients arrived, where it wrote any."""
+        paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
+        return {
+            rank: read_orders(read_lines(path))
+            for rank, path in paths.items()
+            if path.is_file() and path.stat().st_size <= _MAX_ORDER_BYTES
+        }
+
+    def _all_trouble(self) -> Iterator[Trouble]:
+        yield from self.trouble
+        for record in self.journals.watched + self.journals.processes:
+            if record.get("event") == "trouble":
+                yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
+        for rank in self.journals.pids:
+            for record in read_lines(self.attempt.rank(rank) / "trouble.jsonl"):
+                yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
+
+    def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
+        try:
+            return parse(read_whole(path, _MAX_DOCUMENT_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            self._note(path.name, first_line(error), rank)
+            return None
+
+    def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
+        """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
+        try:
+            write_document(path, "".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            self._note(path.name, first_line(error), rank)
+
+    def _note(self, what: str, why: str, rank: int | None = None) -> None:
+        self.trouble.append(Trouble(what=what, why=why, rank=rank))

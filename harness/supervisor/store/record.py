@@ -1,0 +1,189 @@
+"""What a run keeps of its own plan: run.json, and each attempt's spec.json checked like any other input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness import __version__
+from harness.core.plan import Launcher, RunSpec, Skip
+from harness.core.report import MachineFacts
+from harness.core.scenario.scenario import NAME, FaultKind
+from harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
+from harness.core.schedule import ONCE, Policy
+from harness.core.suggest import did_you_mean
+from harness.errors import ScenarioError, StoredRunError
+from harness.protocol import PROBE_FULL
+from harness.supervisor.store.adapters import adapter, json_text
+from harness.supervisor.store.reading import read_whole
+from harness.supervisor.store.rundir import RunDir, write_document
+
+SIZE_LIMIT_BYTES = 1_000_000
+
+Location = tuple[str | int, ...]
+
+
+def load_spec(path: Path) -> RunSpec:
+    """The spec stored at `path`. Raises ScenarioError with all mistakes."""
+    label = visible(str(path))
+    text = _text(path, label)
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
+    except RecursionError:
+        raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
+    found = list(_type_mistakes(text, document))
+    spec = None if found else adapter(RunSpec).validate_json(text, strict=True)
+    found += list(value_mistakes(spec)) if spec else []
+    if found or spec is None:
+        raise ScenarioError([_line(text, label, location, what) for location, what in found])
+    return spec
+
+
+def _text(path: Path, label: str) -> str:
+    try:
+        return read_whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
+    except ValueError as error:
+        raise ScenarioError([f"{label}:1:1: is {error}; a spec has a few thousand"]) from None
+    except OSError as error:
+        raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
+
+
+def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]]:
+    if not isinstance(document, dict):
+        yield (), "not a spec: expected the spec.json of an attempt"
+        return
+    schema = document.get("schema")
+    if schema != 1:
+        yield ("schema",), f"expected 1, got {shown(schema)}; {_next_step(schema)}"
+        return
+    try:
+        spec = adapter(RunSpec).validate_json(text, strict=True)
+    except ValidationError as error:
+        yield from (
+            (detail["loc"], _words(detail["msg"], detail["input"])) for detail in error.errors(include_url=False)
+        )
+    else:
+        yield from _unknown(document, asdict(spec), ())
+
+
+def _next_step(schema: object) -> str:
+    if isinstance(schema, int | float) and schema > 1:
+        return "a newer nsa-harness wrote it: use that one"
+    return "run the scenario again with this version"
+
+
+def _words(message: str, given: object) -> str:
+    if message == "Field required":
+        return "is required"
+    got = f", got {shown(given)}" if isinstance(given, str | int | float | None) else ""
+    return message[0].lower() + message[1:] + got
+
+
+def _unknown(given: object, known: object, location: Location) -> Iterator[tuple[Location, str]]:
+    """Keys that no field took up; a key with a slip must not vanish."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            if key in known:
+                yield from _unknown(value, known[key], (*location, key))
+            else:
+                yield (*location, key), f"unknown key{did_you_mean(key, known)}"
+
+
+def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
+    """What a spec of the right types must not say, each with where it stands."""
+    # The name becomes a folder: a stored run of unknown origin must not choose another place.
+    if not NAME.fullmatch(spec.scenario):
+        yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"
+    if not 1 <= spec.ranks <= 1024:
+        yield ("ranks",), f"expected 1 to 1024, got {spec.ranks}"
+    if not spec.program:
+        yield ("program",), "expected a command, got an empty list"
+    if (
+        spec.launcher is Launcher.TORCHRUN
+        and spec.program
+        and spec.program[0].startswith("-")
+        and spec.program[0] != "-m"
+    ):
+        yield ("program",), f"expected a program or -m, got {shown(spec.program[0])}"
+    if spec.fault and spec.fault.kind not in list(FaultKind):
+        yield ("fault", "kind"), f"unknown fault {shown(spec.fault.kind)}{did_you_mean(spec.fault.kind, FaultKind)}"
+    if any("\0" in word for pair in spec.env for word in pair) or any("\0" in word for word in spec.program):
+        yield (), "a NUL character cannot be passed to a program"
+
+
+def _line(text: str, label: str, location: Location, what: str) -> str:
+    """JSON is YAML, so the tree knows where the key stands; where it does not, the file is named."""
+    root = parse_yaml(text, label).root
+    place = str(origin_of(root, location)) if root else f"{label}:1:1"
+    return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), what) if part)
+
+
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One command: what was asked, by which harness, on which machine, and with which options."""
+
+    schema: int = 1
+    command: str
+    harness: str
+    machine: MachineFacts
+    controller: int  # process id
+    plan: tuple[RunSpec | Skip, ...]  # in the order asked for
+    policy: Policy = ONCE
+    jobs: int | None = 1
+    probe: str = PROBE_FULL
+    deepen: bool = False
+    interrupted: bool = False  # by Ctrl-C or TERM
+
+
+def write_record(run: RunDir, record: Record) -> None:
+    write_document(run.request, json_text(record, indent=1) + "\n")
+
+
+def plan_to_resume(run: RunDir) -> Record:
+    """run.json of a run to go on with. Raises StoredRunError when it cannot be read or asks for what no plan can."""
+    record = read_record(run)
+    if not record.plan:
+        raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
+    for place, spec in enumerate(record.plan):
+        for location, what in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
+            where = ".".join(map(str, ("plan", place, *location)))
+            raise StoredRunError(f"{run.request}: {where}: {what}; the run cannot be resumed")
+    return record
+
+
+def read_record(run: RunDir) -> Record:
+    """run.json; a run without a readable one is still judged. Raises StoredRunError for one of a later harness."""
+    try:
+        text = read_whole(run.request, _MAX_BYTES)
+        _refuse_newer(run, text)
+        return adapter(Record).validate_json(text)
+    except (OSError, ValueError, RecursionError):
+        return Record(
+            command="unknown (run.json is missing or unreadable)",
+            harness=__version__,
+            machine=MachineFacts(host="unknown", cpus=0, gpus=(), torch=None),
+            controller=0,
+            plan=(),
+        )
+
+
+def _refuse_newer(run: RunDir, text: bytes) -> None:
+    """What its words mean is not known here, so a verdict could be wrong."""
+    document = json.loads(text)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > Record.schema:
+        raise StoredRunError(
+            f"{run.request}: schema: expected {Record.schema}, got {schema}; a newer nsa-harness wrote this run: "
+            "use that one"
+        )

@@ -1,0 +1,125 @@
+"""The report.json files below some directories, as text, each with the job it belongs to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.ci.summary import Unread
+
+MOST_BYTES = 64 << 20  # of one report; a plan of a thousand scenarios stays far below
+_RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
+_REPORT, _BEGUN = "report.json", "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportText:
+    """One report.json, unparsed, and the job whose folder it lies in."""
+
+    job: str
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    reports: tuple[ReportText, ...]
+    unread: tuple[Unread, ...]
+
+
+def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> Found:
+    """Every report.json below the directories, each once. Never raises: what cannot be read is in `unread`.
+
+    The job of a report is the name among `expected_jobs` that a folder on its path bears; without such a folder it is
+    the path from the directory to the run's parent.
+    """
+    reports: dict[tuple[str, str], ReportText] = {}
+    unread: list[Unread] = []
+    for directory in directories:
+        for run, has_report in _runs(directory, unread):
+            file = run / _REPORT
+            job = _job(directory, run, expected_jobs)
+            text = _text(file) if has_report else "the run began and left no report; it was ended before it was judged"
+            if not has_report or isinstance(text, Unread):
+                unread.append(text if isinstance(text, Unread) else Unread(file=str(file), why=text))
+            else:
+                # `reports/latest` may have become a second copy on its way through an upload.
+                reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
+    return Found(reports=tuple(reports.values()), unread=tuple(unread))
+
+
+def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
+    """The names of the jobs in what `ci matrix --json` printed."""
+    text = _text(file)
+    if isinstance(text, Unread):
+        return text
+    try:
+        entries = json.loads(text)["include"]
+        names = [entry["name"] for entry in entries]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return Unread(
+            file=str(file), why="not what `nsa-harness ci matrix --json` prints, so no missing job is noticed"
+        )
+    if not names or not all(isinstance(name, str) and name for name in names):
+        return Unread(file=str(file), why="names no job, so no missing job is noticed")
+    return tuple(names)
+
+
+def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
+    """The run directories below, and whether each has a report. Links are not followed: they may lead anywhere."""
+
+    def trouble(error: OSError) -> None:
+        unread.append(Unread(file=str(error.filename), why=error.strerror or "cannot be read"))
+
+    for path, folders, files in os.walk(directory, onerror=trouble):
+        folders.sort()
+        here = Path(path)
+        # A report.json that is a folder is no report, and is said to be none.
+        has_report = _REPORT in files or _REPORT in folders
+        if has_report or _BEGUN in files:
+            yield here, has_report
+        if _BEGUN in files:
+            folders.clear()  # programs under test write what they like into their own folders
+
+
+def _text(file: Path) -> str | Unread:
+    try:
+        return _regular_text(file)
+    except OSError as error:
+        # O_NOFOLLOW reports a link as if it led in circles.
+        why = "a link, which is not followed" if error.errno == errno.ELOOP else error.strerror
+        return Unread(file=str(file), why=why or "cannot be read")
+    except UnicodeDecodeError as error:
+        return Unread(file=str(file), why=f"no text: {error}")
+
+
+def _regular_text(file: Path) -> str | Unread:
+    # Without O_NONBLOCK a pipe of that name would be waited for; a link may lead out of the upload.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return Unread(file=str(file), why="not a file")
+        if facts.st_size > MOST_BYTES:
+            return Unread(file=str(file), why=f"{facts.st_size} bytes, over the limit of {MOST_BYTES} for a report")
+        with open(descriptor, encoding="utf-8", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
+
+
+def _job(directory: Path, run: Path, expected_jobs: Sequence[str]) -> str:
+    whole = run.absolute().parts
+    named = [part for part in reversed(whole) if part in expected_jobs]
+    if named:
+        return named[0]
+    below = run.relative_to(directory).parts
+    if below and _RUN_ID.fullmatch(below[-1]):
+        below = below[:-1]
+    return "/".join(below) or directory.name or str(directory)

@@ -1,1 +1,0 @@
-"""What lies on disk: run directories, journals, specs, and evidence read back from them."""
