@@ -21,19 +21,18 @@ MAY_IMPORT = {
     "supervisor": {"core", "protocol", "package"},
     "engine": {"supervisor", "core", "protocol", "package"},
     "render": {"supervisor", "core", "protocol", "package"},
-    "request": {"core"},
-    "run": {"request", "engine", "render", "supervisor", "core", "protocol", "package"},
-    "cli": {"request", "run", "engine", "render", "supervisor", "core", "protocol", "package"},
+    "commands": {"engine", "render", "supervisor", "core", "protocol", "package"},
+    "cli": {"commands", "engine", "render", "supervisor", "core", "protocol", "package"},
     "probe": {"protocol"},
     "faults": {"protocol"},
-    "forked": {"protocol"},
+    "fork_server": {"protocol"},
 }
 GUESTS = ("probe", "faults")
 # The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
 DOOR = ("harness/probe/enter.py", "harness.faults.plant")
 # A fork of the server guards its launch as every guardian does.
 GUARD = ("harness/fork_server/serving.py", "harness.supervisor.launch.guardian")
-TORCH_USERS = ("nsa", "probe", "faults", "forked")
+TORCH_USERS = ("nsa", "probe", "faults", "fork_server")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
@@ -44,13 +43,11 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """harness.core.plan -> core; harness.commands.scheduler -> run; harness -> package; anything else -> its top package."""
+    """harness.core.plan -> core; harness -> package; anything else -> its top package."""
     top, *rest = module.split(".")
     if top != "harness":
         return top
-    if not rest:
-        return "package"
-    return rest[0].partition("_")[0]
+    return rest[0] if rest else "package"
 
 
 def imports(tree: ast.AST, path: Path | None = None) -> Iterator[str]:
@@ -136,12 +133,12 @@ def test_the_subject_and_the_harness_do_not_know_each_other() -> None:
     assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa" in packages(path)] == []
 
 
-COMMANDS = sorted((ROOT / "harness").glob("cli*.py"))
+COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.stem not in ("__init__", "text"))
 
 
-@pytest.mark.parametrize("path", [path for path in COMMANDS if path.stem != "cli_text"], ids=name_of)
+@pytest.mark.parametrize("path", COMMANDS, ids=name_of)
 def test_the_command_line_loads_nothing_but_typer_and_the_errors_before_a_command_runs(path: Path) -> None:
-    ours = {f"harness.{command.stem}" for command in COMMANDS} - {"harness.cli.text"}
+    ours = {f"harness.cli.{command.stem}" for command in COMMANDS}
     found = {name for name in top_level(path) if name.split(".")[0] not in sys.stdlib_module_names}
     assert "typer" in found
     assert found <= {"typer", "harness.errors", *ours}
@@ -161,7 +158,7 @@ def test_a_guest_in_a_rank_needs_only_the_standard_library_and_torch_late(path: 
     assert "torch" not in {name.split(".")[0] for name in top_level(path)}, "importing torch is the program's choice"
 
 
-@pytest.mark.parametrize("path", of_layer("forked"), ids=name_of)
+@pytest.mark.parametrize("path", of_layer("fork_server"), ids=name_of)
 def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_name(path: Path) -> None:
     assert packages(path) - sys.stdlib_module_names <= {"harness", "_nsa_harness"}
 
@@ -194,7 +191,7 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
 
 
 def test_the_rule_would_notice_what_it_forbids() -> None:
-    nested = ast.parse("def f():\n    from harness.supervisor.stored import rundir\n    import torch.nn\n")
+    nested = ast.parse("def f():\n    from harness.supervisor.store import rundir\n    import torch.nn\n")
     assert list(imports(nested)) == ["harness.supervisor.store.rundir", "torch.nn"]
     assert list(imports(ast.parse("from harness import protocol, __version__"))) == ["harness.protocol"]
     relative = ast.parse("from .. import protocol\nfrom .board import Board")

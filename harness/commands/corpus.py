@@ -24,7 +24,7 @@ from harness.supervisor.launch.planning import Question, Script
 from harness.supervisor.launch.planning import planned as planned_specs
 from harness.supervisor.store.rundir import RunDir
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _DEADLINE_S = 120.0
 _INTERRUPTED = 130
 

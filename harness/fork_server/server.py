@@ -12,7 +12,7 @@ def _serve() -> object:
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules["_nsa_harness"] = package
     sys.modules["_nsa_harness_server"] = sys.modules["__main__"]  # it goes on running when another one is __main__
-    from _nsa_harness.forked.serving import serve  # type: ignore[import-not-found]
+    from _nsa_harness.fork_server.serving import serve  # type: ignore[import-not-found]
 
     return serve(socket.socket(fileno=int(sys.argv[1])))
 

@@ -18,7 +18,7 @@ import socket
 import sys
 from typing import Any
 
-from ..supervisor import guardian
+from ..supervisor.launch import guardian
 from .agent import Orders, fork_blanks, start_ranks_by
 from .descriptors import keep_only
 from .early import Early, bind_again, bound_early

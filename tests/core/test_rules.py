@@ -7,15 +7,15 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 
-from harness.core import diagnosis as diagnosed
+from harness.core.diagnosis import rules as families
 from harness.core.diagnosis.rules.phases import BESIDES, CAUSES
 
 
 def written() -> Iterator[Callable[..., object]]:
     """The public functions of the rules' modules that go from a case alone to a finding or nothing."""
-    for module in pkgutil.iter_modules(diagnosed.__path__):
-        if module.name.startswith("of_"):
-            rules = importlib.import_module(f"{diagnosed.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(families.__path__):
+        if module.name != "phases":
+            rules = importlib.import_module(f"{families.__name__}.{module.name}")
             for name, found in inspect.getmembers(rules, inspect.isfunction):
                 signature = inspect.signature(found)
                 of_a_case = [one.annotation for one in signature.parameters.values()] == ["Case"]

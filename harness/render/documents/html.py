@@ -47,6 +47,6 @@ def report_html(report: Report, search: BisectTold | None = None) -> str:
 
 @cache
 def _template() -> Template:
-    source = files("harness.render").joinpath("report.html.j2").read_text(encoding="utf-8")
+    source = files("harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source)

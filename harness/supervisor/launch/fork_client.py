@@ -30,7 +30,7 @@ from harness.core.plan import Launcher, RunSpec
 from harness.supervisor.launch.launch import Guarded, give_order, is_command, launch, shared_environment, subject_path
 from harness.supervisor.store.rundir import AttemptDir, append_line
 
-_SERVER = Path(__file__).resolve().parent.parent / "forked" / "server.py"
+_SERVER = Path(__file__).resolve().parents[2] / "fork_server" / "server.py"
 _ENV_ROOM = "_NSA_HARNESS_ROOM"
 # Bytes in a launch's command line and in what its environment has beyond the server's; torchrun adds a few hundred.
 _WORDS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10

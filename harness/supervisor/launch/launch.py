@@ -20,7 +20,7 @@ from harness.core.plan import Fault, Launcher, RunSpec
 from harness.supervisor.launch.machine import device_words
 from harness.supervisor.store.rundir import AttemptDir
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 _SUBJECT = _PACKAGE.parent / "nsa"

@@ -31,7 +31,7 @@ PARENT_LIMIT = 8
 _SUFFIXES = (".yaml", ".yml")
 _PARENTS = "base"  # files in a folder of this name are parents, not scenarios
 _NOT_INHERITED = ("name", "aliases", "extends", "schema")
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
