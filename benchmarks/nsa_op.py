@@ -37,10 +37,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_op_told import plot, table  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
-from nsa.config import Implementation  # noqa: E402
-from nsa.ops.dispatch import choose, choose_selected  # noqa: E402
-from nsa.ops.topk import Selection  # noqa: E402
-from nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
+from nsa_harness.nsa.config import Implementation  # noqa: E402
+from nsa_harness.nsa.ops.dispatch import choose, choose_selected  # noqa: E402
+from nsa_harness.nsa.ops.topk import Selection  # noqa: E402
+from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]
 REPEATS = 10

@@ -15,12 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa.attention import GateMLP, NSAttention, VanillaAttention, rotate_blocks, split_heads
-from nsa.config import Attention, Implementation, NSAConfig
-from nsa.model import Block
-from nsa.ops.dispatch import choose, choose_selected
-from nsa.ops.topk import Selection
-from nsa.rope import frequencies, rotate, turns
+from nsa_harness.nsa.attention import GateMLP, NSAttention, VanillaAttention, rotate_blocks, split_heads
+from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
+from nsa_harness.nsa.model import Block
+from nsa_harness.nsa.ops.dispatch import choose, choose_selected
+from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.rope import frequencies, rotate, turns
 
 Run = Callable[..., Tensor]
 # Of the head: so many tokens at a time, as the whole step does it.

@@ -28,12 +28,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
-from harness import protocol  # noqa: E402
-from harness.probe import beat, hooks  # noqa: E402
-from harness.probe.board import Board  # noqa: E402
-from harness.probe.trouble import Trouble  # noqa: E402
-from nsa.config import SHAPES  # noqa: E402
-from nsa.model import TinyLM  # noqa: E402
+from nsa_harness import protocol  # noqa: E402
+from nsa_harness.nsa.config import SHAPES  # noqa: E402
+from nsa_harness.nsa.model import TinyLM  # noqa: E402
+from nsa_harness.probe import beat, hooks  # noqa: E402
+from nsa_harness.probe.board import Board  # noqa: E402
+from nsa_harness.probe.trouble import Trouble  # noqa: E402
 
 MARKS = 100_000
 MEMORY_PAIRS = 2

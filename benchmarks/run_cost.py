@@ -115,9 +115,9 @@ def inside(pairs: int) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from nsa.config import SHAPES
-    from nsa.memory import peak_rss_bytes
-    from nsa.model import TinyLM
+    from nsa_harness.nsa.config import SHAPES
+    from nsa_harness.nsa.memory import peak_rss_bytes
+    from nsa_harness.nsa.model import TinyLM
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

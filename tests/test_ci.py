@@ -18,7 +18,7 @@ import pytest
 from documents import REPOSITORY, text
 from ruamel.yaml import YAML
 
-from harness.core.ci.matrix import Job
+from nsa_harness.core.ci.matrix import Job
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"
@@ -113,7 +113,7 @@ def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_a
 
 
 def test_the_limits_of_the_steps_fit_into_what_the_matrix_allows_around_a_run() -> None:
-    from harness.core.ci.matrix import AROUND_JOB_MINUTES
+    from nsa_harness.core.ci.matrix import AROUND_JOB_MINUTES
 
     minutes = [step.get("timeout-minutes") for name, step in steps(NIGHTLY) if name == "scenarios"]
     assert sum(limit for limit in minutes if isinstance(limit, int)) <= AROUND_JOB_MINUTES

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main as cli
-from harness.commands.request import RunRequest
-from harness.core.plan import RunSpec
-from harness.core.scenario.checks import checked_scenario
-from harness.core.scenario.scenario import json_schema
-from harness.core.scenario.yaml_tree import parse_yaml
-from harness.core.schedule import Policy
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.launch.planning import Plan, Question, planned
+from nsa_harness.cli import main as cli
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.scenario import json_schema
+from nsa_harness.core.scenario.yaml_tree import parse_yaml
+from nsa_harness.core.schedule import Policy
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Plan, Question, planned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli.main import main; main()"
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
 HEAVY = ("torch", "pydantic", "ruamel.yaml", "rich", "jinja2", "psutil")
 
 
@@ -56,7 +56,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
         taken.append(request)
         return 124
 
-    monkeypatch.setattr("harness.commands.run.run_all", take)
+    monkeypatch.setattr("nsa_harness.commands.run.run_all", take)
     return taken
 
 
@@ -69,7 +69,7 @@ def program_of(request: RunRequest) -> str:
 def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys
-from harness.cli.main import run_command_line
+from nsa_harness.cli.main import run_command_line
 assert run_command_line(["--help"]) == 0
 print("heavy:", [name for name in {HEAVY} if name in sys.modules])
 """
@@ -78,7 +78,7 @@ print("heavy:", [name for name in {HEAVY} if name in sys.modules])
 
 
 def test_version_is_the_packages() -> None:
-    from harness import __version__
+    from nsa_harness import __version__
 
     assert nsa_harness("--version").stdout == f"nsa-harness {__version__}\n"
 
@@ -251,7 +251,7 @@ def test_a_fault_of_the_harness_itself_is_one_line_and_exit_125(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("harness.core.scenario.scenario.json_schema", broken)
+    monkeypatch.setattr("nsa_harness.core.scenario.scenario.json_schema", broken)
     assert cli.run_command_line(["schema"]) == 125
     assert capsys.readouterr().err == (
         "nsa-harness itself failed: ZeroDivisionError: planted; NSA_HARNESS_DEBUG=1 shows where\n"

@@ -10,11 +10,11 @@ import pytest
 from documents import text
 from render.render_samples import PASSED
 
-from harness.commands.corpus import corpus, corpus_root
-from harness.core.place import Place
-from harness.core.report import Culprit, Finding, HangKind, Outcome, Status, Verdict
-from harness.core.selftest.accuracy import accuracy, accuracy_lines, accuracy_values
-from harness.core.selftest.corpus import Answer, Label, Trial, answer_line, answered, read_label, trials
+from nsa_harness.commands.corpus import corpus, corpus_root
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Status, Verdict
+from nsa_harness.core.selftest.accuracy import accuracy, accuracy_lines, accuracy_values
+from nsa_harness.core.selftest.corpus import Answer, Label, Trial, answer_line, answered, read_label, trials
 
 PROGRAM = '''"""A rank waits for itself.
 

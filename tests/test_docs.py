@@ -17,17 +17,17 @@ import typer
 from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, words
 from pydantic import BaseModel
 
-from harness import errors
-from harness.cli import main as cli
-from harness.core.comparison.decisions import GATES
-from harness.core.diagnosis.rules.phases import BESIDES
-from harness.core.report import CAUSE_CODES, HangKind, Status
-from harness.core.scenario import resolve
-from harness.core.scenario.environment import TABLE
-from harness.core.scenario.scenario import ScenarioFile
-from harness.core.verdict import limits, motion, proof
-from harness.supervisor.launch.planning import Question, asked_scenarios, checked
-from harness.supervisor.store.rundir import AttemptDir, RunDir
+from nsa_harness import errors
+from nsa_harness.cli import main as cli
+from nsa_harness.core.comparison.decisions import GATES
+from nsa_harness.core.diagnosis.rules.phases import BESIDES
+from nsa_harness.core.report import CAUSE_CODES, HangKind, Status
+from nsa_harness.core.scenario import resolve
+from nsa_harness.core.scenario.environment import TABLE
+from nsa_harness.core.scenario.scenario import ScenarioFile
+from nsa_harness.core.verdict import limits, motion, proof
+from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
 OF_SEVERAL_ATTEMPTS = {"deepened", "same_place"}  # findings of no rule: attempts laid side by side
@@ -222,7 +222,8 @@ def test_every_file_of_a_stored_attempt_is_documented() -> None:
 def test_the_codemap_has_one_line_for_every_folder_and_for_nothing_else() -> None:
     shown = re.findall(r"^- `((?:harness|nsa)/[\w/]*)` — ", text("ARCHITECTURE.md"), re.M)
     folders = [path for top in ("harness", "nsa") for path in (REPOSITORY / top, *(REPOSITORY / top).rglob("*"))]
-    held = [path for path in folders if path.is_dir() and any(one.is_file() for one in path.iterdir())]
+    folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
+    held = [path for path in folders if any(one.is_file() for one in path.iterdir())]
     real = [f"{path.relative_to(REPOSITORY)}/" for path in held if path.name != "__pycache__"]
     assert sorted(shown) == sorted(real)
 
@@ -249,7 +250,7 @@ def test_no_file_of_the_repository_names_a_path_of_one_machine() -> None:
     if not exists(".git"):
         pytest.skip("no git checkout, so nobody knows which files belong to it")
     names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
-    found = [name for name in names if exists(name) and MACHINE_PATH.search(readable(REPOSITORY / name))]
+    found = [name for name in names if (REPOSITORY / name).is_file() and MACHINE_PATH.search(readable(REPOSITORY / name))]
     assert found == []
 
 

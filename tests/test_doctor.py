@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from documents import rows, words
 
-from harness.cli import main as cli
-from harness.core.doctor import checkup
-from harness.core.doctor import checkup as checkup_system
-from harness.core.doctor.checkup import healthy, judged, lines_text, values
-from harness.core.doctor.facts import (
+from nsa_harness.cli import main as cli
+from nsa_harness.core.doctor import checkup
+from nsa_harness.core.doctor import checkup as checkup_system
+from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values
+from nsa_harness.core.doctor.facts import (
     ClockFacts,
     CoreFacts,
     Facts,
@@ -288,7 +288,7 @@ def test_a_size_is_told_in_the_unit_that_fits(size_bytes: int, shown: str) -> No
 def test_the_exit_code_is_1_only_where_a_line_is_broken(
     facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.supervisor.doctor.doctor.measure", lambda *_: facts)
+    monkeypatch.setattr("nsa_harness.supervisor.doctor.doctor.measure", lambda *_: facts)
     assert cli.run_command_line(["doctor", "--json"]) == code
     shown = json.loads(capsys.readouterr().out)
     assert (shown["healthy"], shown["overhead"]) == (code == 0, None)
@@ -309,7 +309,9 @@ def test_overhead_and_a_command_go_together(typed: list[str], said: str, capsys:
 def test_overhead_is_not_measured_where_runs_do_not_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.supervisor.doctor.doctor.measure", lambda *_: replace(WELL, torch=torch(gloo=False)))
+    monkeypatch.setattr(
+        "nsa_harness.supervisor.doctor.doctor.measure", lambda *_: replace(WELL, torch=torch(gloo=False))
+    )
     assert cli.run_command_line(["doctor", "--overhead", "--", "false"]) == 1
     assert "not measured" in capsys.readouterr().err
 

@@ -11,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "nsa").rglob("*.py")])
+HARNESS, PRIVATE = "nsa_harness", "_nsa_harness"  # its import name, and the one under which guests are loaded
+PACKAGE = "nsa_harness"
 
 # Layer -> the layers it may import, besides itself. `errors` is added for all but the guests in a rank.
 MAY_IMPORT = {
     "protocol": set(),
     "errors": set(),
-    "package": set(),  # harness/__init__.py: the version
+    "package": {"cli", "commands"},  # __init__ and __main__: the version, and two ways in that load late
     "core": {"protocol"},
     "supervisor": {"core", "protocol", "package"},
     "engine": {"supervisor", "core", "protocol", "package"},
@@ -29,9 +31,9 @@ MAY_IMPORT = {
 }
 GUESTS = ("probe", "faults")
 # The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
-DOOR = ("harness/probe/enter.py", "harness.faults.plant")
+DOOR = ("harness/probe/enter.py", "nsa_harness.faults.plant")
 # A fork of the server guards its launch as every guardian does.
-GUARD = ("harness/fork_server/serving.py", "harness.supervisor.launch.guardian")
+GUARD = ("harness/fork_server/serving.py", "nsa_harness.supervisor.launch.guardian")
 TORCH_USERS = ("nsa", "probe", "faults", "fork_server")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
@@ -43,15 +45,21 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """harness.core.plan -> core; harness -> package; anything else -> its top package."""
+    """nsa_harness.core.plan -> core; nsa_harness -> package; anything else -> its top package."""
     top, *rest = module.split(".")
-    if top != "harness":
+    if top != HARNESS:
         return top
     return rest[0] if rest else "package"
 
 
+def module_of(path: Path) -> str:
+    """harness/core/plan.py -> nsa_harness.core.plan; nsa/train.py -> nsa.train; an __init__ like any module."""
+    top, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([HARNESS if top == "harness" else top, *rest])
+
+
 def imports(tree: ast.AST, path: Path | None = None) -> Iterator[str]:
-    """Every imported module, nested imports too; `from harness import protocol` counts as harness.protocol."""
+    """Every imported module, nested imports too; `from nsa_harness import protocol` counts as nsa_harness.protocol."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -66,16 +74,14 @@ def _absolute(node: ast.ImportFrom, path: Path | None) -> str:
     if not node.level:
         return node.module or ""
     assert path is not None
-    package = path.relative_to(ROOT).parts[: -node.level]
+    package = module_of(path).split(".")[: -node.level]
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
 def imported(path: Path) -> list[str]:
     """Every module that the file imports, and the guests' private package by its real name."""
     found = imports(parsed(path), path)
-    return [
-        f"harness{name.removeprefix('_nsa_harness')}" if name.startswith("_nsa_harness") else name for name in found
-    ]
+    return [f"{HARNESS}{name.removeprefix(PRIVATE)}" if name.startswith(PRIVATE) else name for name in found]
 
 
 def packages(path: Path) -> set[str]:
@@ -83,7 +89,7 @@ def packages(path: Path) -> set[str]:
 
 
 def _is_module(name: str) -> bool:
-    place = ROOT.joinpath(*name.split("."))
+    place = ROOT.joinpath(*name.replace(HARNESS, "harness", 1).split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
@@ -103,16 +109,14 @@ def parsed(path: Path) -> ast.Module:
 
 def of_layer(*layers: str) -> list[Path]:
     def layer(path: Path) -> str:
-        relative = path.relative_to(ROOT).with_suffix("")
-        parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
-        return layer_of(".".join(parts))
+        return layer_of(module_of(path).removesuffix(".__init__").removesuffix(".__main__"))
 
     return [path for path in SOURCES if layer(path) in layers]
 
 
 def violations(path: Path, layer: str) -> list[str]:
     allowed = MAY_IMPORT[layer] | {layer} | (set() if layer in GUESTS else {"errors"})
-    ours = [module for module in imported(path) if module.split(".")[0] in ("harness", "nsa")]
+    ours = [module for module in imported(path) if module.split(".")[0] in (HARNESS, "nsa")]
     found = [(name_of(path), module) for module in ours if layer_of(module) not in allowed]
     return [f"{name} imports {module}" for name, module in found if (name, module) not in (DOOR, GUARD)]
 
@@ -129,7 +133,7 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
 
 
 def test_the_subject_and_the_harness_do_not_know_each_other() -> None:
-    assert [name_of(path) for path in of_layer("nsa") if "harness" in packages(path)] == []
+    assert [name_of(path) for path in of_layer("nsa") if HARNESS in packages(path)] == []
     assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa" in packages(path)] == []
 
 
@@ -138,10 +142,10 @@ COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.s
 
 @pytest.mark.parametrize("path", COMMANDS, ids=name_of)
 def test_the_command_line_loads_nothing_but_typer_and_the_errors_before_a_command_runs(path: Path) -> None:
-    ours = {f"harness.cli.{command.stem}" for command in COMMANDS}
+    ours = {f"nsa_harness.cli.{command.stem}" for command in COMMANDS}
     found = {name for name in top_level(path) if name.split(".")[0] not in sys.stdlib_module_names}
     assert "typer" in found
-    assert found <= {"typer", "harness.errors", *ours}
+    assert found <= {"typer", "nsa_harness.errors", *ours}
 
 
 def test_faults_come_into_a_rank_by_one_door_and_only_when_it_is_opened() -> None:
@@ -154,13 +158,13 @@ def test_faults_come_into_a_rank_by_one_door_and_only_when_it_is_opened() -> Non
 @pytest.mark.parametrize("path", of_layer(*GUESTS), ids=name_of)
 def test_a_guest_in_a_rank_needs_only_the_standard_library_and_torch_late(path: Path) -> None:
     # sitecustomize chain-loads the next module of its own name.
-    assert packages(path) - sys.stdlib_module_names <= {"torch", "harness", path.stem}
+    assert packages(path) - sys.stdlib_module_names <= {"torch", HARNESS, path.stem}
     assert "torch" not in {name.split(".")[0] for name in top_level(path)}, "importing torch is the program's choice"
 
 
 @pytest.mark.parametrize("path", of_layer("fork_server"), ids=name_of)
 def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_name(path: Path) -> None:
-    assert packages(path) - sys.stdlib_module_names <= {"harness", "_nsa_harness"}
+    assert packages(path) - sys.stdlib_module_names <= {HARNESS}
 
 
 @pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/launch/guardian.py"])
@@ -191,9 +195,12 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
 
 
 def test_the_rule_would_notice_what_it_forbids() -> None:
-    nested = ast.parse("def f():\n    from harness.supervisor.store import rundir\n    import torch.nn\n")
-    assert list(imports(nested)) == ["harness.supervisor.store.rundir", "torch.nn"]
-    assert list(imports(ast.parse("from harness import protocol, __version__"))) == ["harness.protocol"]
+    nested = ast.parse("def f():\n    from nsa_harness.supervisor.store import rundir\n    import torch.nn\n")
+    assert list(imports(nested)) == ["nsa_harness.supervisor.store.rundir", "torch.nn"]
+    assert list(imports(ast.parse("from nsa_harness import protocol, __version__"))) == ["nsa_harness.protocol"]
     relative = ast.parse("from .. import protocol\nfrom .board import Board")
-    assert list(imports(relative, ROOT / "harness/probe/beat.py")) == ["harness.protocol", "harness.probe.board"]
+    assert list(imports(relative, ROOT / "harness/probe/beat.py")) == [
+        "nsa_harness.protocol",
+        "nsa_harness.probe.board",
+    ]
     assert calls(ast.parse("open(p); d.now()")) == {"open", ".now"}

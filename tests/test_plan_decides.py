@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.comparison.comparison import compared
-from harness.core.comparison.decisions import State, decided
-from harness.core.plan import Skip
-from harness.core.report import MachineFacts, Outcome, Status
-from harness.supervisor.launch.planning import Question, planned
+from nsa_harness.core.comparison.comparison import compared
+from nsa_harness.core.comparison.decisions import State, decided
+from nsa_harness.core.plan import Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Status
+from nsa_harness.supervisor.launch.planning import Question, planned
 
 sys.path.append(str(Path(__file__).parent / "core"))
 from runs import run

@@ -15,12 +15,12 @@ from types import ModuleType
 import pytest
 from documents import REPOSITORY, SAMPLE, blocks, text
 
-from harness.core.report import HangKind, Status
-from harness.errors import StoredRunError
-from harness.render.documents.report_json import from_json
-from harness.supervisor.store.rundir import find_run
+from nsa_harness.core.report import HangKind, Status
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.supervisor.store.rundir import find_run
 
-MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli.main import main; main()"
+MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
 LAUNCHES = 2  # commands that start torchrun in the quick suite; the slow suite runs all
 
 

@@ -13,15 +13,15 @@ import pytest
 from documents import REPOSITORY, rows, words
 from mission import MISSION, SEED_1, SEED_5, WITHOUT_A_CPU_FORM
 
-from harness.core.evidence.evidence import Ending, Evidence
-from harness.core.outcome.expectation import missed
-from harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
-from harness.core.scenario.scenario import ExpectedVerdict, Scenario
-from harness.core.scenario.selection import Selection, selected
-from harness.core.scenario.shapes import SHAPES
-from harness.supervisor.launch.planning import Asked, checked, every_scenario
+from nsa_harness.core.evidence.evidence import Ending, Evidence
+from nsa_harness.core.outcome.expectation import missed
+from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
+from nsa_harness.core.scenario.selection import Selection, selected
+from nsa_harness.core.scenario.shapes import SHAPES
+from nsa_harness.supervisor.launch.planning import Asked, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 DESK = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")

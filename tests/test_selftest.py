@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from render.render_samples import MACHINE, PASSED
 
-from harness import __version__
-from harness.cli import main as cli
-from harness.commands import corpus as run_corpus
-from harness.commands import selftest as run_selftest
-from harness.commands.request import RunRequest
-from harness.commands.selftest import SelftestRequest, drawn, selftest
-from harness.core.place import Place
-from harness.core.plan import Launcher, RunSpec, Skip
-from harness.core.report import Culprit, Outcome, Report, Status, Verdict
-from harness.core.scenario.scenario import FaultKind
-from harness.core.selftest.selftest import (
+from nsa_harness import __version__
+from nsa_harness.cli import main as cli
+from nsa_harness.commands import corpus as run_corpus
+from nsa_harness.commands import selftest as run_selftest
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.selftest import SelftestRequest, drawn, selftest
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Launcher, RunSpec, Skip
+from nsa_harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from nsa_harness.core.scenario.scenario import FaultKind
+from nsa_harness.core.selftest.selftest import (
     KINDS,
     LAYERS,
     STEPS,
@@ -39,10 +39,10 @@ from harness.core.selftest.selftest import (
     verdict_scores,
     words_of,
 )
-from harness.errors import UsageError
-from harness.render.documents.documents import write_documents
-from harness.render.listener import Listener
-from harness.supervisor.store.rundir import create_run
+from nsa_harness.errors import UsageError
+from nsa_harness.render.documents.documents import write_documents
+from nsa_harness.render.listener import Listener
+from nsa_harness.supervisor.store.rundir import create_run
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)

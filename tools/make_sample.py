@@ -68,7 +68,7 @@ def _line(lines: list[str], begins: str) -> int:
 def _launched(work: Path) -> Path:
     """The directory of a fresh run, which must have come out as the scenario announces."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
-    code = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli.main import main; main()"
+    code = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
     command = [sys.executable, "-c", code, "run", SCENARIO]
     subprocess.run(
         command, cwd=work, env={**clean, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}, check=True
@@ -83,9 +83,9 @@ def _slim(attempt: Path) -> None:
 
 def _render_for_a_nameless_machine(run: Path) -> None:
     """The documents again, with another host name: a plain replacement could hit a word that is no name."""
-    from harness.render.documents.documents import write_documents
-    from harness.render.documents.report_json import from_json
-    from harness.supervisor.store.rundir import RunDir
+    from nsa_harness.render.documents.documents import write_documents
+    from nsa_harness.render.documents.report_json import from_json
+    from nsa_harness.supervisor.store.rundir import RunDir
 
     stored = RunDir(run)
     report = from_json(stored.report.read_text())

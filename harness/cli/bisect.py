@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import run as cli_run
-from harness.errors import UsageError
+from nsa_harness.cli import run as cli_run
+from nsa_harness.errors import UsageError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -112,21 +112,21 @@ def bisect(
     ] = cli_run.Probe.FULL,
 ) -> None:
     """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
-    from harness.supervisor.bisect.subjects import Asking
+    from nsa_harness.supervisor.bisect.subjects import Asking
 
     asking = Asking(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
         commits=commits, any=any_key,
     )  # fmt: skip
     if log is not None:
-        from harness.commands.bisect_report import show_stored
+        from nsa_harness.commands.bisect_report import show_stored
 
         raise typer.Exit(show_stored(log, out))
-    from harness.core.bisect.signature import parse_outcome
-    from harness.supervisor.bisect.launches import parse_templates
-    from harness.supervisor.bisect.request import BisectRequest
-    from harness.supervisor.bisect.subjects import arguments_of, subject_of
-    from harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.core.bisect.signature import parse_outcome
+    from nsa_harness.supervisor.bisect.launches import parse_templates
+    from nsa_harness.supervisor.bisect.request import BisectRequest
+    from nsa_harness.supervisor.bisect.subjects import arguments_of, subject_of
+    from nsa_harness.supervisor.launch.machine import machine_facts
 
     templates = parse_templates(arg or (), env_arg or ())
     question = cli_run.question_of(context, words, script=script, ranks=ranks)
@@ -152,10 +152,10 @@ def bisect(
         command=shlex.join(["nsa-harness", *sys.argv[1:]]),
     )
     if dry_run:
-        from harness.commands.bisect_report import show_plan
+        from nsa_harness.commands.bisect_report import show_plan
 
         raise typer.Exit(show_plan(request))
-    from harness.commands.bisect import run_bisection
+    from nsa_harness.commands.bisect import run_bisection
 
     raise typer.Exit(run_bisection(request))
 

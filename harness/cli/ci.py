@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.errors import UsageError
+from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.core.ci.matrix import Axes, Matrix, Offer, RunnerKind
-    from harness.core.ci.summary import NightSummary, StoredReport, Unread
+    from nsa_harness.core.ci.matrix import Axes, Matrix, Offer, RunnerKind
+    from nsa_harness.core.ci.summary import NightSummary, StoredReport, Unread
 
 app = typer.Typer(
     name="ci", help="The matrix of a nightly, and the summary of its runs.", no_args_is_help=True, rich_markup_mode=None
@@ -52,7 +52,7 @@ def matrix(
     ] = False,
 ) -> None:
     """Print the jobs of a nightly: scenario shard x backend x torch version x GPUs."""
-    from harness.core.ci.matrix import axes
+    from nsa_harness.core.ci.matrix import axes
 
     wanted = axes(tags=tag or (), shards=shards, torch=torch, gpus=gpus, backends=backend, runner=runner, cpu=cpu)
     made = _matrix(wanted)
@@ -77,7 +77,7 @@ def summary(
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="The summary as JSON.")] = False,
 ) -> None:
     """Merge the reports of many runs into one summary, in Markdown; the exit code is that of all of them together."""
-    from harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
+    from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 
     night = _night(directories, matrix_file)
     text = ci_summary_json(night) if as_json else ci_summary_md(night)
@@ -88,16 +88,16 @@ def summary(
 
 
 def _matrix(wanted: Axes) -> Matrix:
-    from harness.core.ci.matrix import matrix
+    from nsa_harness.core.ci.matrix import matrix
 
     return matrix(wanted, {kind: _offer(wanted, kind) for kind in wanted.kinds()})
 
 
 def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     """What `run --shard` would launch on such a runner. The environment of this machine has no say in it."""
-    from harness.core.ci.matrix import Offer, of_another_backend, without
-    from harness.core.report import MachineFacts
-    from harness.supervisor.launch.planning import Question, part, planned
+    from nsa_harness.core.ci.matrix import Offer, of_another_backend, without
+    from nsa_harness.core.report import MachineFacts
+    from nsa_harness.supervisor.launch.planning import Question, part, planned
 
     facts = MachineFacts(host="runner", cpus=1, gpus=("GPU",) * kind.gpus, torch=wanted.torch[0])
     asked = Question(words=(), tags=wanted.tags, working_dir=Path.cwd(), environ={})
@@ -131,8 +131,8 @@ def _matrix_lines(made: Matrix) -> Iterator[str]:
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    from harness.core.ci.summary import Unread, night_summary
-    from harness.supervisor.store.reports import matrix_jobs, stored_reports
+    from nsa_harness.core.ci.summary import Unread, night_summary
+    from nsa_harness.supervisor.store.reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
     lost = (jobs,) if isinstance(jobs, Unread) else ()
@@ -147,9 +147,9 @@ def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummar
 
 
 def _parsed(job: str, file: str, text: str) -> StoredReport | Unread:
-    from harness.core.ci.summary import StoredReport, Unread
-    from harness.errors import StoredRunError
-    from harness.render.documents.report_json import from_json
+    from nsa_harness.core.ci.summary import StoredReport, Unread
+    from nsa_harness.errors import StoredRunError
+    from nsa_harness.render.documents.report_json import from_json
 
     try:
         return StoredReport(job=job, file=file, report=from_json(text, file))
@@ -159,7 +159,7 @@ def _parsed(job: str, file: str, text: str) -> StoredReport | Unread:
 
 
 def _write(file: Path, text: str) -> None:
-    from harness.supervisor.store.rundir import write_document
+    from nsa_harness.supervisor.store.rundir import write_document
 
     try:
         write_document(file, text)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.errors import UsageError
+from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.core.doctor.overhead import Overhead
+    from nsa_harness.core.doctor.overhead import Overhead
 
 
 def doctor(
@@ -35,8 +35,8 @@ def doctor(
         raise UsageError("--overhead measures a command: nsa-harness doctor --overhead -- COMMAND")
     if command and not overhead:
         raise UsageError("doctor starts no program; to measure one: nsa-harness doctor --overhead -- COMMAND")
-    from harness.core.doctor.checkup import healthy, judged, lines_text, values
-    from harness.supervisor.doctor.doctor import measure
+    from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values
+    from nsa_harness.supervisor.doctor.doctor import measure
 
     lines = judged(measure(Path.cwd(), os.environ))
     if not as_json:
@@ -75,8 +75,8 @@ def selftest(
     """
     import secrets
 
-    from harness.commands.selftest import SelftestRequest
-    from harness.commands.selftest import selftest as run_selftest
+    from nsa_harness.commands.selftest import SelftestRequest
+    from nsa_harness.commands.selftest import selftest as run_selftest
 
     chosen = secrets.randbelow(1_000_000) if seed is None else seed
     typed = shlex.join(["nsa-harness", *sys.argv[1:]])
@@ -87,18 +87,18 @@ def selftest(
 
 
 def _measured(command: Sequence[str]) -> Overhead:
-    from harness.commands.overhead import measured
+    from nsa_harness.commands.overhead import measured
 
     return measured(command, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _overhead_values(cost: Overhead | None) -> dict[str, object] | None:
-    from harness.core.doctor.overhead import overhead_values
+    from nsa_harness.core.doctor.overhead import overhead_values
 
     return None if cost is None else overhead_values(cost)
 
 
 def _print_overhead(cost: Overhead) -> None:
-    from harness.core.doctor.overhead import overhead_lines
+    from nsa_harness.core.doctor.overhead import overhead_lines
 
     print("\n".join(["", *overhead_lines(cost)]))

@@ -11,12 +11,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli import bisect as cli_bisect
-from harness.cli import health as cli_health
-from harness.cli import run as cli_run
-from harness.cli import watch as cli_watch
-from harness.cli.ci import app as ci_app
-from harness.errors import HarnessError, UsageError
+from nsa_harness.cli import bisect as cli_bisect
+from nsa_harness.cli import health as cli_health
+from nsa_harness.cli import run as cli_run
+from nsa_harness.cli import watch as cli_watch
+from nsa_harness.cli.ci import app as ci_app
+from nsa_harness.errors import HarnessError, UsageError
 
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
 _BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
@@ -97,7 +97,7 @@ def _check_environment(environ: os._Environ[str]) -> None:
     given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not given:
         return
-    from harness.core.suggest import did_you_mean
+    from nsa_harness.core.suggest import did_you_mean
 
     known = sorted({_DEBUG, *_option_variables()})
     unknown = [name for name in given if name not in known]
@@ -118,7 +118,7 @@ def _option_variables() -> set[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from harness import __version__
+        from nsa_harness import __version__
 
         typer.echo(f"nsa-harness {__version__}")
         raise typer.Exit
@@ -138,8 +138,8 @@ def list_scenarios(
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="A JSON list.")] = False,
 ) -> None:
     """List every scenario, yours in ./scenarios first."""
-    from harness.cli.text import catalog_json, catalog_lines
-    from harness.supervisor.launch.planning import every_scenario
+    from nsa_harness.cli.text import catalog_json, catalog_lines
+    from nsa_harness.supervisor.launch.planning import every_scenario
 
     items, notes = every_scenario(Path.cwd())
     _print([catalog_json(items)] if as_json else catalog_lines(items))
@@ -153,8 +153,8 @@ def explain(
     words: Annotated[list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`.")],
 ) -> None:
     """Show a scenario's resolved YAML and where each value comes from."""
-    from harness.cli.text import explanation
-    from harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.cli.text import explanation
+    from nsa_harness.supervisor.launch.machine import machine_facts
 
     _print(explanation(cli_run.question_of(context, words), machine_facts()))
 
@@ -173,7 +173,7 @@ def report(
     ] = False,
 ) -> None:
     """Judge a stored run again, from its files."""
-    from harness.commands.run import rejudge
+    from nsa_harness.commands.run import rejudge
 
     raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out))
 
@@ -181,7 +181,7 @@ def report(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    from harness.core.scenario.scenario import json_schema
+    from nsa_harness.core.scenario.scenario import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 

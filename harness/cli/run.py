@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from harness.errors import UsageError
+from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.commands.request import RunRequest
-    from harness.supervisor.launch.planning import Asked, Plan, Question
+    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.supervisor.launch.planning import Asked, Plan, Question
 
 AUTO = "auto"
 
@@ -40,8 +40,8 @@ def known_tags(incomplete: str) -> list[str]:
 
 def _catalog() -> Sequence[Asked]:
     """Every scenario; none where a file of the user is broken, as a shell has no place for an error."""
-    from harness.errors import HarnessError
-    from harness.supervisor.launch.planning import every_scenario
+    from nsa_harness.errors import HarnessError
+    from nsa_harness.supervisor.launch.planning import every_scenario
 
     try:
         return every_scenario(Path.cwd())[0]
@@ -129,8 +129,8 @@ def run(
     ] = False,
 ) -> None:
     """Run scenarios and judge them."""
-    from harness.commands.request import RunRequest
-    from harness.core.schedule import Policy
+    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.core.schedule import Policy
 
     request = RunRequest(
         specs=(),
@@ -164,7 +164,7 @@ def question_of(
     matrix: Sequence[str] | None = None,
     shard: str | None = None,
 ) -> Question:
-    from harness.supervisor.launch.planning import Question, Script
+    from nsa_harness.supervisor.launch.planning import Question, Script
 
     passed_on: tuple[str, ...] = context.obj or ()
     if passed_on and script is None:
@@ -182,15 +182,15 @@ def question_of(
 
 
 def _start(request: RunRequest, question: Question, *, dry_run: bool) -> NoReturn:
-    from harness.supervisor.launch.machine import machine_facts
-    from harness.supervisor.launch.planning import planned
+    from nsa_harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.supervisor.launch.planning import planned
 
     _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
 def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
-    from harness.commands.run import failed_specs
-    from harness.supervisor.launch.planning import Plan
+    from nsa_harness.commands.run import failed_specs
+    from nsa_harness.supervisor.launch.planning import Plan
 
     specs = failed_specs(None, request.out)
     if not specs:
@@ -200,8 +200,8 @@ def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
 
 
 def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
-    from harness.commands.run import resumed_request, run_all
-    from harness.supervisor.launch.planning import Plan
+    from nsa_harness.commands.run import resumed_request, run_all
+    from nsa_harness.supervisor.launch.planning import Plan
 
     resumed = resumed_request(None if resume == AUTO else Path(resume), request)
     if dry_run:
@@ -211,14 +211,14 @@ def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
 
 def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
     if dry_run:
-        from harness.cli.text import command_events, command_lines
+        from nsa_harness.cli.text import command_events, command_lines
 
         for line in command_events(plan) if request.json else command_lines(plan):
             print(line)
         raise typer.Exit
     from dataclasses import replace
 
-    from harness.commands.run import run_all
+    from nsa_harness.commands.run import run_all
 
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -7,12 +7,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.explain import explained, resolved_lines
-from harness.core.scenario.yaml_tree import plain, visible
-from harness.supervisor.launch.launch import command_line
-from harness.supervisor.launch.planning import Asked, Plan, Question, asked_scenarios, checked, resolved
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.explain import explained, resolved_lines
+from nsa_harness.core.scenario.yaml_tree import plain, visible
+from nsa_harness.supervisor.launch.launch import command_line
+from nsa_harness.supervisor.launch.planning import Asked, Plan, Question, asked_scenarios, checked, resolved
 
 
 def catalog_lines(items: Sequence[Asked]) -> Iterator[str]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.run import Probe
-from harness.errors import UsageError
+from nsa_harness.cli.run import Probe
+from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.commands.watch import OnHang
+    from nsa_harness.commands.watch import OnHang
 
 _EXEC = "exec"
 _ON_HANG = ("report", "kill")
@@ -50,9 +50,9 @@ def watch(
     command: tuple[str, ...] = context.obj or ()
     if not command:
         raise UsageError("watch runs a command, which follows `--`: nsa-harness watch -- torchrun train.py")
-    from harness.commands.watch import WatchRequest
-    from harness.commands.watch import watch as run_watch
-    from harness.core.scenario.observed_job import observed_limits
+    from nsa_harness.commands.watch import WatchRequest
+    from nsa_harness.commands.watch import watch as run_watch
+    from nsa_harness.core.scenario.observed_job import observed_limits
 
     kind, hook = _on_hang(on_hang)
     request = WatchRequest(
@@ -86,9 +86,9 @@ def attach(
     ] = None,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
-    from harness.commands.attach import AttachRequest
-    from harness.commands.attach import attach as run_attach
-    from harness.core.scenario.observed_job import observed_limits
+    from nsa_harness.commands.attach import AttachRequest
+    from nsa_harness.commands.attach import attach as run_attach
+    from nsa_harness.core.scenario.observed_job import observed_limits
 
     request = AttachRequest(
         pid=pid,
@@ -102,7 +102,7 @@ def attach(
 
 
 def _on_hang(text: str) -> tuple[OnHang, str]:
-    from harness.commands.watch import OnHang
+    from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")
     if (kind == _EXEC and hook.strip()) or (kind in _ON_HANG and not hook):

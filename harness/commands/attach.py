@@ -6,19 +6,19 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import __version__
-from harness.commands.attempt import Audience, prepare
-from harness.commands.judge import judge_attempt
-from harness.commands.request import RunRequest
-from harness.commands.run import interruptible, listeners, report_of, write_report
-from harness.core.plan import Limits, RunSpec
-from harness.core.report import exit_code
-from harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.observe.attach import Found, Look, find_job, onlooker
-from harness.supervisor.observe.ranks import command_words
-from harness.supervisor.store.record import Record, write_record
-from harness.supervisor.store.rundir import create_run, locked
+from nsa_harness import __version__
+from nsa_harness.commands.attempt import Audience, prepare
+from nsa_harness.commands.judge import judge_attempt
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.report import exit_code
+from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.observe.attach import Found, Look, find_job, onlooker
+from nsa_harness.supervisor.observe.ranks import command_words
+from nsa_harness.supervisor.store.record import Record, write_record
+from nsa_harness.supervisor.store.rundir import create_run, locked
 
 
 @dataclass(frozen=True, kw_only=True)

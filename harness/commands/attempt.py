@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.evidence.live import Progress
-from harness.core.plan import Launcher, RunSpec
-from harness.core.report import MachineFacts, Outcome
-from harness.render.listener import Listener
-from harness.supervisor.launch.environment import describe
-from harness.supervisor.launch.fork_client import ForkServer, anew
-from harness.supervisor.launch.launch import Guarded, command_line, launch
-from harness.supervisor.store.adapters import json_text
-from harness.supervisor.store.rundir import AttemptDir, append_line, write_document
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.render.listener import Listener
+from nsa_harness.supervisor.launch.environment import describe
+from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
+from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
+from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
 
 _GRACE_S = 1.0  # between TERM and KILL
 _START_UP = {"none", "start", "imported", "init"}
@@ -61,13 +61,13 @@ def run_one(
         tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
         _follow(guarded, spec, attempt, Audience(name=attempt.path.name, tell=tell), interruption)
-        from harness.commands.judge import judge_attempt
+        from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
         with log.open("a") as text:
             traceback.print_exc(file=text)
-        from harness.core.outcome.outcome import unjudged
+        from nsa_harness.core.outcome.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
         return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
@@ -76,7 +76,7 @@ def run_one(
 def _follow(guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: Audience, interruption: Interrupts) -> None:
     """Watch it to its end, which is here at the latest."""
     try:
-        from harness.commands.judge import Watch
+        from nsa_harness.commands.judge import Watch
 
         Watch(
             guarded=guarded,

@@ -11,33 +11,33 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.commands.attempt import run_one
-from harness.commands.bisect_report import NOTHING_YET, Seen, telling, write_answer
-from harness.commands.request import RunRequest
-from harness.commands.run import Interruption, interruptible, listeners
-from harness.commands.scheduler import Told
-from harness.core.bisect.plan import find
-from harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Question, Round, Subset
-from harness.core.bisect.report import ProbeTold
-from harness.core.bisect.signature import Signature, counts_as, line_word
-from harness.core.bisect.spans import spans_of
-from harness.core.bisect.subject import Form, in_its_words
-from harness.core.plan import Launcher, RunSpec
-from harness.core.report import MachineFacts, Outcome
-from harness.core.schedule import free_devices
-from harness.render.bisect.bisect_json import answer_event, probe_event
-from harness.render.bisect.screen import BisectScreen
-from harness.render.documents.documents import log_fault
-from harness.render.events import SCHEMA
-from harness.render.listener import Silent
-from harness.supervisor.bisect.commits import worktrees
-from harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
-from harness.supervisor.bisect.launches import CannotLaunch, Launches
-from harness.supervisor.bisect.request import BisectRequest, key_of, launches_of, question_of
-from harness.supervisor.launch.fork_client import ForkServer
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.store.reading import log_tail
-from harness.supervisor.store.rundir import RunDir, create_run, locked
+from nsa_harness.commands.attempt import run_one
+from nsa_harness.commands.bisect_report import NOTHING_YET, Seen, telling, write_answer
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.run import Interruption, interruptible, listeners
+from nsa_harness.commands.scheduler import Told
+from nsa_harness.core.bisect.plan import find
+from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Question, Round, Subset
+from nsa_harness.core.bisect.report import ProbeTold
+from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
+from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.core.bisect.subject import Form, in_its_words
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.core.schedule import free_devices
+from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
+from nsa_harness.render.bisect.screen import BisectScreen
+from nsa_harness.render.documents.documents import log_fault
+from nsa_harness.render.events import SCHEMA
+from nsa_harness.render.listener import Silent
+from nsa_harness.supervisor.bisect.commits import worktrees
+from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
+from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
+from nsa_harness.supervisor.bisect.request import BisectRequest, key_of, launches_of, question_of
+from nsa_harness.supervisor.launch.fork_client import ForkServer
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.store.reading import log_tail
+from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)

@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import __version__
-from harness.commands.bisect import ANSWERED, UNDECIDED
-from harness.commands.run import report_of, write_report
-from harness.core.bisect.plan import worst_case
-from harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset
-from harness.core.bisect.report import BisectTold, Commands, ProbeTold
-from harness.core.bisect.repro import NAME, repro_command, repro_script
-from harness.core.bisect.signature import Signature
-from harness.core.bisect.spans import spans_of
-from harness.core.bisect.subject import Form
-from harness.core.plan import RunSpec
-from harness.core.report import MachineFacts, Outcome
-from harness.errors import HarnessError
-from harness.render.bisect.bisect_json import stored_search
-from harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
-from harness.render.terminal.stream import Paint
-from harness.render.words import launch_line
-from harness.supervisor.bisect.launches import CannotLaunch, Launches
-from harness.supervisor.bisect.request import BisectRequest, launches_of, question_of
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.store.record import Record, write_record
-from harness.supervisor.store.rundir import RunDir, find_run, write_document
+from nsa_harness import __version__
+from nsa_harness.commands.bisect import ANSWERED, UNDECIDED
+from nsa_harness.commands.run import report_of, write_report
+from nsa_harness.core.bisect.plan import worst_case
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset
+from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.repro import NAME, repro_command, repro_script
+from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.core.bisect.subject import Form
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.errors import HarnessError
+from nsa_harness.render.bisect.bisect_json import stored_search
+from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
+from nsa_harness.render.terminal.stream import Paint
+from nsa_harness.render.words import launch_line
+from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
+from nsa_harness.supervisor.bisect.request import BisectRequest, launches_of, question_of
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.store.record import Record, write_record
+from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,7 @@ def _write_documents(
 
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
     """Of an earlier session; one that cannot be judged any more has its row among the probes all the same."""
-    from harness.commands.judge import judge_stored
+    from nsa_harness.commands.judge import judge_stored
 
     judged = {}
     for name in dirs:

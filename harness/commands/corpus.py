@@ -9,20 +9,30 @@ from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
-from harness.commands.request import RunRequest
-from harness.commands.run import run_all
-from harness.core.plan import RunSpec
-from harness.core.report import Outcome, Report
-from harness.core.schedule import Policy
-from harness.core.selftest.corpus import FAULT, HEALTHY, Answer, Label, Trial, answer_line, answered, read_label, trials
-from harness.errors import UsageError
-from harness.render.documents.report_json import from_json
-from harness.render.listener import Silent
-from harness.render.text import escape
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.launch.planning import Question, Script
-from harness.supervisor.launch.planning import planned as planned_specs
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.run import run_all
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome, Report
+from nsa_harness.core.schedule import Policy
+from nsa_harness.core.selftest.corpus import (
+    FAULT,
+    HEALTHY,
+    Answer,
+    Label,
+    Trial,
+    answer_line,
+    answered,
+    read_label,
+    trials,
+)
+from nsa_harness.errors import UsageError
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.render.listener import Silent
+from nsa_harness.render.text import escape
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Question, Script
+from nsa_harness.supervisor.launch.planning import planned as planned_specs
+from nsa_harness.supervisor.store.rundir import RunDir
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEADLINE_S = 120.0

@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.diagnosis.profile import PROFILE_FILE, profile_text
-from harness.core.evidence.evidence import Evidence
-from harness.core.outcome.outcome import outcome_of, unjudged
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import Artifact, Outcome
-from harness.core.repro.reproduction import reproduction
-from harness.core.scenario.yaml_tree import visible
-from harness.core.trouble import Trouble
-from harness.errors import HarnessError
-from harness.render.documents.documents import log_fault, write_documents
-from harness.render.documents.report_json import outcome_values
-from harness.supervisor.launch.launch import command_line
-from harness.supervisor.store.collect import collect
-from harness.supervisor.store.inventory import inventory, write_reproduction
-from harness.supervisor.store.metrics import foreign_metrics
-from harness.supervisor.store.record import load_spec
-from harness.supervisor.store.rundir import AttemptDir, write_document
-from harness.supervisor.store.source import quoted
-from harness.supervisor.watch.watch import Watch
+from nsa_harness.core.diagnosis.profile import PROFILE_FILE, profile_text
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.outcome.outcome import outcome_of, unjudged
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import Artifact, Outcome
+from nsa_harness.core.repro.reproduction import reproduction
+from nsa_harness.core.scenario.yaml_tree import visible
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.errors import HarnessError
+from nsa_harness.render.documents.documents import log_fault, write_documents
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.supervisor.launch.launch import command_line
+from nsa_harness.supervisor.store.collect import collect
+from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
+from nsa_harness.supervisor.store.metrics import foreign_metrics
+from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.source import quoted
+from nsa_harness.supervisor.watch.watch import Watch
 
 __all__ = ["Watch", "judge_attempt", "judge_stored", "log_fault", "not_judged", "write_documents"]
 

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.commands.request import RunRequest
-from harness.commands.run import run_all
-from harness.core.doctor.overhead import Overhead, Pair, pairs_wanted
-from harness.core.plan import RunSpec
-from harness.core.report import Outcome, Status
-from harness.errors import UsageError
-from harness.render.listener import Silent
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.launch.planning import Question, planned
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.run import run_all
+from nsa_harness.core.doctor.overhead import Overhead, Pair, pairs_wanted
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.errors import UsageError
+from nsa_harness.render.listener import Silent
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Question, planned
 
 _RANKS = re.compile(r"--nproc[-_]per[-_]node=(\d+)")
 _FAR_S = 1e6  # a command of unknown length is measured, not judged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.plan import RunSpec, Skip
-from harness.core.schedule import ONCE, Policy
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.schedule import ONCE, Policy
 
 
 @dataclass(frozen=True, kw_only=True)

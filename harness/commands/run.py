@@ -17,24 +17,24 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from harness import __version__
-from harness.commands.request import RunRequest
-from harness.commands.scheduler import Execution, Told
-from harness.core.comparison.deepening import with_deeper_runs
-from harness.core.comparison.repeats import with_flakiness
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import Outcome, Report, exit_code
-from harness.core.schedule import as_expected
-from harness.errors import HarnessError
-from harness.render.events import Events
-from harness.render.listener import Listener
-from harness.render.terminal.terminal import Terminal
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
-from harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
+from nsa_harness import __version__
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.scheduler import Execution, Told
+from nsa_harness.core.comparison.deepening import with_deeper_runs
+from nsa_harness.core.comparison.repeats import with_flakiness
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import Outcome, Report, exit_code
+from nsa_harness.core.schedule import as_expected
+from nsa_harness.errors import HarnessError
+from nsa_harness.render.events import Events
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
+from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
 
 if TYPE_CHECKING:
-    from harness.core.bisect.report import BisectTold
+    from nsa_harness.core.bisect.report import BisectTold
 
 
 @dataclass(kw_only=True)
@@ -89,14 +89,14 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
     run = find_run(path, out or Path("reports"))
     record = read_record(run)
-    from harness.core.outcome.outcome import skipped
+    from nsa_harness.core.outcome.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged_apart(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
     if json:
-        from harness.render.documents.report_json import to_json
+        from nsa_harness.render.documents.report_json import to_json
 
         sys.stdout.write(to_json(report))
     else:
@@ -108,7 +108,7 @@ def _search(run: RunDir) -> BisectTold | None:
     """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
     if not run.search.is_file():
         return None
-    from harness.render.bisect.bisect_json import stored_search
+    from nsa_harness.render.bisect.bisect_json import stored_search
 
     try:
         return stored_search(run)
@@ -120,7 +120,7 @@ def _search(run: RunDir) -> BisectTold | None:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
-    from harness.supervisor.store.record import load_spec
+    from nsa_harness.supervisor.store.record import load_spec
 
     judged = with_flakiness(_judged(run))
     failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
@@ -137,14 +137,14 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def _judged(run: RunDir) -> list[Outcome]:
-    from harness.commands.judge import judge_stored
+    from nsa_harness.commands.judge import judge_stored
 
     return [judge_stored(attempt) for attempt in run.attempts()]
 
 
 def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
-    from harness.commands.judge import judge_stored, log_fault, not_judged
+    from nsa_harness.commands.judge import judge_stored, log_fault, not_judged
 
     outcomes = []
     for attempt in run.attempts():
@@ -158,7 +158,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
 
 
 def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
-    from harness.commands.judge import write_documents
+    from nsa_harness.commands.judge import write_documents
 
     for trouble in write_documents(run, report, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)

@@ -11,19 +11,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.commands.attempt import Interrupts, run_one
-from harness.commands.request import RunRequest
-from harness.core.comparison.deepening import with_deeper_runs
-from harness.core.comparison.repeats import with_flakiness
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts, Outcome
-from harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
-from harness.render.listener import Listener, notify
-from harness.supervisor.launch.machine import available_bytes
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.commands.attempt import Interrupts, run_one
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.core.comparison.deepening import with_deeper_runs
+from nsa_harness.core.comparison.repeats import with_flakiness
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
+from nsa_harness.render.listener import Listener, notify
+from nsa_harness.supervisor.launch.machine import available_bytes
+from nsa_harness.supervisor.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from harness.core.comparison.deepening import Change
+    from nsa_harness.core.comparison.deepening import Change
 
 _LOOK_S = 0.2
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
@@ -98,7 +98,7 @@ class Execution:
 
     def _look_deeper(self, spec: RunSpec, asked: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
         """The same launch with one change: it answers for another attempt, and does not count itself."""
-        from harness.core.comparison.deepening import deepened
+        from nsa_harness.core.comparison.deepening import deepened
 
         deeper = self._attempt(deepened(spec, change, asked.attempt), self._next_number(spec), devices)
         return with_deeper_runs([asked, replace(deeper, final=False)])[1]
@@ -107,7 +107,7 @@ class Execution:
         """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
         if not self.request.deepen:
             return None
-        from harness.core.comparison.deepening import next_change
+        from nsa_harness.core.comparison.deepening import next_change
 
         attempts = with_flakiness(self.attempts[spec.scenario])
         counting = next((one for one in attempts if one.final and one.deepening is None), None)
@@ -134,7 +134,7 @@ class Execution:
         )
 
     def _skip(self, skip: Skip) -> None:
-        from harness.core.outcome.outcome import skipped
+        from nsa_harness.core.outcome.outcome import skipped
 
         self._add(skipped(skip))
 

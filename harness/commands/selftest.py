@@ -11,14 +11,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TextIO
 
-from harness.commands.corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus
-from harness.commands.request import RunRequest
-from harness.commands.run import run_all
-from harness.core.plan import RunSpec
-from harness.core.report import Outcome, Report
-from harness.core.selftest.accuracy import accuracy_lines, accuracy_values
-from harness.core.selftest.corpus import Answer, Trial
-from harness.core.selftest.selftest import (
+from nsa_harness.commands.corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus
+from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.run import run_all
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome, Report
+from nsa_harness.core.selftest.accuracy import accuracy_lines, accuracy_values
+from nsa_harness.core.selftest.corpus import Answer, Trial
+from nsa_harness.core.selftest.selftest import (
     KINDS,
     LAYERS,
     Kind,
@@ -32,16 +32,16 @@ from harness.core.selftest.selftest import (
     twin,
     words_of,
 )
-from harness.core.suggest import did_you_mean
-from harness.errors import UsageError
-from harness.render.documents.report_json import from_json
-from harness.render.listener import Silent
-from harness.render.text import escape
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.launch.planning import Question
-from harness.supervisor.launch.planning import planned as planned_specs
-from harness.supervisor.launch.scenario_files import shipped_root
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import UsageError
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.render.listener import Silent
+from nsa_harness.render.text import escape
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Question
+from nsa_harness.supervisor.launch.planning import planned as planned_specs
+from nsa_harness.supervisor.launch.scenario_files import shipped_root
+from nsa_harness.supervisor.store.rundir import RunDir
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
 _PARENT = "base/fault.yaml"

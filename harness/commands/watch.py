@@ -14,25 +14,25 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
-from harness import __version__
-from harness.commands.attempt import Audience, prepare
-from harness.commands.judge import judge_attempt
-from harness.commands.run import report_of, write_report
-from harness.commands.scheduler import Told
-from harness.core.evidence.evidence import Ending
-from harness.core.plan import Limits, RunSpec
-from harness.core.report import Outcome
-from harness.core.scenario.observed_job import job_name, observed_spec
-from harness.render.events import Events
-from harness.render.listener import Listener
-from harness.render.terminal.guest_lines import GuestLines
-from harness.supervisor.launch.machine import machine_facts
-from harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
-from harness.supervisor.observe.hook import Hook
-from harness.supervisor.observe.observe import Observation
-from harness.supervisor.observe.relay import Relay
-from harness.supervisor.store.record import Record, write_record
-from harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
+from nsa_harness import __version__
+from nsa_harness.commands.attempt import Audience, prepare
+from nsa_harness.commands.judge import judge_attempt
+from nsa_harness.commands.run import report_of, write_report
+from nsa_harness.commands.scheduler import Told
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.report import Outcome
+from nsa_harness.core.scenario.observed_job import job_name, observed_spec
+from nsa_harness.render.events import Events
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.guest_lines import GuestLines
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
+from nsa_harness.supervisor.observe.hook import Hook
+from nsa_harness.supervisor.observe.observe import Observation
+from nsa_harness.supervisor.observe.relay import Relay
+from nsa_harness.supervisor.store.record import Record, write_record
+from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
 _GRACE_S = 1.0
 _TIMED_OUT = 124

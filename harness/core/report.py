@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.place import Place
-from harness.core.plan import Deepening
-from harness.core.trouble import Trouble
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Deepening
+from nsa_harness.core.trouble import Trouble
 
 
 class Status(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.core.comparison.repeats import repetitions, with_flakiness
-from harness.core.report import Outcome, Status
+from nsa_harness.core.comparison.repeats import repetitions, with_flakiness
+from nsa_harness.core.report import Outcome, Status
 
 
 @dataclass(frozen=True, kw_only=True)

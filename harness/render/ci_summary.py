@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.core.ci.summary import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
-from harness.core.report import Outcome, Status, counts
-from harness.render import words
-from harness.render.documents.report_json import outcome_values
-from harness.render.text import escaped, markdown, markdown_code
+from nsa_harness.core.ci.summary import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
+from nsa_harness.core.report import Outcome, Status, counts
+from nsa_harness.render import words
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.text import escaped, markdown, markdown_code
 
 SCHEMA = 1
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.core.evidence.live import Progress
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
-from harness.render.documents.report_json import outcome_values
-from harness.render.text import escape, escaped
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.text import escape, escaped
 
 SCHEMA = 1
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.core.evidence.live import Progress
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts, Outcome, Report
-from harness.core.trouble import Trouble
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Report
+from nsa_harness.core.trouble import Trouble
 
 
 class Listener(Protocol):

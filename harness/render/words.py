@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from harness.core.place import Place
-from harness.core.report import HangKind, MachineFacts, Outcome, Report, Standing, Status, counts
-from harness.core.trouble import Trouble
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Report, Standing, Status, counts
+from nsa_harness.core.trouble import Trouble
 
 
 def meaning(outcome: Outcome) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import run_command_line
+from nsa_harness.cli.main import run_command_line
 
 HERE = Path(__file__).resolve().parent
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
-from harness.core.bisect.plan import find
-from harness.core.bisect.question import (
+from nsa_harness.core.bisect.plan import find
+from nsa_harness.core.bisect.question import (
     CONTROLS,
     PROOFS,
     Answer,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.core.diagnosis.case import Case
-from harness.core.divergence.ledger import first_skipped
-from harness.core.evidence.evidence import (
+from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.divergence.ledger import first_skipped
+from nsa_harness.core.evidence.evidence import (
     Board,
     Call,
     Collective,
@@ -23,11 +23,11 @@ from harness.core.evidence.evidence import (
     Snapshot,
     Stack,
 )
-from harness.core.evidence.gradients import RankTraces
-from harness.core.evidence.host import Process, Task
-from harness.core.place import Place
-from harness.core.plan import Expect, Launcher, Limits, RunSpec
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
+from nsa_harness.core.verdict.verdict import judge
 
 SITE = "/usr/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"

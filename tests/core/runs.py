@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.core.outcome.outcome import skipped
-from harness.core.plan import Skip
-from harness.core.report import Culprit, Outcome, Status, Verdict
+from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.plan import Skip
+from nsa_harness.core.report import Culprit, Outcome, Status, Verdict
 
 CAUSES = {Status.FAIL: "exception", Status.HANG: "lock_cycle", Status.SKIP: "missing_need", Status.ERROR: "infra"}
 BAD = (Status.FAIL, Status.HANG)

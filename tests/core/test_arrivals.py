@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from builders import ended, evidence, rank_evidence
 
-from harness.core.diagnosis.engine import diagnose
-from harness.core.evidence.gradients import OutOfOrder, first_out_of_order, read_orders
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.evidence.gradients import OutOfOrder, first_out_of_order, read_orders
+from nsa_harness.core.verdict.verdict import judge
 
 AB, BA = ("head.weight", "body.weight"), ("body.weight", "head.weight")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from builders import evidence, rank_evidence, spec
 
-from harness.core.outcome.outcome import outcome_of
-from harness.core.report import Outcome, Status, Verdict
-from harness.core.schedule import ONCE, Policy, another_wanted, failed_enough
+from nsa_harness.core.outcome.outcome import outcome_of
+from nsa_harness.core.report import Outcome, Status, Verdict
+from nsa_harness.core.schedule import ONCE, Policy, another_wanted, failed_enough
 
 
 def attempt(status: str, *, expected: bool | None = None, cause: str | None = None) -> Outcome:

@@ -23,9 +23,9 @@ from bisected import (
     unjudged,
 )
 
-from harness.core.bisect.chain import cuts, probes_at_worst
-from harness.core.bisect.plan import at_most, find, worst_case
-from harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Round, Subset
+from nsa_harness.core.bisect.chain import cuts, probes_at_worst
+from nsa_harness.core.bisect.plan import at_most, find, worst_case
+from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Round, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [(12, 4), (48, 6), (96, 7)]

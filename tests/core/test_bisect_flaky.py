@@ -7,9 +7,9 @@ from statistics import mean
 import pytest
 from bisected import GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes
 
-from harness.core.bisect.chain import Chain
-from harness.core.bisect.noisy import Belief, tries
-from harness.core.bisect.question import AnswerKind, CountsAs, Observation, Purpose, Subset
+from nsa_harness.core.bisect.chain import Chain
+from nsa_harness.core.bisect.noisy import Belief, tries
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Observation, Purpose, Subset
 
 SEEDS = range(40)
 

@@ -8,7 +8,7 @@ from bisected import BAD, GOOD, UNRESOLVED, Rule, bisected, named, needs, ordere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.bisect.question import Answer, AnswerKind, CountsAs, Subset
+from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Subset
 
 BOUND = 4000  # probes: far above any search, far below one that does not end
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.bisect.question import CountsAs
-from harness.core.bisect.signature import Wanted, counts_as, line_word, parse_outcome, same, signature
-from harness.core.place import Place
-from harness.core.report import Culprit, Status
+from nsa_harness.core.bisect.question import CountsAs
+from nsa_harness.core.bisect.signature import Wanted, counts_as, line_word, parse_outcome, same, signature
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Culprit, Status
 from tests.core.runs import run
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.bisect.question import Answer, AnswerKind
-from harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
-from harness.core.scenario.layers import layers_of, parse_layers
-from harness.core.scenario.overrides import parse_override
-from harness.core.scenario.yaml_tree import plain
+from nsa_harness.core.bisect.question import Answer, AnswerKind
+from nsa_harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
+from nsa_harness.core.scenario.layers import layers_of, parse_layers
+from nsa_harness.core.scenario.overrides import parse_override
+from nsa_harness.core.scenario.yaml_tree import plain
 
 LAYERS = Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
 LENGTH = Subject(form=Form.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)

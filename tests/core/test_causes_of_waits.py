@@ -29,14 +29,14 @@ from builders import (
 )
 from test_host_wait import FETCH, WORKER, child, loading, rank
 
-from harness.core.diagnosis.engine import diagnose
-from harness.core.diagnosis.rules import group_waits as causes_of_group_wait
-from harness.core.diagnosis.rules import host_waits as causes_of_hang
-from harness.core.diagnosis.rules import phases as causes
-from harness.core.evidence.evidence import Call, Evidence, RankSnapshot
-from harness.core.evidence.host import Socket
-from harness.core.report import Finding
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.rules import group_waits as causes_of_group_wait
+from nsa_harness.core.diagnosis.rules import host_waits as causes_of_hang
+from nsa_harness.core.diagnosis.rules import phases as causes
+from nsa_harness.core.evidence.evidence import Call, Evidence, RankSnapshot
+from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import judge
 
 
 def main_finding(seen: Evidence) -> Finding:

@@ -29,12 +29,12 @@ from builders import (
     task,
 )
 
-from harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
-from harness.core.diagnosis.engine import diagnose
-from harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import judge
 
 LINE = Place(file=USER, line=10, function="step")
 

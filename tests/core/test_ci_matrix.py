@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from builders import spec
 
-from harness.core.ci import matrix as ci_matrix
-from harness.core.ci.matrix import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
-from harness.core.plan import Limits, RunSpec, Skip
-from harness.errors import UsageError
+from nsa_harness.core.ci import matrix as ci_matrix
+from nsa_harness.core.ci.matrix import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
+from nsa_harness.core.plan import Limits, RunSpec, Skip
+from nsa_harness.errors import UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

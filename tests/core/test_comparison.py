@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import BAD, RUNS, failed_in, run
 
-from harness.core.comparison.claims import CLAIMS
-from harness.core.comparison.comparison import Result, Row, compared
-from harness.core.comparison.configuration import configuration, differences, setting
-from harness.core.report import Outcome, Status
+from nsa_harness.core.comparison.claims import CLAIMS
+from nsa_harness.core.comparison.comparison import Result, Row, compared
+from nsa_harness.core.comparison.configuration import configuration, differences, setting
+from nsa_harness.core.report import Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}

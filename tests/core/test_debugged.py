@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Debugged, Frame
-from harness.core.evidence.exit_messages import debugged
+from nsa_harness.core.evidence.evidence import Debugged, Frame
+from nsa_harness.core.evidence.exit_messages import debugged
 
 ANOMALY = """\
 [rank1]: step 1

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, failed_in, run
 
-from harness.core.comparison.decisions import GATES, Answer, State, decided, failed, fired
-from harness.core.report import Outcome, Status
+from nsa_harness.core.comparison.decisions import GATES, Answer, State, decided, failed, fired
+from nsa_harness.core.report import Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}

@@ -11,15 +11,15 @@ from builders import frame, raised, rank_evidence, spec
 from hypothesis import given
 from runs import RUNS, run
 
-from harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, next_change, with_deeper_runs
-from harness.core.comparison.repeats import with_flakiness
-from harness.core.comparison.severity import Severity, severity
-from harness.core.evidence.evidence import Debugged
-from harness.core.outcome.deepened import shown_deeper
-from harness.core.place import Place
-from harness.core.plan import Deepening, RunSpec
-from harness.core.report import Culprit, Finding, Outcome, Report, Status, exit_code
-from harness.core.schedule import Policy, another_wanted, failed_enough
+from nsa_harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, next_change, with_deeper_runs
+from nsa_harness.core.comparison.repeats import with_flakiness
+from nsa_harness.core.comparison.severity import Severity, severity
+from nsa_harness.core.evidence.evidence import Debugged
+from nsa_harness.core.outcome.deepened import shown_deeper
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Deepening, RunSpec
+from nsa_harness.core.report import Culprit, Finding, Outcome, Report, Status, exit_code
+from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")
@@ -247,7 +247,7 @@ def test_an_attempt_that_looks_into_nothing_shows_nothing_of_the_kind() -> None:
 
 
 def report(outcomes: tuple[Outcome, ...]) -> Report:
-    from harness.core.report import MachineFacts
+    from nsa_harness.core.report import MachineFacts
 
     machine = MachineFacts(host="h", cpus=2, gpus=(), torch=None)
     return Report(run_id="r", harness="0", machine=machine, command="c", interrupted=False, outcomes=outcomes)

@@ -30,16 +30,16 @@ from builders import (
     task,
 )
 
-from harness.core.diagnosis.case import layer_of, shorten
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.diagnosis.rules import failures as causes_of_failure
-from harness.core.diagnosis.rules import phases as causes
-from harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence
-from harness.core.evidence.gradients import RankTraces
-from harness.core.place import Place
-from harness.core.plan import Limits
-from harness.core.report import CollectiveRef, Culprit, Finding
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.case import layer_of, shorten
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.rules import failures as causes_of_failure
+from nsa_harness.core.diagnosis.rules import phases as causes
+from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence
+from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import CollectiveRef, Culprit, Finding
+from nsa_harness.core.verdict.verdict import judge
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 IN_BLOCK_2 = board(mark("forward", "blocks.2.attn", step=3))

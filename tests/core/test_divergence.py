@@ -25,14 +25,14 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.diagnosis.entries import classes
-from harness.core.diagnosis.rules import call_mismatch as causes_of_divergence
-from harness.core.diagnosis.rules import call_order as causes_of_order
-from harness.core.diagnosis.rules import phases as causes
-from harness.core.divergence.divergence import Analysis, Kind, Track, analyse, minority
-from harness.core.divergence.mismatch import Unlike, first_unlike
-from harness.core.evidence.evidence import (
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.entries import classes
+from nsa_harness.core.diagnosis.rules import call_mismatch as causes_of_divergence
+from nsa_harness.core.diagnosis.rules import call_order as causes_of_order
+from nsa_harness.core.diagnosis.rules import phases as causes
+from nsa_harness.core.divergence.divergence import Analysis, Kind, Track, analyse, minority
+from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
+from nsa_harness.core.evidence.evidence import (
     Board,
     Call,
     Collective,
@@ -44,9 +44,9 @@ from harness.core.evidence.evidence import (
     StepRow,
     Tally,
 )
-from harness.core.place import Place
-from harness.core.report import CollectiveRef, Finding
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import CollectiveRef, Finding
+from nsa_harness.core.verdict.verdict import judge
 
 ZERO_NS = 1_800_000_000_000_000_000
 NOTHING = Analysis(divergences=(), cycle=(), never_entered=())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_resolve import HERE, LAPTOP, TWO_GPUS, scenario_of, spec_of
 
-from harness.core.plan import RunSpec
-from harness.core.scenario.env_names import (
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.scenario.env_names import (
     DEAD_NAMES,
     KNOWN_NAMES,
     OLD_NAMES,
@@ -15,7 +15,7 @@ from harness.core.scenario.env_names import (
     name_mistakes,
     sound_environment,
 )
-from harness.core.scenario.resolve import resolve
+from nsa_harness.core.scenario.resolve import resolve
 
 
 def mistake(name: str, value: str = "1", *, ours: bool = True) -> str | None:

@@ -9,10 +9,10 @@ from builders import evidence, rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.gradients import RankTraces
-from harness.core.outcome.expectation import is_expected, missed
-from harness.core.plan import Bound, Expect
-from harness.core.report import Finding, Status
+from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.outcome.expectation import is_expected, missed
+from nsa_harness.core.plan import Bound, Expect
+from nsa_harness.core.report import Finding, Status
 
 
 def traced(missing: int) -> RankTraces:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import run
 
-from harness.core.comparison.repeats import with_flakiness
-from harness.core.report import Outcome, Status
+from nsa_harness.core.comparison.repeats import with_flakiness
+from nsa_harness.core.report import Outcome, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 

@@ -11,10 +11,10 @@ from builders import collective
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence import flight
-from harness.core.evidence import flight as plain_pickle
-from harness.core.evidence.evidence import Collective
-from harness.core.evidence.flight import essential, parse_dump, parse_flight, plain_value
+from nsa_harness.core.evidence import flight
+from nsa_harness.core.evidence import flight as plain_pickle
+from nsa_harness.core.evidence.evidence import Collective
+from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight, plain_value
 
 
 def entry(**changes: Any) -> dict[str, Any]:

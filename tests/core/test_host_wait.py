@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
 
-from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from harness.core.evidence.host import Process, Socket
-from harness.core.verdict.motion import Motion
-from harness.core.verdict.wait import Wait, WaitKind
-from harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.host import Process, Socket
+from nsa_harness.core.verdict.motion import Motion
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import wait_for
 
 STEP = frame(10)
 LOADER = frame(

@@ -10,7 +10,7 @@ from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.divergence.ledger import (
+from nsa_harness.core.divergence.ledger import (
     Finished,
     Skipped,
     StepDifference,
@@ -19,8 +19,8 @@ from harness.core.divergence.ledger import (
     first_to_finish,
     last_agreed,
 )
-from harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
-from harness.core.place import Place
+from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
+from nsa_harness.core.place import Place
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")

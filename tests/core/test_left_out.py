@@ -22,16 +22,16 @@ from builders import (
     stalled,
 )
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.divergence.divergence import Divergence, Track, analyse
-from harness.core.divergence.ledger import first_skipped
-from harness.core.divergence.mismatch import first_unlike
-from harness.core.divergence.order import added, first_departure, other_partner, turned, went_ahead
-from harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
-from harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
-from harness.core.place import Place
-from harness.core.report import Finding, Status
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.divergence.divergence import Divergence, Track, analyse
+from nsa_harness.core.divergence.ledger import first_skipped
+from nsa_harness.core.divergence.mismatch import first_unlike
+from nsa_harness.core.divergence.order import added, first_departure, other_partner, turned, went_ahead
+from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
+from nsa_harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.verdict.verdict import judge
 
 
 def line(number: int, function: str = "step") -> Place:

@@ -7,8 +7,8 @@ from builders import board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.plan import Limits
-from harness.core.verdict.limits import in_force, last_progress_s, started
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.verdict.limits import in_force, last_progress_s, started
 
 
 def test_before_any_board_the_floors_hold_and_the_stall_limit_is_long() -> None:

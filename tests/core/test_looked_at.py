@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
-from harness.core.diagnosis.engine import diagnose
-from harness.core.evidence.evidence import Ending, Retraction
-from harness.core.report import STILL_RUNNING, Status
-from harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.evidence.evidence import Ending, Retraction
+from nsa_harness.core.report import STILL_RUNNING, Status
+from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
 
 
 def seen(*samples, ranks=2, **changes):

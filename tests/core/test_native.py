@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from builders import board, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
 
-from harness.core.diagnosis.engine import diagnose
-from harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Stack
-from harness.core.evidence.stacks import native_wanted, parse_native, parse_pystack
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.stacks import native_wanted, parse_native, parse_pystack
+from nsa_harness.core.verdict.verdict import judge
 
 LEAF = frame(17)
 HELD = replace(stack(LEAF), gil=True)

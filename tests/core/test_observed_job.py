@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.plan import Limits
-from harness.core.scenario.observed_job import job_name, observed_limits, observed_spec, with_ranks
-from harness.errors import UsageError
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.scenario.observed_job import job_name, observed_limits, observed_spec, with_ranks
+from nsa_harness.errors import UsageError
 
 
 def test_an_observed_job_has_no_deadline_unless_one_is_given():

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from builders import BACKWARD, USER, board, collective, ended, evidence, frame, mark, raised, rank_evidence
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence
-from harness.core.evidence.exit_messages import warnings_of
-from harness.core.evidence.looks import Looks
-from harness.core.place import Place
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence
+from nsa_harness.core.evidence.exit_messages import warnings_of
+from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.place import Place
+from nsa_harness.core.verdict.verdict import judge
 
 UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"

@@ -23,12 +23,12 @@ from builders import (
     task,
 )
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
-from harness.core.evidence.host import HostMemory, SentSignal
-from harness.core.place import Place
-from harness.core.report import HangKind, Status
-from harness.core.verdict.verdict import ending, judge
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
+from nsa_harness.core.evidence.host import HostMemory, SentSignal
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import HangKind, Status
+from nsa_harness.core.verdict.verdict import ending, judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
 SHUTDOWN = frame(1590, file=THREADING, function="_shutdown")

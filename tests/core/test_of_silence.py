@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from builders import case, ended, evidence, rank_evidence
 
-from harness.core.diagnosis.rules import numerics as of_silence
-from harness.core.evidence.evidence import RankEvidence
-from harness.core.evidence.exit_messages import last_words
-from harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from harness.core.evidence.looks import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
-from harness.core.place import Place
+from nsa_harness.core.diagnosis.rules import numerics as of_silence
+from nsa_harness.core.evidence.evidence import RankEvidence
+from nsa_harness.core.evidence.exit_messages import last_words
+from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
+from nsa_harness.core.evidence.looks import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.place import Place
 
 MIB = 1 << 20
 LINE = Place(file="/home/ada/train.py", line=18, function="step")

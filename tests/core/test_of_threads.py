@@ -23,12 +23,12 @@ from builders import (
     task,
 )
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
-from harness.core.place import Place
-from harness.core.plan import Limits
-from harness.core.report import HangKind
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import HangKind
+from nsa_harness.core.verdict.verdict import judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
 POOL = "/usr/lib/python3.11/multiprocessing/pool.py"

@@ -30,11 +30,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Ending, Evidence, RankEvidence
-from harness.core.evidence.gradients import RankTraces
-from harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
-from harness.core.plan import Bound, Expect, Fault, Skip
-from harness.core.report import (
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
+from nsa_harness.core.plan import Bound, Expect, Fault, Skip
+from nsa_harness.core.report import (
     Artifact,
     HangKind,
     MachineFacts,
@@ -49,7 +49,7 @@ from harness.core.report import (
     counts,
     exit_code,
 )
-from harness.core.trouble import Trouble
+from nsa_harness.core.trouble import Trouble
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))

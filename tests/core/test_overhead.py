@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.doctor.overhead import Overhead, Pair, overhead_lines, overhead_values, pairs_wanted
+from nsa_harness.core.doctor.overhead import Overhead, Pair, overhead_lines, overhead_values, pairs_wanted
 
 
 def pairs(*times: tuple[float, float]) -> tuple[Pair, ...]:

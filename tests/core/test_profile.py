@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.core.diagnosis.profile import busiest, pace, profile_text, profiles
-from harness.core.evidence.evidence import Ending
+from nsa_harness.core.diagnosis.profile import busiest, pace, profile_text, profiles
+from nsa_harness.core.evidence.evidence import Ending
 from tests.core.builders import ALL_REDUCE, board, ended, evidence, frame, rank_evidence, sample
 
 LOOP, PICK = frame(40, function="attend"), frame(41, function="attend")

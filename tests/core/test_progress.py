@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
 
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.diagnosis.progress import late_for, left_before_it, step_in_progress
-from harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
-from harness.core.place import Place
-from harness.core.verdict.verdict import judge
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.progress import late_for, left_before_it, step_in_progress
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
+from nsa_harness.core.place import Place
+from nsa_harness.core.verdict.verdict import judge
 
 STEPS = ((1, 1.0), (2, 2.0))
 SYNC = Place(file=USER, line=45, function="main")

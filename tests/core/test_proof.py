@@ -23,11 +23,11 @@ from builders import (
     twice,
 )
 
-from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
-from harness.core.plan import Limits
-from harness.core.report import HangKind
-from harness.core.verdict.proof import Proof, loop_lines, prove
-from harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import HangKind
+from nsa_harness.core.verdict.proof import Proof, loop_lines, prove
+from nsa_harness.core.verdict.wait_graph import wait_for
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 

@@ -20,11 +20,11 @@ from builders import (
     task,
 )
 
-from harness.core.evidence.evidence import Evidence, RankSnapshot
-from harness.core.evidence.host import Socket
-from harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from harness.supervisor.store.adapters import json_text
-from harness.supervisor.store.collect import bounded
+from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
+from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import run
 
-from harness.core.evidence.evidence import Evidence
-from harness.core.plan import Fault
-from harness.core.report import Outcome, Status
-from harness.core.repro.calls import (
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.plan import Fault
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.repro.calls import (
     COLLECTIVES,
     MAKERS,
     STATEMENTS,
@@ -27,7 +27,7 @@ from harness.core.repro.calls import (
     parting_calls,
     stands_elsewhere,
 )
-from harness.core.repro.reproduction import MOST_LINES, Reproduction, reproduction, script
+from nsa_harness.core.repro.reproduction import MOST_LINES, Reproduction, reproduction, script
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
 HOSTILE = '"""]; import os; os.system("x") #\n'

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.plan import Bound, Launcher, RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.checks import checked_scenario
-from harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve, settings_of
-from harness.core.scenario.scenario import Scenario
-from harness.core.scenario.shapes import SHAPES
-from harness.core.scenario.yaml_tree import parse_yaml
+from nsa_harness.core.plan import Bound, Launcher, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve, settings_of
+from nsa_harness.core.scenario.scenario import Scenario
+from nsa_harness.core.scenario.shapes import SHAPES
+from nsa_harness.core.scenario.yaml_tree import parse_yaml
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0")
 ONE_GPU = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")

@@ -7,8 +7,8 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 
-from harness.core.diagnosis import rules as families
-from harness.core.diagnosis.rules.phases import BESIDES, CAUSES
+from nsa_harness.core.diagnosis import rules as families
+from nsa_harness.core.diagnosis.rules.phases import BESIDES, CAUSES
 
 
 def written() -> Iterator[Callable[..., object]]:

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from runs import run
 
-from harness.core.comparison.repeats import same_place, with_flakiness
-from harness.core.place import Place
-from harness.core.report import Culprit, Outcome, Status
+from nsa_harness.core.comparison.repeats import same_place, with_flakiness
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Culprit, Outcome, Status
 
 PASS, FAIL, HANG, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.ERROR
 

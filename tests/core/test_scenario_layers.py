@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness.core.scenario.layers import layers_of, parse_layers
+from nsa_harness.core.scenario.layers import layers_of, parse_layers
 
 
 @pytest.mark.parametrize(

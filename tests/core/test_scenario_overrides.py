@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.scenario.checks import checked_scenario
-from harness.core.scenario.environment import TABLE, environment_overrides
-from harness.core.scenario.overrides import is_override, overridden, parse_override, variants
-from harness.core.scenario.scenario import Scenario
-from harness.core.scenario.yaml_tree import Node, parse_yaml
-from harness.errors import UsageError
+from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.environment import TABLE, environment_overrides
+from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override, variants
+from nsa_harness.core.scenario.scenario import Scenario
+from nsa_harness.core.scenario.yaml_tree import Node, parse_yaml
+from nsa_harness.errors import UsageError
 
 
 def tree_of(text: str) -> Node:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.core.scenario.selection import Selection, selected
-from harness.errors import UsageError
+from nsa_harness.core.scenario.selection import Selection, selected
+from nsa_harness.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

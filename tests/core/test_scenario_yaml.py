@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.scenario.yaml_tree import Parsed, merged, origin_of, parse_yaml, plain, scalar, shown
+from nsa_harness.core.scenario.yaml_tree import Parsed, merged, origin_of, parse_yaml, plain, scalar, shown
 
 
 def messages(parsed: Parsed) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.schedule import Load, Room, first_that_fits, free_devices
+from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices
 
 LOADS = st.builds(Load, ranks=st.integers(1, 8), gpus=st.integers(0, 4), memory_bytes=st.integers(0, 100))
 LIMIT = st.none() | st.integers(1, 16)

@@ -9,8 +9,8 @@ from builders import BACKWARD, C10D, SITE, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Frame, Stack
-from harness.core.evidence.stacks import (
+from nsa_harness.core.evidence.evidence import Frame, Stack
+from nsa_harness.core.evidence.stacks import (
     in_function,
     is_library,
     parse_faulthandler,

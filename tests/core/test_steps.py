@@ -9,8 +9,8 @@ from builders import board, call, collective
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
-from harness.core.evidence.steps import by_step, call_of, entered_s, ledger_table, step_rows
+from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
+from nsa_harness.core.evidence.steps import by_step, call_of, entered_s, ledger_table, step_rows
 
 ZERO_NS = 1_800_000_000_000_000_000
 

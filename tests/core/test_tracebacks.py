@@ -7,7 +7,7 @@ from builders import USER, frame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.exit_messages import error_lines, last_traceback
+from nsa_harness.core.evidence.exit_messages import error_lines, last_traceback
 
 PRINTED = f"""starting
 Traceback (most recent call last):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.gradients import RankTraces, read_traces, trace_lines
+from nsa_harness.core.evidence.gradients import RankTraces, read_traces, trace_lines
 
 LOG = [
     "[GRAD-TRACE] after_backward_step1 arrived=60 missing=2",

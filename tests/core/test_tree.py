@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from harness.core.comparison.decision_tree import NCCL_LEAF, TREE, Said, walked
-from harness.core.report import Finding, Outcome, Status
+from nsa_harness.core.comparison.decision_tree import NCCL_LEAF, TREE, Said, walked
+from nsa_harness.core.report import Finding, Outcome, Status
 
 PASS, HANG = Status.PASS, Status.HANG
 STATIC = {"parallel.static_graph": "true"}

@@ -20,11 +20,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Ending, Evidence, RankEvidence
-from harness.core.report import Status
-from harness.core.verdict.proof import prove
-from harness.core.verdict.verdict import Failure, FailureKind, Judgement, how_it_ended, judge
-from harness.core.verdict.wait import WaitKind
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from nsa_harness.core.report import Status
+from nsa_harness.core.verdict.proof import prove
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, how_it_ended, judge
+from nsa_harness.core.verdict.wait import WaitKind
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 GLOO_LOST = "RuntimeError: [../gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"

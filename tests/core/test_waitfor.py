@@ -28,11 +28,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Frame, RankSnapshot
-from harness.core.verdict.group_waits import missing_rank
-from harness.core.verdict.motion import Motion
-from harness.core.verdict.wait import Wait, WaitKind
-from harness.core.verdict.wait_graph import WaitFor, wait_for
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot
+from nsa_harness.core.verdict.group_waits import missing_rank
+from nsa_harness.core.verdict.motion import Motion
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
 
 STEP = frame(10)
 

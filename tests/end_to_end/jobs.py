@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from harness import protocol
+from nsa_harness import protocol
 
 from .conftest import COMMAND, PROGRAMS, Workspace
 

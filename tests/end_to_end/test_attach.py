@@ -151,7 +151,8 @@ def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
 def test_a_process_of_somebody_else_is_exit_2_and_names_sudo(workspace):
     with running(["sleep", "600"], workspace) as other:
         code = (
-            "import os; from harness.errors import NoSuchJob; from harness.supervisor.observe.attach import find_job\n"
+            "import os; from nsa_harness.errors import NoSuchJob\n"
+            "from nsa_harness.supervisor.observe.attach import find_job\n"
             "os.setgid(65534); os.setuid(65534)\n"
             f"try: find_job({other.pid})\n"
             "except NoSuchJob as error: print(error.exit_code, error)"

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from harness.faults import acts
+from nsa_harness.faults import acts
 
 from . import conftest
 from .conftest import PROGRAMS

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from harness.faults import acts
+from nsa_harness.faults import acts
 
 # The function of harness/faults/acts.py that a stack must name. None: nobody can ask a killed rank for its line.
 LINES = {

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from harness.commands.overhead import ranks_of
-from harness.commands.selftest import SelftestRequest, selftest
-from harness.core.selftest.selftest import KINDS
+from nsa_harness.commands.overhead import ranks_of
+from nsa_harness.commands.selftest import SelftestRequest, selftest
+from nsa_harness.core.selftest.selftest import KINDS
 
 TWO = [kind for kind in KINDS if kind.name in ("raise", "skip_collective")]
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from nsa.config import SHAPES
-from nsa.model import TinyLM
+from nsa_harness.nsa.config import SHAPES
+from nsa_harness.nsa.model import TinyLM
 
 
 def test_ddp_onestep_passes_with_every_artifact(workspace):

@@ -19,7 +19,7 @@ def test_a_wheel_carries_everything_and_finds_its_scenarios_elsewhere(tmp_path):
         archive.extractall(tmp_path / "site")
 
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", "from harness.cli.main import main; main()", "run", "ddp_onestep"],
+        [sys.executable, "-P", "-c", "from nsa_harness.cli.main import main; main()", "run", "ddp_onestep"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa.config import CI, NSAConfig
-from nsa.train import main
+from nsa_harness.nsa.config import CI, NSAConfig
+from nsa_harness.nsa.train import main
 
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]

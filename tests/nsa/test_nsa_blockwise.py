@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.ops import blockwise
-from nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
-from nsa.ops.readers import readers
-from nsa.ops.selected import selected_attention
-from nsa.ops.tiles import Kernel
-from nsa.ops.topk import EMPTY, Selection, choose_blocks
+from nsa_harness.nsa.ops import blockwise
+from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
+from nsa_harness.nsa.ops.readers import readers
+from nsa_harness.nsa.ops.selected import selected_attention
+from nsa_harness.nsa.ops.tiles import Kernel
+from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks
 
 TOLERANCE = 1e-10
 

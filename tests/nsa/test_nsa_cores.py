@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.ops.compressed import compressed_attention
-from nsa.ops.cores import shares, side_by_side
-from nsa.ops.kernels import KERNELS
-from nsa.ops.selected import selected_attention
-from nsa.ops.sliding import sliding_attention
-from nsa.ops.topk import Selection, choose_blocks
+from nsa_harness.nsa.ops.compressed import compressed_attention
+from nsa_harness.nsa.ops.cores import shares, side_by_side
+from nsa_harness.nsa.ops.kernels import KERNELS
+from nsa_harness.nsa.ops.selected import selected_attention
+from nsa_harness.nsa.ops.sliding import sliding_attention
+from nsa_harness.nsa.ops.topk import Selection, choose_blocks
 
 CPU = torch.device("cpu")
 

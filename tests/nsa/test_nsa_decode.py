@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsa import cache as cache_module
-from nsa import decode
-from nsa.attention import BlockChooser, CompressedBranch, SlidingBranch
-from nsa.cache import Cache, NSAMemory, Rows, VanillaMemory
-from nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa.decode import next_logits, prefill, step
-from nsa.model import TinyLM
-from nsa.ops.topk import EMPTY
-from nsa.world import CannotRunError
+from nsa_harness.nsa import cache as cache_module
+from nsa_harness.nsa import decode
+from nsa_harness.nsa.attention import BlockChooser, CompressedBranch, SlidingBranch
+from nsa_harness.nsa.cache import Cache, NSAMemory, Rows, VanillaMemory
+from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_harness.nsa.decode import next_logits, prefill, step
+from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.ops.topk import EMPTY
+from nsa_harness.nsa.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37

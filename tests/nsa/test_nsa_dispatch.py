@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.config import Implementation
-from nsa.ops import dispatch
-from nsa.ops.backends import SlidingBackend
-from nsa.ops.dispatch import MissingImplementationError, choose, choose_selected, choose_sliding
-from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
-from nsa.ops.kernels import EagerKernel
-from nsa.ops.sliding import sliding_attention
+from nsa_harness.nsa.config import Implementation
+from nsa_harness.nsa.ops import dispatch
+from nsa_harness.nsa.ops.backends import SlidingBackend
+from nsa_harness.nsa.ops.dispatch import MissingImplementationError, choose, choose_selected, choose_sliding
+from nsa_harness.nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
+from nsa_harness.nsa.ops.kernels import EagerKernel
+from nsa_harness.nsa.ops.sliding import sliding_attention
 
 CPU = torch.device("cpu")
 

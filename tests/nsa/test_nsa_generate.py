@@ -11,12 +11,12 @@ import torch
 from conftest import Alone
 from torch import Tensor, nn
 
-from nsa import generate as command
-from nsa.checkpoints import dimensions, shape_of
-from nsa.config import SHAPES, Attention, Branch, Compression, NSAConfig
-from nsa.generate import continued, generate, main, saved_model
-from nsa.model import TinyLM
-from nsa.world import CannotRunError
+from nsa_harness.nsa import generate as command
+from nsa_harness.nsa.checkpoints import dimensions, shape_of
+from nsa_harness.nsa.config import SHAPES, Attention, Branch, Compression, NSAConfig
+from nsa_harness.nsa.generate import continued, generate, main, saved_model
+from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.world import CannotRunError
 
 Trained = Callable[..., Path]
 Told = pytest.CaptureFixture[str]

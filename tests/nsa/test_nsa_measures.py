@@ -11,7 +11,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import nsa_learning, nsa_memory, nsa_parts, nsa_step_cost
-from nsa.config import CI
+from nsa_harness.nsa.config import CI
 
 WAYS = ("forward", "backward")
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa import reference
-from nsa.attention import BlockChooser, NSAttention
-from nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa.model import Block, Recompute, TinyLM, count_parameters
-from nsa.ops import topk
-from nsa.ops.topk import SelectionMemo
-from nsa.parallelize import checkpoint_layers
-from nsa.rope import frequencies, turns
+from nsa_harness.nsa import reference
+from nsa_harness.nsa.attention import BlockChooser, NSAttention
+from nsa_harness.nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_harness.nsa.model import Block, Recompute, TinyLM, count_parameters
+from nsa_harness.nsa.ops import topk
+from nsa_harness.nsa.ops.topk import SelectionMemo
+from nsa_harness.nsa.parallelize import checkpoint_layers
+from nsa_harness.nsa.rope import frequencies, turns
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 

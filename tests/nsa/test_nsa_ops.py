@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import reference
-from nsa.ops import attend, blockwise, tiles, topk
-from nsa.ops.compressed import compressed_attention
-from nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
-from nsa.ops.patterns import CompletedBlocks
-from nsa.ops.selected import selected_attention
-from nsa.ops.sliding import sliding_attention
-from nsa.ops.tiles import Kernel
-from nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
+from nsa_harness.nsa import reference
+from nsa_harness.nsa.ops import attend, blockwise, tiles, topk
+from nsa_harness.nsa.ops.compressed import compressed_attention
+from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
+from nsa_harness.nsa.ops.patterns import CompletedBlocks
+from nsa_harness.nsa.ops.selected import selected_attention
+from nsa_harness.nsa.ops.sliding import sliding_attention
+from nsa_harness.nsa.ops.tiles import Kernel
+from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
 
 TOLERANCE = 1e-10
 KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel(), BlockwiseKernel()]

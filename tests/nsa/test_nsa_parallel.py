@@ -16,13 +16,13 @@ from conftest import ROOT, Alone, Program
 from torch import Tensor
 from wrapped_gradients import WAYS
 
-from nsa.config import CI, Attention, Branch
-from nsa.model import Recompute, StockBlock, TinyLM
-from nsa.ops import topk
-from nsa.parallelize import checkpoint_layers, compile_layers
-from nsa.telemetry import Telemetry
-from nsa.traces import ViewGradientTrace
-from nsa.world import World
+from nsa_harness.nsa.config import CI, Attention, Branch
+from nsa_harness.nsa.model import Recompute, StockBlock, TinyLM
+from nsa_harness.nsa.ops import topk
+from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
+from nsa_harness.nsa.telemetry import Telemetry
+from nsa_harness.nsa.traces import ViewGradientTrace
+from nsa_harness.nsa.world import World
 
 LINES = "[GRAD-TRACE] after_backward_step"
 
@@ -139,8 +139,8 @@ def test_rotary_angles_are_not_rounded_to_bfloat16_by_a_sharded_model(alone: Alo
 
 def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP1 fills its gradient with zeros, so that only the views tell."""
-    from nsa.sharding import shard_by_fsdp1
-    from nsa.world import joined
+    from nsa_harness.nsa.sharding import shard_by_fsdp1
+    from nsa_harness.nsa.world import joined
 
     bare = TinyLM.from_config(replace(CI, layers=1))
     bare.blocks[0].attn.register_parameter("idle", torch.nn.Parameter(torch.zeros(3)))

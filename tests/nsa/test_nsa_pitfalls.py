@@ -15,15 +15,15 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nsa.config import Attention, Implementation, NSAConfig
-from nsa.model import TinyLM
-from nsa.ops.blockwise import blockwise
-from nsa.ops.fused import importance, launch, mix, selected, spanned, spans
-from nsa.ops.kernels import EagerKernel
-from nsa.ops.patterns import CompletedBlocks
-from nsa.ops.selected import selected_attention
-from nsa.ops.topk import Selection
-from nsa.ops.whole import KeysAndValues, sparse_attention
+from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
+from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.ops.blockwise import blockwise
+from nsa_harness.nsa.ops.fused import importance, launch, mix, selected, spanned, spans
+from nsa_harness.nsa.ops.kernels import EagerKernel
+from nsa_harness.nsa.ops.patterns import CompletedBlocks
+from nsa_harness.nsa.ops.selected import selected_attention
+from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 TOLERANCE = 1e-10
 FUSED = Path(selected.__file__).parent

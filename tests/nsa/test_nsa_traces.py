@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from nsa.attention import BlockChooser, GateMLP
-from nsa.config import CI
-from nsa.memory import memory_text, peak_rss_bytes, rss_bytes
-from nsa.model import Recompute, TinyLM
-from nsa.observe import Observer, gate_rows, selection_row
-from nsa.parallelize import checkpoint_layers, freeze
-from nsa.telemetry import StepResult, Telemetry
-from nsa.traces import GradientTrace, ModuleBackwardTrace, traced_modules
-from nsa.world import CannotRunError, World
+from nsa_harness.nsa.attention import BlockChooser, GateMLP
+from nsa_harness.nsa.config import CI
+from nsa_harness.nsa.memory import memory_text, peak_rss_bytes, rss_bytes
+from nsa_harness.nsa.model import Recompute, TinyLM
+from nsa_harness.nsa.observe import Observer, gate_rows, selection_row
+from nsa_harness.nsa.parallelize import checkpoint_layers, freeze
+from nsa_harness.nsa.telemetry import StepResult, Telemetry
+from nsa_harness.nsa.traces import GradientTrace, ModuleBackwardTrace, traced_modules
+from nsa_harness.nsa.world import CannotRunError, World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 

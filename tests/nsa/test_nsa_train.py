@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import Alone, Program
 
-from nsa.config import CI
-from nsa.data import Batches, shipped_text
-from nsa.values import Data
+from nsa_harness.nsa.config import CI
+from nsa_harness.nsa.data import Batches, shipped_text
+from nsa_harness.nsa.values import Data
 
 
 def losses(directory: Path) -> list[float]:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from nsa.attention import BlockChooser
-from nsa.comm_hooks import averaged_as_bf16
-from nsa.config import Attention
-from nsa.model import TinyLM
-from nsa.parallelize import average_gradients, parallelize, without_reduction
-from nsa.settings import Settings, read_settings
-from nsa.values import Wrapper
-from nsa.world import World, joined
+from nsa_harness.nsa.attention import BlockChooser
+from nsa_harness.nsa.comm_hooks import averaged_as_bf16
+from nsa_harness.nsa.config import Attention
+from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.parallelize import average_gradients, parallelize, without_reduction
+from nsa_harness.nsa.settings import Settings, read_settings
+from nsa_harness.nsa.values import Wrapper
+from nsa_harness.nsa.world import World, joined
 
 LENGTH, MICRO_BATCHES = 96, 2
 REENTRANT = ("--gc", "all", "--gc-mode", "reentrant")

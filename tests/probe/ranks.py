@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness import protocol
-from harness.core.evidence.board import parse
-from harness.core.evidence.evidence import Board
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.evidence import Board
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = REPOSITORY / "harness" / "probe" / "bootstrap"

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from harness import protocol
-from harness.core.evidence.board import parse
-from harness.probe import checkpoints
-from harness.probe.blamed import hints, ordered_names, used_at
-from harness.probe.board import Board
-from harness.probe.caller import Caller
-from harness.probe.code import in_place_lines
-from harness.probe.names import ModuleNames
-from harness.probe.places import foreign_code
-from harness.probe.trouble import Trouble
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.probe import checkpoints
+from nsa_harness.probe.blamed import hints, ordered_names, used_at
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.caller import Caller
+from nsa_harness.probe.code import in_place_lines
+from nsa_harness.probe.names import ModuleNames
+from nsa_harness.probe.places import foreign_code
+from nsa_harness.probe.trouble import Trouble
 
 FOREIGN = foreign_code(torch)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import protocol
-from harness.core.evidence.board import answered, parse
-from harness.core.place import Place
-from harness.probe.board import Board
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import answered, parse
+from nsa_harness.core.place import Place
+from nsa_harness.probe.board import Board
 
 
 @pytest.fixture

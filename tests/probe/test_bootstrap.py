@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks import BOOTSTRAP, PROGRAMS, Boards, ended, python, run_ranks
 
-from harness import protocol
+from nsa_harness import protocol
 
 LOADED = "import sys; print(*sorted(sys.modules))"
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -96,8 +96,8 @@ COMPILING = """
 import sys, torch
 torch.compiler.is_compiling = lambda: True
 sys.path.insert(0, sys.argv[1])
-from harness.probe import hooks
-from harness.probe.board import Board
+from nsa_harness.probe import hooks
+from nsa_harness.probe.board import Board
 board = Board(sys.argv[2], rank=0, world_size=1)
 class Silent:
     def note(self, piece, error): raise error

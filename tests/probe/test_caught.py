@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness import protocol
-from harness.core.evidence.board import parse
-from harness.core.evidence.evidence import Caught
-from harness.probe.board import Board
-from harness.probe.caught import TELLINGS
-from harness.probe.caught import Caught as Teller
-from harness.probe.places import foreign_code
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.evidence import Caught
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.caught import TELLINGS
+from nsa_harness.probe.caught import Caught as Teller
+from nsa_harness.probe.places import foreign_code
 
 
 class Fussy(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.utils.checkpoint as checkpoint
 
-from harness import protocol
-from harness.probe import deeper
-from harness.probe.trouble import Trouble
+from nsa_harness import protocol
+from nsa_harness.probe import deeper
+from nsa_harness.probe.trouble import Trouble
 
 
 @pytest.fixture

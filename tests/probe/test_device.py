@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.evidence.board import parse
-from harness.core.evidence.evidence import Board as SeenBoard
-from harness.probe import device
-from harness.probe.board import Board
-from harness.probe.trouble import Trouble
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.evidence import Board as SeenBoard
+from nsa_harness.probe import device
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.trouble import Trouble
 
 
 class FakeCuda:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ranks import Boards, ended, run_ranks, start_ranks, wait_for
 
-from harness import protocol
+from nsa_harness import protocol
 
 RAISES = """
 import sys

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import PROGRAMS, Boards, ended, run_ranks, start_ranks, wait_for
 
-from harness import protocol
-from harness.core.evidence.board import parse
-from harness.core.evidence.evidence import Call
-from harness.core.verdict.group_waits import TRANSFERS
-from harness.probe import waits as waits_module
-from harness.probe.board import Board
-from harness.probe.groups import Groups, Place, fits, ranges
-from harness.probe.trouble import Trouble
-from harness.probe.waits import Handle, Wait, Waits, key_text
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.evidence import Call
+from nsa_harness.core.verdict.group_waits import TRANSFERS
+from nsa_harness.probe import waits as waits_module
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.groups import Groups, Place, fits, ranges
+from nsa_harness.probe.trouble import Trouble
+from nsa_harness.probe.waits import Handle, Wait, Waits, key_text
 
 FACTS = str(PROGRAMS / "guest_facts.py")
 WAITS = str(PROGRAMS / "guest_waits.py")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_for
 
-from harness import protocol
-from harness.core.evidence.evidence import Board
-from harness.faults.spec import KINDS, Spec, When
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.faults.spec import KINDS, Spec, When
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import protocol
-from harness.core.evidence.board import parse
-from harness.probe import graph
-from harness.probe.board import Board
-from harness.probe.trouble import Trouble
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.probe import graph
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.trouble import Trouble
 
 
 @pytest.fixture

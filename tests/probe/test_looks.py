@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
 
-from harness import protocol
-from harness.core.evidence.look_records import read_looks
-from harness.core.evidence.looks import Looks
-from harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
-from harness.probe.looks import due
+from nsa_harness import protocol
+from nsa_harness.core.evidence.look_records import read_looks
+from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
+from nsa_harness.probe.looks import due
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

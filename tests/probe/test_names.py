@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from harness.probe.board import Board
-from harness.probe.names import ModuleNames, is_detail, strip
+from nsa_harness.probe.board import Board
+from nsa_harness.probe.names import ModuleNames, is_detail, strip
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.probe.places import innermost_own
+from nsa_harness.probe.places import innermost_own
 
 STANDARD = os.path.join(os.path.dirname(os.__file__), "random.py")
 PACKAGE = "/usr/lib/python3.11/site-packages/trainer/loop.py"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ranks import PROGRAMS, Boards, Ended, ended, environment, run_ranks, start_ranks, wait_for
 
-from harness import protocol
-from harness.core.evidence.evidence import Board
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 ONE_RANK_WAITS = str(PROGRAMS / "one_rank_waits.py")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ranks import BOOTSTRAP, Boards, ended, python, run_ranks, start_ranks, wait_for
 
-from harness import protocol
-from harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness import protocol
+from nsa_harness.supervisor.capture.worker_server import ask_flight
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 HOLDS_THE_GIL = """
@@ -71,8 +71,8 @@ EXITS = """
 import os, sys
 import torch, torch.distributed
 sys.path.insert(0, sys.argv[1])
-from harness.probe import server
-from harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.probe import server
+from nsa_harness.supervisor.capture.worker_server import ask_flight
 from pathlib import Path
 statuses = []
 for number in range(20):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ranks import PROGRAMS, Boards, Ended, ended, environment, python, run_ranks, start_ranks
 
-from harness import protocol
+from nsa_harness import protocol
 
 HANDLERS = str(PROGRAMS / "guest_handlers.py")
 SPAWN = str(PROGRAMS / "guest_spawn.py")

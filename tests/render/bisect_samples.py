@@ -8,13 +8,13 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose
-from harness.core.bisect.report import BisectTold, Commands, ProbeTold
-from harness.core.bisect.signature import Signature
-from harness.core.bisect.spans import spans_of
-from harness.core.bisect.subject import Form, Subject
-from harness.core.place import Place
-from harness.core.report import HangKind
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import HangKind
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(

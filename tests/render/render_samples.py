@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.core.place import Place
-from harness.core.report import (
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import (
     Artifact,
     CollectiveRef,
     Culprit,
@@ -22,7 +22,7 @@ from harness.core.report import (
     Verdict,
     Vital,
 )
-from harness.core.trouble import Trouble
+from nsa_harness.core.trouble import Trouble
 
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 

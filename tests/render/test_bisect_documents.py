@@ -28,16 +28,16 @@ from bisect_samples import (
 from render_samples import MIXED, POISON, QUIET
 from test_render_documents import Page
 
-from harness.core.bisect.question import Purpose
-from harness.core.bisect.report import BisectTold
-from harness.errors import StoredRunError
-from harness.render.bisect.bisect_json import bisect_json, from_json, stored_search
-from harness.render.bisect.bisect_md import LIMIT, bisect_md
-from harness.render.bisect.picture import GRID_WIDTH, GRID_X, SHOWN, legend, picture
-from harness.render.documents.documents import write_documents
-from harness.render.documents.html import report_html
-from harness.render.text import escaped
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.core.bisect.question import Purpose
+from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.bisect.bisect_json import bisect_json, from_json, stored_search
+from nsa_harness.render.bisect.bisect_md import LIMIT, bisect_md
+from nsa_harness.render.bisect.picture import GRID_WIDTH, GRID_X, SHOWN, legend, picture
+from nsa_harness.render.documents.documents import write_documents
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.text import escaped
+from nsa_harness.supervisor.store.rundir import RunDir
 
 Golden = Callable[[str, str], None]
 STACKS = {

@@ -13,9 +13,9 @@ from render_samples import POISON
 from test_live_view import COLOUR
 from test_render_terminal import Screen
 
-from harness.core.bisect.question import Answer, AnswerKind, Round
-from harness.render.bisect.grid import following_each
-from harness.render.bisect.screen import BisectScreen, stored_lines
+from nsa_harness.core.bisect.question import Answer, AnswerKind, Round
+from nsa_harness.render.bisect.grid import following_each
+from nsa_harness.render.bisect.screen import BisectScreen, stored_lines
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")

@@ -35,15 +35,22 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from harness.core.bisect.plan import Part
-from harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
-from harness.core.bisect.report import BisectTold
-from harness.core.bisect.subject import Form, Subject
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.bisect.grid import Grid, Next
-from harness.render.bisect.screen import Control, answer_lines, header_lines, plan_lines, progress_line, stored_lines
-from harness.render.text import ascii_only
+from nsa_harness.core.bisect.plan import Part
+from nsa_harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
+from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.bisect.screen import (
+    Control,
+    answer_lines,
+    header_lines,
+    plan_lines,
+    progress_line,
+    stored_lines,
+)
+from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
 OPEN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)

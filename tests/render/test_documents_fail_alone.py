@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from render_samples import MIXED
 
-from harness.core.trouble import Trouble
-from harness.render.documents import documents
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.render.documents import documents
+from nsa_harness.supervisor.store.rundir import RunDir
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from render_samples import DEADLOCK, MACHINE, MIXED, PASSED, POISON, SKIPPED
 from rich.cells import cell_len
 from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_progress
 
-from harness.core.evidence.live import Progress, milestone, news, time_left_s
-from harness.core.report import Status
-from harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
-from harness.render.terminal.terminal import Terminal
+from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_s
+from nsa_harness.core.report import Status
+from nsa_harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
+from nsa_harness.render.terminal.terminal import Terminal
 
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}

@@ -27,14 +27,14 @@ from render_samples import (
     hostile,
 )
 
-from harness.core.report import HangKind, Outcome, Report, Status
-from harness.errors import StoredRunError
-from harness.render.documents.html import report_html
-from harness.render.documents.junit import junit_xml
-from harness.render.documents.report_json import from_json, to_json
-from harness.render.documents.summary_md import summary_md
-from harness.render.text import escaped
-from harness.render.words import meaning
+from nsa_harness.core.report import HangKind, Outcome, Report, Status
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.junit import junit_xml
+from nsa_harness.render.documents.report_json import from_json, to_json
+from nsa_harness.render.documents.summary_md import summary_md
+from nsa_harness.render.text import escaped
+from nsa_harness.render.words import meaning
 
 Golden = Callable[[str, str], None]
 REPORTS = {

@@ -25,12 +25,12 @@ from render_samples import (
 )
 from rich.cells import cell_len
 
-from harness.core.evidence.live import Progress, RankProgress
-from harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.render.events import Events
-from harness.render.listener import Listener, notify
-from harness.render.terminal.screen import (
+from nsa_harness.core.evidence.live import Progress, RankProgress
+from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.render.events import Events
+from nsa_harness.render.listener import Listener, notify
+from nsa_harness.render.terminal.screen import (
     STANDINGS,
     done_lines,
     files_lines,
@@ -41,7 +41,7 @@ from harness.render.terminal.screen import (
     outcome_lines,
     plan_lines,
 )
-from harness.render.terminal.terminal import Terminal
+from nsa_harness.render.terminal.terminal import Terminal
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")
@@ -187,7 +187,7 @@ def test_the_event_stream_is_as_recorded(golden: Golden) -> None:
 
 
 def test_an_outcome_event_holds_what_report_json_holds() -> None:
-    from harness.render.documents.report_json import to_json
+    from nsa_harness.render.documents.report_json import to_json
 
     stream = io.StringIO()
     Events(stream, "r", lambda: 0.0).outcome(DEADLOCK, RUN_DIR)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from render_samples import DEADLOCK, PLACE, POISON
 
-from harness.render.text import (
+from nsa_harness.render.text import (
     BLOCK_LINES,
     LIMIT,
     ascii_only,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from render_samples import DEADLOCK, PLACE
 
-from harness.core.place import Place
-from harness.render import words
-from harness.render.documents.lanes import SHOWN, lanes
+from nsa_harness.core.place import Place
+from nsa_harness.render import words
+from nsa_harness.render.documents.lanes import SHOWN, lanes
 
 
 def test_times_read_as_people_say_them() -> None:

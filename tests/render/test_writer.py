@@ -21,11 +21,11 @@ from rich.cells import cell_len
 from test_live_view import COLOUR, MANY, lively, seen
 from test_render_terminal import PROGRESS, RUN_DIR, Screen
 
-from harness.render.listener import notify
-from harness.render.terminal.live_view import SHOWN_RANKS
-from harness.render.terminal.screen import outcome_lines
-from harness.render.terminal.stream import REDRAW_S
-from harness.render.terminal.terminal import Terminal
+from nsa_harness.render.listener import notify
+from nsa_harness.render.terminal.live_view import SHOWN_RANKS
+from nsa_harness.render.terminal.screen import outcome_lines
+from nsa_harness.render.terminal.stream import REDRAW_S
+from nsa_harness.render.terminal.terminal import Terminal
 
 
 def test_a_view_that_fails_costs_itself_and_is_told() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from harness.core.bisect.question import CountsAs, Purpose
-from harness.core.bisect.report import ProbeTold
-from harness.core.bisect.spans import spans_of
-from harness.core.place import Place
-from harness.core.report import HangKind
-from harness.supervisor.bisect.journal import Journal, question_key, unfinished, write_state
-from harness.supervisor.store.rundir import RunDir, create_run
+from nsa_harness.core.bisect.question import CountsAs, Purpose
+from nsa_harness.core.bisect.report import ProbeTold
+from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import HangKind
+from nsa_harness.supervisor.bisect.journal import Journal, question_key, unfinished, write_state
+from nsa_harness.supervisor.store.rundir import RunDir, create_run
 
 
 def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTold:

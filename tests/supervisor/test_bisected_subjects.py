@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.bisect.plan import at_most, worst_case
-from harness.core.bisect.signature import Wanted
-from harness.core.bisect.subject import Form
-from harness.core.report import MachineFacts
-from harness.errors import UsageError
-from harness.supervisor.bisect.commits import commits_between, worktrees
-from harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates, parse_templates
-from harness.supervisor.bisect.request import BisectRequest, question_of
-from harness.supervisor.bisect.subjects import Asking, arguments_of, subject_of
-from harness.supervisor.launch.planning import Question, Script
+from nsa_harness.core.bisect.plan import at_most, worst_case
+from nsa_harness.core.bisect.signature import Wanted
+from nsa_harness.core.bisect.subject import Form
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.errors import UsageError
+from nsa_harness.supervisor.bisect.commits import commits_between, worktrees
+from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates, parse_templates
+from nsa_harness.supervisor.bisect.request import BisectRequest, question_of
+from nsa_harness.supervisor.bisect.subjects import Asking, arguments_of, subject_of
+from nsa_harness.supervisor.launch.planning import Question, Script
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from attempts import STORED_CASES, unpack
 
-from harness.commands.judge import judge_attempt
-from harness.core.report import Outcome
-from harness.supervisor.store.record import load_spec
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.commands.judge import judge_attempt
+from nsa_harness.core.report import Outcome
+from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 UNKNOWN = {
     "scenario": "a",

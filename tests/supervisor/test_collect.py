@@ -25,18 +25,18 @@ from attempts import (
     unpack,
 )
 
-from harness import protocol
-from harness.commands import judge as run_judge
-from harness.commands.judge import judge_attempt
-from harness.core.evidence.evidence import Ending, Exit, Frame, Raised, RankEvidence
-from harness.core.evidence.gradients import RankTraces
-from harness.core.plan import Bound, Expect, Limits
-from harness.core.report import Outcome, Status
-from harness.core.trouble import Trouble
-from harness.supervisor.store.collect import collect
-from harness.supervisor.store.metrics import foreign_metrics
-from harness.supervisor.store.record import load_spec
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness import protocol
+from nsa_harness.commands import judge as run_judge
+from nsa_harness.commands.judge import judge_attempt
+from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Raised, RankEvidence
+from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.plan import Bound, Expect, Limits
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.supervisor.store.collect import collect
+from nsa_harness.supervisor.store.metrics import foreign_metrics
+from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from harness.core.evidence.host import Process, Task
-from harness.supervisor.capture import descriptors, procfs
-from harness.supervisor.capture.descriptors import Holders, lock_holders
-from harness.supervisor.capture.sockets import SocketTable
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.descriptors import Holders, lock_holders
+from nsa_harness.supervisor.capture.sockets import SocketTable
 
 
 def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.doctor.facts import ModuleFacts, TorchFacts, Unknown
-from harness.protocol import ENV_RUN
-from harness.supervisor.doctor import children as doctor_children
-from harness.supervisor.doctor import doctor as doctor_limits
-from harness.supervisor.doctor.doctor import (
+from nsa_harness.core.doctor.facts import ModuleFacts, TorchFacts, Unknown
+from nsa_harness.protocol import ENV_RUN
+from nsa_harness.supervisor.doctor import children as doctor_children
+from nsa_harness.supervisor.doctor import doctor as doctor_limits
+from nsa_harness.supervisor.doctor.doctor import (
     WallWatch,
     clock_facts,
     gpu_facts,
@@ -129,7 +129,7 @@ def test_a_py_spy_that_may_not_look_is_told_with_its_last_words(
     tool(tmp_path, "py-spy", "echo 'Error: Permission Denied: Try running again with sudo' >&2; exit 1")
     (tmp_path / "ptrace_scope").write_text("2\n")
     monkeypatch.setattr(doctor_children, "py_spy_path", lambda: str(tmp_path / "py-spy"))
-    monkeypatch.setattr("harness.supervisor.capture.stacks.py_spy_path", lambda: str(tmp_path / "py-spy"))
+    monkeypatch.setattr("nsa_harness.supervisor.capture.stacks.py_spy_path", lambda: str(tmp_path / "py-spy"))
     facts = doctor_children.py_spy_facts(tmp_path / "ptrace_scope")
     assert (facts.threads, facts.ptrace_scope) == (0, 2)
     assert facts.trouble is not None
@@ -189,7 +189,7 @@ def test_a_file_system_that_is_full_is_told(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from harness.supervisor.doctor.doctor import space_facts\n"
+        "from nsa_harness.supervisor.doctor.doctor import space_facts\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "sys.exit(space_facts(Path(sys.argv[1])).trouble)\n"
@@ -310,7 +310,7 @@ def test_the_limit_of_processes_is_the_one_that_leaves_least(tmp_path: Path) -> 
 def test_the_limits_of_this_process_are_those_it_was_started_with() -> None:
     code = (
         "import resource\n"
-        "from harness.supervisor.doctor.doctor import limit_facts\n"
+        "from nsa_harness.supervisor.doctor.doctor import limit_facts\n"
         "facts = limit_facts()\n"
         "print(facts.open_files, facts.core_bytes, facts.address_space_bytes)\n"
     )

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import protocol
-from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from harness.core.trouble import Trouble
-from harness.supervisor.capture.snapshot import Camera, leaf_line
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.supervisor.capture.snapshot import Camera, leaf_line
 
 SLEEPER = """
 import time

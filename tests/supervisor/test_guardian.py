@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import protocol
-from harness.supervisor.launch import guardian as program
+from nsa_harness import protocol
+from nsa_harness.supervisor.launch import guardian as program
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 PATIENCE_S = 20.0

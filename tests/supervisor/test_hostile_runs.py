@@ -15,12 +15,12 @@ import pytest
 from attempts import STORED_CASES, unpack
 from damage import CONTENTS, PLACES, Damage
 
-from harness.commands import judge as run_judge
-from harness.commands.judge import judge_stored
-from harness.commands.run import rejudge
-from harness.core.report import Outcome, Status
-from harness.errors import HarnessError, StoredRunError
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.commands import judge as run_judge
+from nsa_harness.commands.judge import judge_stored
+from nsa_harness.commands.run import rejudge
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.errors import HarnessError, StoredRunError
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from attempts import clean, journal, said, spec, unpack
 
-from harness.core.report import Artifact
-from harness.supervisor.store.collect import collect
-from harness.supervisor.store.inventory import inventory
-from harness.supervisor.store.record import load_spec
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.core.report import Artifact
+from nsa_harness.supervisor.store.collect import collect
+from nsa_harness.supervisor.store.inventory import inventory
+from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 SUBJECT = ("nsa", "--trace-grads")
 

@@ -11,11 +11,11 @@ from attempts import CLEAN, CLEAN_END, ORIGIN, ORIGIN_NS, RANKS, at, journal, le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.evidence.evidence import Ending, Exit, Frame, Sample
-from harness.core.plan import Limits
-from harness.core.trouble import Trouble
-from harness.supervisor.store.journals import Journals
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Sample
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.supervisor.store.journals import Journals
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.machine import machine_facts
 
 
 @pytest.fixture
@@ -58,6 +58,9 @@ def test_no_driver_counts_as_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_asking_does_not_import_torch() -> None:
-    code = "import sys; from harness.supervisor.launch import machine; machine.machine_facts(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from nsa_harness.supervisor.launch.machine import machine_facts; machine_facts();"
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.evidence.exit_messages import closing_signals
-from harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal, killed_since, parse_gpus
-from harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
-from harness.supervisor.capture.node import MemoryWatch, gpu_in_use, gpu_state, watch_memory
-from harness.supervisor.store.journals import sent_signals
+from nsa_harness.core.evidence.exit_messages import closing_signals
+from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal, killed_since, parse_gpus
+from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
+from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_in_use, gpu_state, watch_memory
+from nsa_harness.supervisor.store.journals import sent_signals
 
 
 def write(path: Path, text: str) -> None:

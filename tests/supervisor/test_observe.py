@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.supervisor.observe.observe import ended_as_asked
+from nsa_harness.supervisor.observe.observe import ended_as_asked
 
 S = 10**9
 

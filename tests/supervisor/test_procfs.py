@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from harness.core.evidence.host import Task
-from harness.supervisor.capture import procfs
+from nsa_harness.core.evidence.host import Task
+from nsa_harness.supervisor.capture import procfs
 
 
 def main_task(pid: int, origin_ns: int, settled: Callable[[Task], bool]) -> Task:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import StoredRunError
-from harness.supervisor.store.reading import log_tail, read_lines
-from harness.supervisor.store.rundir import RunDir, append_line, create_run, find_run, write_document
+from nsa_harness.errors import StoredRunError
+from nsa_harness.supervisor.store.reading import log_tail, read_lines
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, create_run, find_run, write_document
 
 
 @pytest.fixture

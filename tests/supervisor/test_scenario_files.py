@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.scenario.checks import checked_scenario
-from harness.core.scenario.yaml_tree import origin_of
-from harness.errors import ScenarioError
-from harness.supervisor.launch.scenario_files import SIZE_LIMIT_BYTES, Catalog, load_catalog, load_file, shipped_root
+from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.yaml_tree import origin_of
+from nsa_harness.errors import ScenarioError
+from nsa_harness.supervisor.launch.scenario_files import (
+    SIZE_LIMIT_BYTES,
+    Catalog,
+    load_catalog,
+    load_file,
+    shipped_root,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.core.evidence.host import Process, Socket
-from harness.core.evidence.sockets import other_ends, parse_answers, parse_table
-from harness.supervisor.capture import procfs, sockets
-from harness.supervisor.capture.scene import look_around
-from harness.supervisor.capture.sockets import SocketTable, owners_of
+from nsa_harness.core.evidence.host import Process, Socket
+from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
+from nsa_harness.supervisor.capture import procfs, sockets
+from nsa_harness.supervisor.capture.scene import look_around
+from nsa_harness.supervisor.capture.sockets import SocketTable, owners_of
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000002 00:00000000 00000000     0        0 71 1 0000000000000000 100 0

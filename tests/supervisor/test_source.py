@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.outcome.outcome import skipped
-from harness.core.place import Place
-from harness.core.plan import Skip
-from harness.core.report import Culprit
-from harness.supervisor.store.source import quoted
+from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Skip
+from nsa_harness.core.report import Culprit
+from nsa_harness.supervisor.store.source import quoted
 
 
 @pytest.fixture

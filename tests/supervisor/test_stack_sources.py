@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from harness import protocol
-from harness.core.evidence.evidence import Stack
-from harness.core.evidence.host import Process
-from harness.supervisor.capture import procfs, stacks
-from harness.supervisor.capture.commands import CommandFailed, answer_of
-from harness.supervisor.capture.snapshot import Camera
-from harness.supervisor.capture.stacks import StackSources
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Stack
+from nsa_harness.core.evidence.host import Process
+from nsa_harness.supervisor.capture import procfs, stacks
+from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.capture.stacks import StackSources
 
 SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"
 HANGS = "#!/bin/sh\nsleep 600 &\nsleep 600\n"

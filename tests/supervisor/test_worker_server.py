@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import protocol
-from harness.supervisor.capture.worker_server import ask, ask_flight
+from nsa_harness import protocol
+from nsa_harness.supervisor.capture.worker_server import ask, ask_flight
 
 Answer = Callable[[socket.socket], object]
 

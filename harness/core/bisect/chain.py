@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from harness.core.bisect.question import Subset
+from nsa_harness.core.bisect.question import Subset
 
 
 @dataclass(frozen=True, kw_only=True)

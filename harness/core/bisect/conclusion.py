@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from harness.core.bisect.minimal import Culprit, Teller
-from harness.core.bisect.oracle import BAD, GOOD, Asked
-from harness.core.bisect.question import Answer, AnswerKind, Subset
+from nsa_harness.core.bisect.minimal import Culprit, Teller
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked
+from nsa_harness.core.bisect.question import Answer, AnswerKind, Subset
 
 
 def so_far(asked: Asked, why: str, open_units: Subset = frozenset()) -> Answer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.bisect.chain import Chain, cuts, depth, farthest, probes_at_worst
-from harness.core.bisect.oracle import BAD, GOOD, Asked, together
-from harness.core.bisect.question import CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.chain import Chain, cuts, depth, farthest, probes_at_worst
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, together
+from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
 
 _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 # A claim about this very set: that it follows from others is not enough.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from harness.core.bisect.chain import Chain
-from harness.core.bisect.oracle import BAD, GOOD, Asked, together
-from harness.core.bisect.question import CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.chain import Chain
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, together
+from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
 
 
 class Literal:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, log, log2
 from operator import mul
 
-from harness.core.bisect.chain import Chain, probes_at_worst
-from harness.core.bisect.oracle import BAD, GOOD, Asked
-from harness.core.bisect.question import PROOFS, CountsAs, Observation, Purpose, Subset
+from nsa_harness.core.bisect.chain import Chain, probes_at_worst
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked
+from nsa_harness.core.bisect.question import PROOFS, CountsAs, Observation, Purpose, Subset
 
 RATES = (*(i / 20 for i in range(1, 20)), 0.99)  # how often a set that should fail may do so
 _MOST_FUTURES = 8  # answers still out double the futures to weigh; the likeliest are enough to spread a round

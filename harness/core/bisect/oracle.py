@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from harness.core.bisect.question import CountsAs, Observation, OutOfBudget, Probe, Purpose, Question, Round, Subset
+from nsa_harness.core.bisect.question import CountsAs, Observation, OutOfBudget, Probe, Purpose, Question, Round, Subset
 
 GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
 

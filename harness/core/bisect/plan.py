@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from harness.core.bisect.chain import Chain, depth, probes_at_worst
-from harness.core.bisect.conclusion import nothing, of_culprits, of_number, of_threshold, so_far
-from harness.core.bisect.edge import Certain, Contradicted, Unjudged
-from harness.core.bisect.minimal import (
+from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
+from nsa_harness.core.bisect.conclusion import nothing, of_culprits, of_number, of_threshold, so_far
+from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
+from nsa_harness.core.bisect.minimal import (
     Culprit,
     Judge,
     Literal,
@@ -21,9 +21,18 @@ from harness.core.bisect.minimal import (
     standing_out,
     told,
 )
-from harness.core.bisect.noisy import Noisy, Unsettled, tries
-from harness.core.bisect.oracle import BAD, GOOD, Asked, units
-from harness.core.bisect.question import Answer, CountsAs, OutOfBudget, Probe, Purpose, Question, QuestionKind, Subset
+from nsa_harness.core.bisect.noisy import Noisy, Unsettled, tries
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, units
+from nsa_harness.core.bisect.question import (
+    Answer,
+    CountsAs,
+    OutOfBudget,
+    Probe,
+    Purpose,
+    Question,
+    QuestionKind,
+    Subset,
+)
 
 _RAREST = 0.2  # a bad end that fails less often may be taken for a good one
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample

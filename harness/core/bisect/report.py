@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.bisect.question import Answer, CountsAs, Purpose, Subset
-from harness.core.bisect.signature import Signature
-from harness.core.bisect.spans import Spans, places_in
-from harness.core.bisect.subject import Subject
-from harness.core.place import Place
-from harness.core.report import HangKind, MachineFacts
+from nsa_harness.core.bisect.question import Answer, CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.spans import Spans, places_in
+from nsa_harness.core.bisect.subject import Subject
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import HangKind, MachineFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.plan import Launcher, RunSpec
 
 NAME = "repro.py"
 _HELD = "\0"  # in place of a blank where no line may break
@@ -56,7 +56,7 @@ def _lines(spec: RunSpec, working_dir: str, told: str) -> Iterator[str]:
 def _fault(spec: RunSpec) -> Iterator[str]:
     """A planted fault is no part of the program: the package plants it, as it did in the probe."""
     assert spec.fault is not None
-    yield "from harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
+    yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
     yield f"plant({_text(json.dumps(asdict(spec.fault)))})"
 
 

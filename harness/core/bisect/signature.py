@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.core.bisect.question import CountsAs
-from harness.core.place import Place
-from harness.core.report import Outcome, Status
+from nsa_harness.core.bisect.question import CountsAs
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Outcome, Status
 
 SAME = "same"
 ANY = "any"

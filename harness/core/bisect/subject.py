@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 
-from harness.core.bisect.question import Answer, AnswerKind
-from harness.core.scenario.yaml_tree import Plain, scalar
+from nsa_harness.core.bisect.question import Answer, AnswerKind
+from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 
 Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from harness.core.plan import RunSpec, Skip
-from harness.core.scenario.yaml_tree import shown
-from harness.core.suggest import did_you_mean
-from harness.errors import UsageError
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import UsageError
 
 # The labels of the runners stand here and nowhere else. `--runner` replaces those of the GPU runners; the nightly takes
 # it from the repository variable NSA_GPU_RUNNER.

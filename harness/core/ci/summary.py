@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.report import MachineFacts, Outcome, Report, Status, counts, exit_code
+from nsa_harness.core.report import MachineFacts, Outcome, Report, Status, counts, exit_code
 
 NOT_JUDGED = 125
 _WORST_FIRST = (Status.HANG, Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP)  # as the exit code weighs them

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.report import Artifact, Outcome
+from nsa_harness.core.report import Artifact, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.core.comparison.configuration import Contrast, is_number, one_of, other_than
+from nsa_harness.core.comparison.configuration import Contrast, is_number, one_of, other_than
 
 
 class Kind(StrEnum):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.comparison.claims import CLAIMS, Claim, Kind
-from harness.core.comparison.configuration import (
+from nsa_harness.core.comparison.claims import CLAIMS, Claim, Kind
+from nsa_harness.core.comparison.configuration import (
     Contrast,
     Pair,
     blocked_pairs,
@@ -18,7 +18,7 @@ from harness.core.comparison.configuration import (
     passed,
     setting,
 )
-from harness.core.report import Outcome
+from nsa_harness.core.report import Outcome
 
 NO_CONTROL = "no control run"
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.comparison.comparison import takes_our_keys
-from harness.core.comparison.configuration import configuration, is_number, setting
-from harness.core.report import Outcome
+from nsa_harness.core.comparison.comparison import takes_our_keys
+from nsa_harness.core.comparison.configuration import configuration, is_number, setting
+from nsa_harness.core.report import Outcome
 
 # How the ranks work together is across, everything else is down.
 _ACROSS = frozenset({"parallel.wrapper", "run.ranks", "backend", "device"})

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from harness.core.report import Outcome, Status
-from harness.core.scenario.resolve import shown_setting
-from harness.core.scenario.scenario import Scenario
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.scenario.resolve import shown_setting
+from nsa_harness.core.scenario.scenario import Scenario
 
 _DEFAULTS: dict[str, str] = {
     f"{section}.{key}": shown_setting(value)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.comparison.comparison import override_command, takes_our_keys
-from harness.core.comparison.configuration import setting
-from harness.core.comparison.decisions import Answer, State, decided, failed
-from harness.core.report import Outcome
+from nsa_harness.core.comparison.comparison import override_command, takes_our_keys
+from nsa_harness.core.comparison.configuration import setting
+from nsa_harness.core.comparison.decisions import Answer, State, decided, failed
+from nsa_harness.core.report import Outcome
 
 _CERTAIN = 0.9
 

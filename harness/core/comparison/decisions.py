@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.comparison.claims import ATTENTION, BRANCHES, FSDP_FOR_DDP, LAYER_COUNT, NCCL, STATIC_GRAPH
-from harness.core.comparison.comparison import override_command, silenced, takes_our_keys
-from harness.core.comparison.configuration import (
+from nsa_harness.core.comparison.claims import ATTENTION, BRANCHES, FSDP_FOR_DDP, LAYER_COUNT, NCCL, STATIC_GRAPH
+from nsa_harness.core.comparison.comparison import override_command, silenced, takes_our_keys
+from nsa_harness.core.comparison.configuration import (
     Contrast,
     Pair,
     is_evidence,
@@ -20,7 +20,7 @@ from harness.core.comparison.configuration import (
     passed,
     setting,
 )
-from harness.core.report import Outcome
+from nsa_harness.core.report import Outcome
 
 
 class State(StrEnum):

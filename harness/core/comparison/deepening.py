@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness import protocol
-from harness.core.comparison.repeats import place_word
-from harness.core.place import Place
-from harness.core.plan import Deepening, RunSpec
-from harness.core.report import Culprit, Finding, Outcome, Status
+from nsa_harness import protocol
+from nsa_harness.core.comparison.repeats import place_word
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Deepening, RunSpec
+from nsa_harness.core.report import Culprit, Finding, Outcome, Status
 
 MOST_RUNS = 3
 CERTAIN = 0.9

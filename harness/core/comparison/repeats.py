@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.core.place import Place
-from harness.core.report import Finding, Outcome, Status, Verdict
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Outcome, Status, Verdict
 
 _BAD = {Status.HANG: "hang", Status.FAIL: "fail"}
 _SHOWN = 3

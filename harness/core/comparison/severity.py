@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from harness.core.report import Finding, Outcome, Status
+from nsa_harness.core.report import Finding, Outcome, Status
 
 
 class Severity(StrEnum):

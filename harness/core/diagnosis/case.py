@@ -8,17 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
-from harness.core.divergence.ledger import Finished, Skipped, StepDifference, first_step_of_difference, first_to_finish
-from harness.core.divergence.mismatch import Unlike, first_unlike
-from harness.core.divergence.order import added, went_ahead
-from harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
-from harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
-from harness.core.evidence.stacks import is_library
-from harness.core.place import Place
-from harness.core.report import Finding, Status
-from harness.core.verdict.verdict import Failure, Judgement
-from harness.core.verdict.wait import Wait
+from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
+from nsa_harness.core.divergence.ledger import (
+    Finished,
+    Skipped,
+    StepDifference,
+    first_step_of_difference,
+    first_to_finish,
+)
+from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
+from nsa_harness.core.divergence.order import added, went_ahead
+from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
+from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
+from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.verdict.verdict import Failure, Judgement
+from nsa_harness.core.verdict.wait import Wait
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.core.diagnosis.case import Case, at, shorten
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.progress import on_its_way
-from harness.core.diagnosis.refused import raised_alike
-from harness.core.evidence.evidence import Board, RankSnapshot
-from harness.core.report import Finding, Status
-from harness.core.verdict.verdict import Failure, FailureKind
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.diagnosis.case import Case, at, shorten
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.progress import on_its_way
+from nsa_harness.core.diagnosis.refused import raised_alike
+from nsa_harness.core.evidence.evidence import Board, RankSnapshot
+from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.verdict.verdict import Failure, FailureKind
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 CERTAIN = 0.9
 LIKELY = 0.85
@@ -36,7 +37,7 @@ _BETWEEN_RANKS = frozenset(
         "uneven_inputs",
     }
 )
-_BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/", "/harness/probe/")
+_BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
 _TO_THE_EYE = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # the kernel says so, without a stack
 
 Doubt = Callable[[Case, Finding], "str | None"]
@@ -139,7 +140,7 @@ def _failed_inside_a_collective(case: Case, found: Finding) -> str | None:
 
 def _raised_inside(first: Failure) -> bool:
     frames = first.raised.frames if first.raised else ()
-    return bool(frames) and any(word in frames[0].file for word in _BETWEEN_FILES)
+    return bool(frames) and (in_probe(frames[0].file) or any(word in frames[0].file for word in _BETWEEN_FILES))
 
 
 def _stood_in_a_call(board: Board | None) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.core.diagnosis.case import Case
-from harness.core.diagnosis.certainty import as_sure_as_proven
-from harness.core.diagnosis.naming import meshes, with_coordinates
-from harness.core.diagnosis.progress import step_in_progress
-from harness.core.diagnosis.rules.phases import BESIDES, CAUSES, unknown
-from harness.core.diagnosis.whereabouts import whereabouts
-from harness.core.divergence.ledger import first_skipped
-from harness.core.evidence.evidence import Evidence
-from harness.core.report import Culprit, Finding, Status
-from harness.core.verdict.verdict import Judgement
+from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
+from nsa_harness.core.diagnosis.naming import meshes, with_coordinates
+from nsa_harness.core.diagnosis.progress import step_in_progress
+from nsa_harness.core.diagnosis.rules.phases import BESIDES, CAUSES, unknown
+from nsa_harness.core.diagnosis.whereabouts import whereabouts
+from nsa_harness.core.divergence.ledger import first_skipped
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.report import Culprit, Finding, Status
+from nsa_harness.core.verdict.verdict import Judgement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, at, collectives_of, ledger_proof, place_of
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.divergence.divergence import Divergence, Entry, elements, minority
-from harness.core.divergence.ledger import StepDifference
-from harness.core.divergence.mismatch import Unlike
-from harness.core.evidence.evidence import Board, Ending
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import CollectiveRef, Status
-from harness.core.verdict.verdict import FailureKind
-from harness.core.verdict.wait import WaitKind
+from nsa_harness.core.diagnosis.case import Case, at, collectives_of, ledger_proof, place_of
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.divergence.divergence import Divergence, Entry, elements, minority
+from nsa_harness.core.divergence.ledger import StepDifference
+from nsa_harness.core.divergence.mismatch import Unlike
+from nsa_harness.core.evidence.evidence import Board, Ending
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import CollectiveRef, Status
+from nsa_harness.core.verdict.verdict import FailureKind
+from nsa_harness.core.verdict.wait import WaitKind
 
 _FOR_RANKS = frozenset({WaitKind.COLLECTIVE, WaitKind.GONE})
 _CLASSES = 4  # kinds of behaviour that a sentence names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.evidence import Evidence
 
 Coordinates = tuple[tuple[str, int], ...]
 Meshes = Mapping[int, Coordinates]

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from harness import protocol
-from harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, Sample
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, Sample
+from nsa_harness.core.evidence.stacks import in_probe
 
 PROFILE_FILE = "profile.txt"
 _AT_WORK = {"burning", "moving"}
 _LINES_TOLD = 12
-_MEETING_PLACES = ("torch/distributed/", "/harness/probe/")
+_TORCH_DISTRIBUTED = "torch/distributed/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
 
 def _meets_others(sample: Sample) -> bool:
     """Its innermost Python frame is a collective's, or the probe's around one; a rank in it moves when others do."""
-    return sample.leaf is not None and any(place in sample.leaf.file for place in _MEETING_PLACES)
+    return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
 
 
 def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from harness.core.diagnosis.case import Case, hung_roots
-from harness.core.divergence.divergence import Entry
-from harness.core.divergence.ledger import OWN, Skipped
-from harness.core.evidence.evidence import Board, Call, Exit, Frame, RankEvidence
-from harness.core.evidence.stacks import is_library, training_stack
-from harness.core.verdict.verdict import FailureKind
+from nsa_harness.core.diagnosis.case import Case, hung_roots
+from nsa_harness.core.divergence.divergence import Entry
+from nsa_harness.core.divergence.ledger import OWN, Skipped
+from nsa_harness.core.evidence.evidence import Board, Call, Exit, Frame, RankEvidence
+from nsa_harness.core.evidence.stacks import is_library, training_stack
+from nsa_harness.core.verdict.verdict import FailureKind
 
 # What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
 TIMED_OUT = re.compile(

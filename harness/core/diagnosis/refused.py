@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, counted, finding, layer_of, module_of, place_of
-from harness.core.evidence.evidence import Board, Hint
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.verdict import Failure, FailureKind
+from nsa_harness.core.diagnosis.case import Case, counted, finding, layer_of, module_of, place_of
+from nsa_harness.core.evidence.evidence import Board, Hint
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 # torch raises plain RuntimeErrors here, so its words are the only mechanism; the same in 2.11 and 2.13.
 UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")

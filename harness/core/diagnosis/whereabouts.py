@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.core.diagnosis.case import Case, hung_roots
-from harness.core.diagnosis.entries import first_entries, number_of, reference
-from harness.core.diagnosis.progress import late_for, stands_in, step_in_progress, step_of_entry
-from harness.core.diagnosis.refused import REFUSALS, step_of
-from harness.core.diagnosis.rules.p2p import departures
-from harness.core.divergence.ledger import Skipped
-from harness.core.report import CollectiveRef
-from harness.core.verdict.wait import WaitKind
+from nsa_harness.core.diagnosis.case import Case, hung_roots
+from nsa_harness.core.diagnosis.entries import first_entries, number_of, reference
+from nsa_harness.core.diagnosis.progress import late_for, stands_in, step_in_progress, step_of_entry
+from nsa_harness.core.diagnosis.refused import REFUSALS, step_of
+from nsa_harness.core.diagnosis.rules.p2p import departures
+from nsa_harness.core.divergence.ledger import Skipped
+from nsa_harness.core.report import CollectiveRef
+from nsa_harness.core.verdict.wait import WaitKind
 
 
 def whereabouts(case: Case, code: str) -> tuple[int | None, CollectiveRef | None]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.evidence.evidence import Board, Call, Collective
-from harness.core.evidence.steps import call_of, entered_s
+from nsa_harness.core.evidence.evidence import Board, Call, Collective
+from nsa_harness.core.evidence.steps import call_of, entered_s
 
 # Operations whose inputs have as many elements on every rank. Elsewhere sizes rightly differ: the root of a scatter has
 # the payload, all_to_all and (on NCCL) all_gather and reduce_scatter may be uneven, sparse tensors have any size.

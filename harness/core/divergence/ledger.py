@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import protocol
-from harness.core.evidence.evidence import Board, Call, StepRow
-from harness.core.evidence.steps import by_step
-from harness.core.place import Place
-from harness.core.verdict.group_waits import TRANSFERS, operation
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Call, StepRow
+from nsa_harness.core.evidence.steps import by_step
+from nsa_harness.core.place import Place
+from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]

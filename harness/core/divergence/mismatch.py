@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.divergence.divergence import Kind, minority
-from harness.core.evidence.evidence import Board, Call
+from nsa_harness.core.divergence.divergence import Kind, minority
+from nsa_harness.core.evidence.evidence import Board, Call
 
 # By their Python names. Objects, scatter, gather, all_to_all and transfers rightly differ in size between ranks.
 _EVEN = frozenset({

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import protocol
-from harness.core.divergence.divergence import Divergence, Members, Track
-from harness.core.evidence.evidence import Board, Call, Collective
-from harness.core.evidence.steps import SETUP
+from nsa_harness import protocol
+from nsa_harness.core.divergence.divergence import Divergence, Members, Track
+from nsa_harness.core.evidence.evidence import Board, Call, Collective
+from nsa_harness.core.evidence.steps import SETUP
 
 _TIMES = 2  # that a line was passed, before what it does can be called usual
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.core.divergence.divergence import minority
-from harness.core.divergence.ledger import Skipped
-from harness.core.evidence.evidence import Board
+from nsa_harness.core.divergence.divergence import minority
+from nsa_harness.core.divergence.ledger import Skipped
+from nsa_harness.core.evidence.evidence import Board
 
 _STEPS = 3  # finished ones of each rank, from which on one of them can be called usual
 _TRAINS = ("forward", "backward", "optimizer")

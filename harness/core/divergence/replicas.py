@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.evidence.looks import Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import Part, Replica, ReplicaLook
 
 MATERIAL = 1e-4  # of the size of the parameters: more than another order of summation explains
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from harness.core.doctor.facts import (
+from nsa_harness.core.doctor.facts import (
     Facts,
     GpuFacts,
     Line,
@@ -16,8 +16,8 @@ from harness.core.doctor.facts import (
     Unknown,
     size_text,
 )
-from harness.core.scenario.yaml_tree import visible
-from harness.protocol import BOARD_SIZE
+from nsa_harness.core.scenario.yaml_tree import visible
+from nsa_harness.protocol import BOARD_SIZE
 
 _MIB, _GIB = 1 << 20, 1 << 30
 BOARDS_BYTES = 16 * BOARD_SIZE  # a rank that finds no room for its board runs without one

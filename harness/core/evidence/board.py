@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import struct
 
-from harness import protocol
-from harness.core.evidence.evidence import Board, Call, Caught, Frame, Mark
-from harness.core.place import Place
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Call, Caught, Frame, Mark
+from nsa_harness.core.place import Place
 
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.core.evidence.gradients import OutOfOrder, RankTraces
-from harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
-from harness.core.evidence.looks import Gate, LastWords, Looks
-from harness.core.place import Place
-from harness.core.plan import Limits
-from harness.core.trouble import Trouble
+from nsa_harness.core.evidence.gradients import OutOfOrder, RankTraces
+from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
+from nsa_harness.core.evidence.looks import Gate, LastWords, Looks
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.trouble import Trouble
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from harness.core.evidence.evidence import Debugged, Frame
-from harness.core.evidence.looks import LastWords
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
+from nsa_harness.core.evidence.evidence import Debugged, Frame
+from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
 _START = "Traceback (most recent call last):"

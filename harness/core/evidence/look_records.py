@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from harness.core.evidence.board import read_place, read_ranks
-from harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook
-from harness.core.place import Place
+from nsa_harness.core.evidence.board import read_place, read_ranks
+from nsa_harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.place import Place
 
 KEPT_POINTS = 96
 KEPT_LOOKS = 96  # of a replica; the newest

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
-from harness.core.evidence.host import Process, Task
-from harness.core.evidence.looks import Looks
-from harness.core.evidence.stacks import training_stack
-from harness.core.trouble import Trouble
+from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.evidence.stacks import training_stack
+from nsa_harness.core.trouble import Trouble
 
 MAX_RANK_BYTES = 64 << 10  # of a node's evidence, for each of its ranks
 _RECENT_CALLS = 16  # of a snapshot's board

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.host import Socket
 
 # include/net/tcp_states.h; the same numbers in /proc/net/tcp and in inet_diag.
 _STATES = {

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice, takewhile
 
-from harness.core.evidence.evidence import Frame, Stack
-from harness.core.evidence.host import Process
+from nsa_harness.core.evidence.evidence import Frame, Stack
+from nsa_harness.core.evidence.host import Process
 
 _MAX_FRAMES = 200
 _MAX_THREADS = 256
@@ -18,8 +18,9 @@ _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 # Packages that run other people's training code; a frame of theirs is never the line to look at.
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
 # Our own packages are the user's program when they are run as the subject, wherever they are installed.
-_SUBJECT = re.compile(r"/nsa/(?:ops/)?[^/]+\.py$|/harness/faults/acts\.py$")
-_PROBE = re.compile(r"/harness/(?:probe|faults)/")
+_SUBJECT = re.compile(r"/nsa/(?:ops/)?[^/]+\.py$|/(?:nsa_)?harness/faults/acts\.py$")
+_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and where we are installed
+_PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
 
 _FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -75,7 +76,12 @@ def is_library(file: str) -> bool:
     """The standard library, an installed package, or our own probe: not the user's code."""
     if _SUBJECT.search(file):
         return False
-    return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _PROBE.search(file))
+    return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
+
+
+def in_probe(file: str) -> bool:
+    """The probe's own code, which stands around functions of torch."""
+    return bool(_PROBE.search(file))
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
@@ -116,7 +122,7 @@ def _is_machinery(file: str) -> bool:
     package = _PACKAGE.search(file)
     if package:
         return package[1].removesuffix(".py") in _MACHINERY
-    return bool(_STDLIB.search(file) or _PROBE.search(file))
+    return bool(_STDLIB.search(file) or _GUESTS.search(file))
 
 
 _MAX_NATIVE = 16

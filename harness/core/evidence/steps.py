@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from harness import protocol
-from harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
 
 _NS = 1_000_000_000
 _KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from harness.core.diagnosis.case import at, layer_of, shorten
-from harness.core.evidence.evidence import Debugged, Evidence, Frame, RankEvidence
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.plan import RunSpec
-from harness.core.report import Finding
+from nsa_harness.core.diagnosis.case import at, layer_of, shorten
+from nsa_harness.core.evidence.evidence import Debugged, Evidence, Frame, RankEvidence
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Finding
 
 # As DDP prints them, in torch 2.11 and 2.13.
 _NAMED = (

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from harness.core.evidence.evidence import Evidence
-from harness.core.plan import Bound, Expect, Limits
-from harness.core.report import Finding, Status
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.plan import Bound, Expect, Limits
+from nsa_harness.core.report import Finding, Status
 
 _COMPARE = (
     ("lt", "<", operator.lt),

@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from harness.core.diagnosis.case import at, counted
-from harness.core.diagnosis.engine import Diagnosis, diagnose
-from harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
-from harness.core.divergence.ledger import last_agreed
-from harness.core.evidence.evidence import Ending, Evidence, RankEvidence
-from harness.core.outcome.deepened import shown_deeper
-from harness.core.outcome.expectation import criteria, is_expected, missed
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import Artifact, Culprit, Finding, Outcome, Standing, Status, Timing, Usage, Verdict, Vital
-from harness.core.verdict.verdict import Judgement, how_it_ended, judge
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.diagnosis.case import at, counted
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
+from nsa_harness.core.divergence.ledger import last_agreed
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from nsa_harness.core.outcome.deepened import shown_deeper
+from nsa_harness.core.outcome.expectation import criteria, is_expected, missed
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import Artifact, Culprit, Finding, Outcome, Standing, Status, Timing, Usage, Verdict, Vital
+from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 

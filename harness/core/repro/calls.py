@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from harness import protocol
-from harness.core.diagnosis.case import collectives_of
-from harness.core.evidence.evidence import Board, Call, Collective, Evidence, RankEvidence
+from nsa_harness import protocol
+from nsa_harness.core.diagnosis.case import collectives_of
+from nsa_harness.core.evidence.evidence import Board, Call, Collective, Evidence, RankEvidence
 
 MOST_ELEMENTS = 1 << 24
 

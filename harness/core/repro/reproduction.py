@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pprint import pformat
 
-from harness.core.evidence.evidence import Evidence
-from harness.core.plan import RunSpec
-from harness.core.report import Outcome, Status
-from harness.core.repro.calls import STATEMENTS, Made, Members, NotRepeatableError, parting_calls, stands_elsewhere
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.repro.calls import STATEMENTS, Made, Members, NotRepeatableError, parting_calls, stands_elsewhere
 
 MOST_LINES = 60
 _CALLS_OF_A_RANK = (12, 8, 5, 3)  # tried in this order until the script fits

@@ -14,10 +14,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from harness.core.report import CAUSE_CODES
-from harness.core.scenario.env_names import name_mistakes
-from harness.core.scenario.layers import named_layers
-from harness.core.scenario.scenario import (
+from nsa_harness.core.report import CAUSE_CODES
+from nsa_harness.core.scenario.env_names import name_mistakes
+from nsa_harness.core.scenario.layers import named_layers
+from nsa_harness.core.scenario.scenario import (
     NSA_TRAIN,
     Attention,
     CommHook,
@@ -33,7 +33,7 @@ from harness.core.scenario.scenario import (
     Unit,
     Wrapper,
 )
-from harness.core.scenario.yaml_tree import (
+from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
     Plain,
@@ -45,7 +45,7 @@ from harness.core.scenario.yaml_tree import (
     visible,
     without,
 )
-from harness.core.suggest import did_you_mean
+from nsa_harness.core.suggest import did_you_mean
 
 _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)

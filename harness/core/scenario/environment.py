@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from harness.core.scenario.env_names import SUBJECT_NAMES
-from harness.core.scenario.layers import parse_layers
-from harness.core.scenario.overrides import Override
-from harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
-from harness.core.suggest import did_you_mean
-from harness.errors import UsageError
+from nsa_harness.core.scenario.env_names import SUBJECT_NAMES
+from nsa_harness.core.scenario.layers import parse_layers
+from nsa_harness.core.scenario.overrides import Override
+from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import UsageError
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

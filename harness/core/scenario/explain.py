@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from harness.core.plan import RunSpec, Skip
-from harness.core.scenario.checks import as_plain
-from harness.core.scenario.scenario import Scenario
-from harness.core.scenario.yaml_tree import Node, Plain, scalar
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.scenario.checks import as_plain
+from nsa_harness.core.scenario.scenario import Scenario
+from nsa_harness.core.scenario.yaml_tree import Node, Plain, scalar
 
 _COLUMN = 44
 _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.scenario.yaml_tree import shown
 
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})")
 _LIST = re.compile(r"\d{1,4}(,\d{1,4})*")

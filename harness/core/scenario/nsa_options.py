@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.core.scenario.scenario import Attention, Scenario
-from harness.core.scenario.shapes import DTYPE_WORDS, SHAPES
+from nsa_harness.core.scenario.scenario import Attention, Scenario
+from nsa_harness.core.scenario.shapes import DTYPE_WORDS, SHAPES
 
 
 @dataclass(frozen=True, kw_only=True)

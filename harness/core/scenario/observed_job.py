@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.plan import Expect, Launcher, Limits, RunSpec
-from harness.core.scenario.checks import checked_scenario
-from harness.core.scenario.overrides import is_override, overridden, parse_override
-from harness.core.scenario.yaml_tree import Origin, from_plain
-from harness.errors import UsageError
+from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
+from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override
+from nsa_harness.core.scenario.yaml_tree import Origin, from_plain
+from nsa_harness.errors import UsageError
 
 _SECTION = "limits."
 _MAX_NAME = 60

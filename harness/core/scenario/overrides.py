@@ -7,9 +7,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.scenario.checks import FILE_ONLY, axis_mistakes
-from harness.core.scenario.yaml_tree import Mistake, Node, Origin, merged, nested, parse_yaml, plain, visible, without
-from harness.errors import UsageError
+from nsa_harness.core.scenario.checks import FILE_ONLY, axis_mistakes
+from nsa_harness.core.scenario.yaml_tree import (
+    Mistake,
+    Node,
+    Origin,
+    merged,
+    nested,
+    parse_yaml,
+    plain,
+    visible,
+    without,
+)
+from nsa_harness.errors import UsageError
 
 COMMAND_LINE = "command line"
 _OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*=", re.ASCII)

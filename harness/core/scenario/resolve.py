@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
-from harness.core.plan import Bound, Expect, Fault, FaultWhen, Launcher, Limits, RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.env_names import effect_notes, name_mistakes, sound_environment
-from harness.core.scenario.layers import layers_of, named_layers
-from harness.core.scenario.nsa_options import Choice, nsa_options, subject_line
-from harness.core.scenario.scenario import (
+from nsa_harness.core.plan import Bound, Expect, Fault, FaultWhen, Launcher, Limits, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.env_names import effect_notes, name_mistakes, sound_environment
+from nsa_harness.core.scenario.layers import layers_of, named_layers
+from nsa_harness.core.scenario.nsa_options import Choice, nsa_options, subject_line
+from nsa_harness.core.scenario.scenario import (
     NSA_TRAIN,
     Backend,
     Dtype,
@@ -26,7 +26,7 @@ from harness.core.scenario.scenario import (
     Unit,
     Wrapper,
 )
-from harness.core.scenario.shapes import SHAPES
+from nsa_harness.core.scenario.shapes import SHAPES
 
 DEADLINE_S = 1800.0
 _SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")

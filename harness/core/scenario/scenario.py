@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from harness.core.scenario.layers import parse_layers
-from harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.scenario.layers import parse_layers
+from nsa_harness.core.scenario.yaml_tree import shown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@=,:+-]{0,119}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")

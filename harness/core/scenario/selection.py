@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
-from harness.core.scenario.yaml_tree import shown
-from harness.core.suggest import did_you_mean
-from harness.errors import UsageError
+from nsa_harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import UsageError
 
 
 class Named(Protocol):

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.report import Status
-from harness.core.selftest.corpus import Answer
-from harness.core.selftest.selftest import Score, score
+from nsa_harness.core.report import Status
+from nsa_harness.core.selftest.corpus import Answer
+from nsa_harness.core.selftest.selftest import Score, score
 
 _BANDS = (("certain", 0.9, 2.0), ("likely", 0.6, 0.9), ("unknown", 0.0, 0.6))  # as a report words a confidence
 

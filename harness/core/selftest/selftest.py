@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.plan import Fault
-from harness.core.report import Outcome, Status
+from nsa_harness.core.plan import Fault
+from nsa_harness.core.report import Outcome, Status
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import protocol
-from harness.core.evidence.evidence import Board, Call, Collective, Frame, RankSnapshot, Stack
-from harness.core.verdict.wait import WaitKind
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Call, Collective, Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.verdict.wait import WaitKind
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
 _CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
-_WRAPPED = "/harness/probe/"  # the probe stands around C++ functions, which have no Python frame of their own
 _DEVICE = ("torch/cuda/__init__.py", "torch/cuda/streams.py")
 _SENDS = {"send", "isend", "send_object_list"}
 _RECEIVES = {"recv", "irecv", "recv_object_list"}
@@ -95,7 +95,7 @@ def group_wait(
 
 
 def _is_inside(leaf: Frame) -> bool:
-    return (_TORCH_DISTRIBUTED in leaf.file and _CHECKPOINT not in leaf.file) or _WRAPPED in leaf.file
+    return (_TORCH_DISTRIBUTED in leaf.file and _CHECKPOINT not in leaf.file) or in_probe(leaf.file)
 
 
 def _for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from harness.core.evidence.host import Process, Task
-from harness.core.evidence.stacks import in_function, training_stack, user_frame
-from harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
-from harness.core.verdict.wait import ChildWait, WaitKind
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.evidence.stacks import in_function, in_probe, training_stack, user_frame
+from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
+from nsa_harness.core.verdict.wait import ChildWait, WaitKind
 
 _LIBRARY_POLLERS = (
-    "/harness/probe/",
     "tqdm/_monitor.py",
     "torch/utils/data/_utils/pin_memory.py",
     "multiprocessing/resource_sharer.py",
@@ -44,7 +43,7 @@ def is_library(task: Task) -> bool:
 
 def is_poller(stack: Stack) -> bool:
     """A Python thread that a library, or our own probe, keeps for itself."""
-    return any(poller in frame.file for frame in stack.frames for poller in _LIBRARY_POLLERS)
+    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
 
 
 def _natively_busy(task: Task) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from harness import protocol
-from harness.core.evidence.evidence import Board
-from harness.core.plan import Limits
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.plan import Limits
 
 STALL_FLOOR_S = 5.0
 STALL_FACTOR = 3.0  # times the longest quiet this run has shown in the same phase

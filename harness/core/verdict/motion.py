@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from harness.core.evidence.host import Process, Socket
-from harness.core.evidence.stacks import training_stack
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.host import Process, Socket
+from nsa_harness.core.evidence.stacks import training_stack
 
 BUSY_SHARE = 0.5  # of one core
 # Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
-from harness.core.plan import Limits
-from harness.core.report import HangKind
-from harness.core.verdict.motion import Motion, rank_stack
-from harness.core.verdict.wait import Wait, WaitKind
-from harness.core.verdict.wait_graph import WaitFor, wait_for
+from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import HangKind
+from nsa_harness.core.verdict.motion import Motion, rank_stack
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
 
 SETTLE_S = 1.5  # two looks closer than this show the same thing twice
 LOOP_SAMPLES = 20

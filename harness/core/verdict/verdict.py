@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.evidence.evidence import (
+from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Exit,
@@ -22,11 +22,11 @@ from harness.core.evidence.evidence import (
     Sample,
     Stack,
 )
-from harness.core.evidence.stacks import in_function
-from harness.core.report import Status
-from harness.core.verdict.limits import last_progress_s
-from harness.core.verdict.motion import Motion
-from harness.core.verdict.proof import LOOP_LINES, Proof, prove
+from nsa_harness.core.evidence.stacks import in_function
+from nsa_harness.core.report import Status
+from nsa_harness.core.verdict.limits import last_progress_s
+from nsa_harness.core.verdict.motion import Motion
+from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
 
 _GROUPS = "torch/distributed/distributed_c10d.py"
 

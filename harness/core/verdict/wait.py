@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.core.evidence.evidence import Call, Collective, Frame
-from harness.core.verdict.motion import Motion
+from nsa_harness.core.evidence.evidence import Call, Collective, Frame
+from nsa_harness.core.verdict.motion import Motion
 
 
 class WaitKind(StrEnum):

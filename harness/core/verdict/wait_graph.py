@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
-from harness.core.evidence.host import Task
-from harness.core.evidence.stacks import in_function, user_frame
-from harness.core.verdict.group_waits import TRANSFERS, GroupWait, Job, group_wait, job_of, operation
-from harness.core.verdict.host_waits import HostWait, host_wait, is_library
-from harness.core.verdict.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, only_another_line, rank_stack
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.host import Task
+from nsa_harness.core.evidence.stacks import in_function, user_frame
+from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, Job, group_wait, job_of, operation
+from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
+from nsa_harness.core.verdict.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, only_another_line, rank_stack
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 # Frames that stand on a stack only while something is compiled, not while what was compiled runs.
 _COMPILERS = (

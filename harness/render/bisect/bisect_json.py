@@ -12,17 +12,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.core.bisect.question import Answer, AnswerKind, CountsAs, Purpose
-from harness.core.bisect.report import BisectTold, Commands, ProbeTold
-from harness.core.bisect.signature import Signature
-from harness.core.bisect.spans import Spans, places_in, spans_of, within
-from harness.core.bisect.subject import Form, Subject
-from harness.core.report import MachineFacts
-from harness.errors import StoredRunError
-from harness.render.text import escape, escaped
-from harness.supervisor.store.adapters import adapter
-from harness.supervisor.store.reading import read_whole
-from harness.supervisor.store.rundir import RunDir
+from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.spans import Spans, places_in, spans_of, within
+from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.supervisor.store.adapters import adapter
+from nsa_harness.supervisor.store.reading import read_whole
+from nsa_harness.supervisor.store.rundir import RunDir
 
 SCHEMA = 1
 _MOST_BYTES = 64 << 20

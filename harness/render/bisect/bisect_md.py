@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.render import words
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.bisect.grid import Grid
-from harness.render.terminal.layout import cropped
-from harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.render import words
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.terminal.layout import cropped
+from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence
 
 LIMIT = 65_536  # characters that GitHub takes in one issue
 _GRID_COLUMNS = 110

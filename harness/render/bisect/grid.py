@@ -8,15 +8,15 @@ from functools import cached_property
 
 from rich.cells import cell_len
 
-from harness.core.bisect.question import Purpose
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.core.bisect.spans import last_place
-from harness.core.bisect.subject import Form, Subject
-from harness.render import words
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.terminal.layout import NARROW, cropped, paragraph
-from harness.render.text import escape
+from nsa_harness.core.bisect.question import Purpose
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.bisect.spans import last_place
+from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.render import words
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
+from nsa_harness.render.text import escape
 
 ON, OFF, PARTLY = "■", "·", "▒"
 NO_VERDICT = "none"

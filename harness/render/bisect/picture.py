@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.core.bisect.spans import last_place
-from harness.render import words
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.bisect.grid import NO_VERDICT, following_each, step_word
-from harness.render.terminal.layout import cropped
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.bisect.spans import last_place
+from nsa_harness.render import words
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.bisect.grid import NO_VERDICT, following_each, step_word
+from nsa_harness.render.terminal.layout import cropped
 
 WIDTH = 920
 NUMBER_X, STEP_X = 22, 32

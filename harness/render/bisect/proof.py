@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.core.bisect.signature import Signature, line_word, same
-from harness.core.bisect.spans import spans_of
-from harness.render import words
-from harness.render.bisect.words import fails_word
+from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.bisect.signature import Signature, line_word, same
+from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.render import words
+from nsa_harness.render.bisect.words import fails_word
 
 
 def remark(told: BisectTold, probe: ProbeTold) -> str:

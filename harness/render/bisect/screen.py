@@ -11,18 +11,18 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from harness.core.bisect.plan import Part, at_most
-from harness.core.bisect.question import AnswerKind, CountsAs, Round
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.core.trouble import Trouble
-from harness.render import words
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.bisect.grid import Grid, Next
-from harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
-from harness.render.terminal.stream import Paint, Writer
-from harness.render.text import escape, escaped
-from harness.render.words import UNKNOWN
+from nsa_harness.core.bisect.plan import Part, at_most
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Round
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.render import words
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
+from nsa_harness.render.terminal.stream import Paint, Writer
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.render.words import UNKNOWN
 
 _LABEL = 11
 

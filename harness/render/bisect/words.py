@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from harness.core.bisect.question import CONTROLS, Answer, AnswerKind, CountsAs, Purpose
-from harness.core.bisect.report import BisectTold, ProbeTold
-from harness.core.bisect.signature import Signature
-from harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
-from harness.core.report import Status
-from harness.core.scenario.yaml_tree import Plain
-from harness.render import words
+from nsa_harness.core.bisect.question import CONTROLS, Answer, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
+from nsa_harness.core.report import Status
+from nsa_harness.core.scenario.yaml_tree import Plain
+from nsa_harness.render import words
 
 SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
 GC_LAYERS = "gc.layers"

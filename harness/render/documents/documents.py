@@ -8,18 +8,18 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from harness.core.bisect.question import CountsAs
-from harness.core.bisect.report import BisectTold
-from harness.core.report import Report
-from harness.core.trouble import Trouble
-from harness.render.bisect.bisect_json import bisect_json
-from harness.render.bisect.bisect_md import bisect_md
-from harness.render.documents.html import report_html
-from harness.render.documents.junit import junit_xml
-from harness.render.documents.report_json import to_json
-from harness.render.documents.summary_md import summary_md
-from harness.supervisor.store.reading import log_lines
-from harness.supervisor.store.rundir import RunDir, write_document
+from nsa_harness.core.bisect.question import CountsAs
+from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.report import Report
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.render.bisect.bisect_json import bisect_json
+from nsa_harness.render.bisect.bisect_md import bisect_md
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.junit import junit_xml
+from nsa_harness.render.documents.report_json import to_json
+from nsa_harness.render.documents.summary_md import summary_md
+from nsa_harness.supervisor.store.reading import log_lines
+from nsa_harness.supervisor.store.rundir import RunDir, write_document
 
 _RANKS_SHOWN = 4  # stacks in BISECT.md
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read

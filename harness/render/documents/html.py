@@ -7,17 +7,17 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from harness.core.bisect.report import BisectTold
-from harness.core.comparison.severity import severity
-from harness.core.report import Report, counts
-from harness.render import words
-from harness.render.bisect import picture as bisect_picture
-from harness.render.bisect import proof as bisect_proof
-from harness.render.bisect import words as bisect_words
-from harness.render.documents import lanes
-from harness.render.documents.tables import findings_line, tables
-from harness.render.text import escaped, link_target
-from harness.render.words import meaning
+from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.comparison.severity import severity
+from nsa_harness.core.report import Report, counts
+from nsa_harness.render import words
+from nsa_harness.render.bisect import picture as bisect_picture
+from nsa_harness.render.bisect import proof as bisect_proof
+from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.documents import lanes
+from nsa_harness.render.documents.tables import findings_line, tables
+from nsa_harness.render.text import escaped, link_target
+from nsa_harness.render.words import meaning
 
 
 def report_html(report: Report, search: BisectTold | None = None) -> str:
@@ -47,6 +47,6 @@ def report_html(report: Report, search: BisectTold | None = None) -> str:
 
 @cache
 def _template() -> Template:
-    source = files("harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
+    source = files("nsa_harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source)

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from harness.core.report import Outcome, Report, Status
-from harness.render import words
-from harness.render.text import escaped
-from harness.render.words import meaning
+from nsa_harness.core.report import Outcome, Report, Status
+from nsa_harness.render import words
+from nsa_harness.render.text import escaped
+from nsa_harness.render.words import meaning
 
 
 def junit_xml(report: Report) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.report import Outcome
-from harness.render import words
+from nsa_harness.core.report import Outcome
+from nsa_harness.render import words
 
 SHOWN = 16
 LANE_HEIGHT = 42

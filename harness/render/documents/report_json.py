@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.core.report import Outcome, Report
-from harness.errors import StoredRunError
-from harness.render.text import escape, escaped
-from harness.supervisor.store.adapters import adapter
+from nsa_harness.core.report import Outcome, Report
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.supervisor.store.adapters import adapter
 
 SCHEMA = 1
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.comparison.severity import severity
-from harness.core.place import Place
-from harness.core.report import Finding, Outcome, Report, Status
-from harness.render import words
-from harness.render.documents.tables import Cell, Part, Table, findings_line, tables
-from harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
-from harness.render.words import meaning
+from nsa_harness.core.comparison.severity import severity
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Outcome, Report, Status
+from nsa_harness.render import words
+from nsa_harness.render.documents.tables import Cell, Part, Table, findings_line, tables
+from nsa_harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
+from nsa_harness.render.words import meaning
 
 
 def summary_md(report: Report) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.comparison.artifacts import gathered
-from harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
-from harness.core.comparison.config_matrix import Matrix, config_matrix
-from harness.core.comparison.decision_tree import Said, Step, Walk, walked
-from harness.core.comparison.decisions import Decision, State, decided, failed, fired
-from harness.core.comparison.severity import Severity, severities
-from harness.core.report import Outcome, Report, Status
-from harness.render import words
+from nsa_harness.core.comparison.artifacts import gathered
+from nsa_harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
+from nsa_harness.core.comparison.config_matrix import Matrix, config_matrix
+from nsa_harness.core.comparison.decision_tree import Said, Step, Walk, walked
+from nsa_harness.core.comparison.decisions import Decision, State, decided, failed, fired
+from nsa_harness.core.comparison.severity import Severity, severities
+from nsa_harness.core.report import Outcome, Report, Status
+from nsa_harness.render import words
 
 _RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)
 _RUNS_IN_A_CELL = 6

@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import TextIO
 
-from harness.core.report import Outcome, Status
-from harness.render.listener import Silent
-from harness.render.text import escape
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.render.listener import Silent
+from nsa_harness.render.text import escape
 
 _NAME = "nsa-harness"
 

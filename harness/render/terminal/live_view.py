@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from harness.core.evidence.live import Progress, RankProgress
-from harness.core.report import Status
-from harness.render import words
-from harness.render.terminal.layout import NARROW, cropped, paragraph
-from harness.render.text import escape
+from nsa_harness.core.evidence.live import Progress, RankProgress
+from nsa_harness.core.report import Status
+from nsa_harness.render import words
+from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
+from nsa_harness.render.text import escape
 
 SHOWN_RANKS = 8  # of one attempt
 _NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # a name keeps at least these; a narrower module says nothing

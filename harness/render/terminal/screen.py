@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from harness.core.evidence.live import Progress
-from harness.core.place import Place
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import Finding, MachineFacts, Outcome, Report, Status
-from harness.render import words
-from harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
-from harness.render.text import escape, escaped
-from harness.render.words import meaning
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.place import Place
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.render import words
+from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.render.words import meaning
 
 BAR_COLUMNS = 20
 STANDINGS = 16  # rows of a table; SUMMARY.md has all
@@ -310,7 +310,7 @@ def _labelled(label: str, text: str, width: int) -> Iterator[str]:
 
 def _next(report: Report, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    from harness.core.comparison.decisions import decided, fired  # here alone, so that a run begins sooner
+    from nsa_harness.core.comparison.decisions import decided, fired  # here alone, so that a run begins sooner
 
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"

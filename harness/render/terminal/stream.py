@@ -16,7 +16,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.render.text import ascii_only
+from nsa_harness.render.text import ascii_only
 
 Styles = Sequence[tuple[str, str]]  # a pattern, and how what it matches looks
 

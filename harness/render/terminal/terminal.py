@@ -10,13 +10,13 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from harness.core.evidence.live import Progress, Told, news, time_left_s
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts, Outcome, Report, Status
-from harness.render import words
-from harness.render.terminal.layout import paragraph
-from harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
-from harness.render.terminal.screen import (
+from nsa_harness.core.evidence.live import Progress, Told, news, time_left_s
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
+from nsa_harness.render import words
+from nsa_harness.render.terminal.layout import paragraph
+from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
+from nsa_harness.render.terminal.screen import (
     done_lines,
     files_lines,
     launched_lines,
@@ -26,8 +26,8 @@ from harness.render.terminal.screen import (
     outcome_lines,
     plan_lines,
 )
-from harness.render.terminal.stream import Paint, Writer
-from harness.render.text import escape
+from nsa_harness.render.terminal.stream import Paint, Writer
+from nsa_harness.render.text import escape
 
 _PLAIN_COLUMNS = 80
 _KILLED_PATIENCE_S = 1.0  # for the last words of a run that was killed: nobody may be reading them

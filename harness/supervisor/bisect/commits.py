@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.errors import UsageError
+from nsa_harness.errors import UsageError
 
 _LIMIT_S = 120.0
 _SUBJECT = 60

@@ -17,13 +17,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from harness.core.bisect.question import Subset
-from harness.core.bisect.report import ProbeTold
-from harness.core.bisect.spans import Spans, spans_of
-from harness.core.report import Outcome
-from harness.supervisor.store.adapters import adapter, json_text
-from harness.supervisor.store.reading import read_lines
-from harness.supervisor.store.rundir import RunDir, append_line, write_document
+from nsa_harness.core.bisect.question import Subset
+from nsa_harness.core.bisect.report import ProbeTold
+from nsa_harness.core.bisect.spans import Spans, spans_of
+from nsa_harness.core.report import Outcome
+from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.supervisor.store.reading import read_lines
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, write_document
 
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 

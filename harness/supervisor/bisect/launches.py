@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.bisect.spans import Spans, spans_of
-from harness.core.bisect.subject import Form, Subject
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.overrides import is_override
-from harness.core.scenario.yaml_tree import Plain, shown
-from harness.core.suggest import did_you_mean
-from harness.errors import HarnessError, UsageError
-from harness.supervisor.bisect.commits import Worktrees
-from harness.supervisor.launch.launch import subject_path
-from harness.supervisor.launch.planning import Question, planned
+from nsa_harness.core.bisect.spans import Spans, spans_of
+from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.overrides import is_override
+from nsa_harness.core.scenario.yaml_tree import Plain, shown
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.supervisor.bisect.commits import Worktrees
+from nsa_harness.supervisor.launch.launch import subject_path
+from nsa_harness.supervisor.launch.planning import Question, planned
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 PLACEHOLDERS = {

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.bisect.question import Question as SearchQuestion
-from harness.core.bisect.question import QuestionKind
-from harness.core.bisect.signature import Wanted
-from harness.core.bisect.subject import Subject
-from harness.core.report import MachineFacts
-from harness.supervisor.bisect.journal import question_key
-from harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates
-from harness.supervisor.launch.planning import Question
+from nsa_harness.core.bisect.question import Question as SearchQuestion
+from nsa_harness.core.bisect.question import QuestionKind
+from nsa_harness.core.bisect.signature import Wanted
+from nsa_harness.core.bisect.subject import Subject
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.supervisor.bisect.journal import question_key
+from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates
+from nsa_harness.supervisor.launch.planning import Question
 
 _MOST_PROBES = 1000  # a search that takes more has lost its way
 

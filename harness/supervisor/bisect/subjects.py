@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.bisect.subject import ENV, Form, Subject
-from harness.core.report import MachineFacts
-from harness.core.scenario.checks import as_plain
-from harness.core.scenario.overrides import parse_override
-from harness.core.scenario.resolve import machine_choice
-from harness.core.scenario.scenario import Scenario
-from harness.core.scenario.yaml_tree import Plain, plain, shown
-from harness.errors import UsageError
-from harness.supervisor.bisect.commits import commits_between
-from harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from nsa_harness.core.bisect.subject import ENV, Form, Subject
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.checks import as_plain
+from nsa_harness.core.scenario.overrides import parse_override
+from nsa_harness.core.scenario.resolve import machine_choice
+from nsa_harness.core.scenario.scenario import Scenario
+from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
+from nsa_harness.errors import UsageError
+from nsa_harness.supervisor.bisect.commits import commits_between
+from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
 
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.evidence.host import Process, Task
-from harness.supervisor.capture.sockets import SocketTable
-from harness.supervisor.capture.syscalls import link
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture.sockets import SocketTable
+from nsa_harness.supervisor.capture.syscalls import link
 
 _MAX_FDS = 4096  # of one process
 _MAX_HELD = 16  # names of others that are kept

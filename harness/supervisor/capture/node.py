@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from harness.core.evidence.host import GPU_FIELDS, PROCESS_FIELDS, Gpu, HostMemory, Process, killed_since, parse_gpus
-from harness.supervisor.capture.cgroup import GroupMemory, group_memory
-from harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.core.evidence.host import (
+    GPU_FIELDS,
+    PROCESS_FIELDS,
+    Gpu,
+    HostMemory,
+    Process,
+    killed_since,
+    parse_gpus,
+)
+from nsa_harness.supervisor.capture.cgroup import GroupMemory, group_memory
+from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
 
 _KMSG = Path("/dev/kmsg")
 _KMSG_LIMIT_S = 0.3

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.evidence.host import Process, Task
-from harness.supervisor.capture.descriptors import holds
-from harness.supervisor.capture.syscalls import standing
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture.descriptors import holds
+from nsa_harness.supervisor.capture.syscalls import standing
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

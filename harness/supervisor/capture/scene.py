@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from harness.core.evidence.host import Process, Task
-from harness.supervisor.capture import procfs
-from harness.supervisor.capture.cgroup import frozen
-from harness.supervisor.capture.descriptors import Holders, holds, readable_descriptors
-from harness.supervisor.capture.sockets import SocketTable, inodes, owners_of
-from harness.supervisor.capture.syscalls import RESTARTED
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.cgroup import frozen
+from nsa_harness.supervisor.capture.descriptors import Holders, holds, readable_descriptors
+from nsa_harness.supervisor.capture.sockets import SocketTable, inodes, owners_of
+from nsa_harness.supervisor.capture.syscalls import RESTARTED
 
 _MAX_CHILDREN = 64  # of one rank
 

@@ -9,19 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness import protocol
-from harness.core.evidence.board import parse as parse_board
-from harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
-from harness.core.evidence.flight import essential, parse_flight
-from harness.core.evidence.host import Gpu, Process, Socket, Task
-from harness.core.evidence.stacks import native_wanted, training_stack
-from harness.core.trouble import Trouble
-from harness.supervisor.capture import procfs
-from harness.supervisor.capture.node import gpu_in_use, gpu_state
-from harness.supervisor.capture.scene import Scene, look_around
-from harness.supervisor.capture.stacks import StackSources, wait_for
-from harness.supervisor.capture.worker_server import ask_flight
-from harness.supervisor.store.rundir import write_document
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse as parse_board
+from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
+from nsa_harness.core.evidence.flight import essential, parse_flight
+from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
+from nsa_harness.core.evidence.stacks import native_wanted, training_stack
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.node import gpu_in_use, gpu_state
+from nsa_harness.supervisor.capture.scene import Scene, look_around
+from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
+from nsa_harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.supervisor.store.rundir import write_document
 
 
 def readable(snapshot: RankSnapshot) -> Iterator[str]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.evidence.host import Process, Socket
-from harness.core.evidence.sockets import Transferred, answers_end, other_ends, parse_answers, parse_table
+from nsa_harness.core.evidence.host import Process, Socket
+from nsa_harness.core.evidence.sockets import Transferred, answers_end, other_ends, parse_answers, parse_table
 
 _MAX_TABLE_BYTES = 16 << 20
 _MAX_SOCKETS = 64  # of one process in the evidence; those with something in flight first

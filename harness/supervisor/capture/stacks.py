@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness import protocol
-from harness.core.evidence.evidence import Stack
-from harness.core.evidence.host import Process
-from harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
-from harness.supervisor.capture import procfs
-from harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Stack
+from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
 
 _NONBLOCKING_S = 1.0
 _BLOCKING_S = 0.6

@@ -10,7 +10,7 @@ import socket
 import time
 from pathlib import Path
 
-from harness import protocol
+from nsa_harness import protocol
 
 LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 16 << 20  # the recorder's default 2000 entries are under 1 MB

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import protocol
-from harness.core.doctor.facts import ModuleFacts, PySpyFacts, PythonFacts, TorchFacts, Unknown
-from harness.supervisor.capture.stacks import py_spy, py_spy_path
-from harness.supervisor.launch.launch import BOOTSTRAP
+from nsa_harness import protocol
+from nsa_harness.core.doctor.facts import ModuleFacts, PySpyFacts, PythonFacts, TorchFacts, Unknown
+from nsa_harness.supervisor.capture.stacks import py_spy, py_spy_path
+from nsa_harness.supervisor.launch.launch import BOOTSTRAP
 
 _IMPORT_LIMIT_S = 90.0  # torch from a cold network file system
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")

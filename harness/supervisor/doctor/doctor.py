@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.core.doctor.facts import (
+from nsa_harness.core.doctor.facts import (
     ClockFacts,
     CoreFacts,
     Facts,
@@ -28,10 +28,10 @@ from harness.core.doctor.facts import (
     SlurmFacts,
     SpaceFacts,
 )
-from harness.protocol import ENV_RUN
-from harness.supervisor.capture import procfs
-from harness.supervisor.doctor import children as doctor_children
-from harness.supervisor.launch.machine import visible_gpus
+from nsa_harness.protocol import ENV_RUN
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.doctor import children as doctor_children
+from nsa_harness.supervisor.launch.machine import visible_gpus
 
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")

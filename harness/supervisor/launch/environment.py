@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness import __version__
-from harness.core.plan import RunSpec
-from harness.core.report import MachineFacts
+from nsa_harness import __version__
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import MachineFacts
 
 _ALLOWED = (
     "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED",

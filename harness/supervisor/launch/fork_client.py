@@ -26,9 +26,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from harness.core.plan import Launcher, RunSpec
-from harness.supervisor.launch.launch import Guarded, give_order, is_command, launch, shared_environment, subject_path
-from harness.supervisor.store.rundir import AttemptDir, append_line
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.supervisor.launch.launch import (
+    Guarded,
+    give_order,
+    is_command,
+    launch,
+    shared_environment,
+    subject_path,
+)
+from nsa_harness.supervisor.store.rundir import AttemptDir, append_line
 
 _SERVER = Path(__file__).resolve().parents[2] / "fork_server" / "server.py"
 _ENV_ROOM = "_NSA_HARNESS_ROOM"

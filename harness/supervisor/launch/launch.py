@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from harness import protocol
-from harness.core.plan import Fault, Launcher, RunSpec
-from harness.supervisor.launch.machine import device_words
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness import protocol
+from nsa_harness.core.plan import Fault, Launcher, RunSpec
+from nsa_harness.supervisor.launch.machine import device_words
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
-_SUBJECT = _PACKAGE.parent / "nsa"
+_SUBJECT = (_PACKAGE / "nsa").resolve()
 _MEMORY = Path("/dev/shm")
 # Names the subject reads. What is not declared must not leak into it from the user's shell: the spec repeats the run.
 _SUBJECT_PREFIX, _SUBJECT_NAMES = "NSA_", ("TORCH_BACKEND", "CONFIG")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-from harness.core.report import MachineFacts
+from nsa_harness.core.report import MachineFacts
 
 _NVIDIA_SMI_LIMIT_S = 5.0
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.plan import RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.checks import checked_scenario, key_mistake
-from harness.core.scenario.environment import FromEnvironment, environment_overrides
-from harness.core.scenario.overrides import (
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.checks import checked_scenario, key_mistake
+from nsa_harness.core.scenario.environment import FromEnvironment, environment_overrides
+from nsa_harness.core.scenario.overrides import (
     COMMAND_LINE,
     Changes,
     Override,
@@ -24,15 +24,15 @@ from harness.core.scenario.overrides import (
     variants,
     with_axes,
 )
-from harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
-from harness.core.scenario.scenario import NSA_TRAIN, Scenario
-from harness.core.scenario.selection import Selection, selected
-from harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
-from harness.core.suggest import did_you_mean
-from harness.errors import MissingNeed, ScenarioError, UsageError
-from harness.supervisor.launch.launch import subject_path
-from harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
-from harness.supervisor.store.record import load_spec
+from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
+from nsa_harness.core.scenario.selection import Selection, selected
+from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import MissingNeed, ScenarioError, UsageError
+from nsa_harness.supervisor.launch.launch import subject_path
+from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
+from nsa_harness.supervisor.store.record import load_spec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.scenario.checks import checked_scenario, file_mistakes
-from harness.core.scenario.overrides import matrix_mistakes, variants
-from harness.core.scenario.yaml_tree import (
+from nsa_harness.core.scenario.checks import checked_scenario, file_mistakes
+from nsa_harness.core.scenario.overrides import matrix_mistakes, variants
+from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
     Origin,
@@ -23,8 +23,8 @@ from harness.core.scenario.yaml_tree import (
     visible,
     without,
 )
-from harness.core.suggest import did_you_mean
-from harness.errors import ScenarioError
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import ScenarioError
 
 SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8

@@ -16,17 +16,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import protocol
-from harness.core.evidence.evidence import Ending
-from harness.core.plan import Limits
-from harness.core.verdict.proof import SETTLE_S, prove
-from harness.core.verdict.verdict import moving_ranks
-from harness.errors import NoSuchJob
-from harness.supervisor.capture import procfs
-from harness.supervisor.capture.stacks import py_spy
-from harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
-from harness.supervisor.watch.ranks import Ranks
-from harness.supervisor.watch.watch import Watch
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.verdict.proof import SETTLE_S, prove
+from nsa_harness.core.verdict.verdict import moving_ranks
+from nsa_harness.errors import NoSuchJob
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.stacks import py_spy
+from nsa_harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
+from nsa_harness.supervisor.watch.ranks import Ranks
+from nsa_harness.supervisor.watch.watch import Watch
 
 _LOOK_S = SETTLE_S + 0.1
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")

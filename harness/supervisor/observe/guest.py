@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import protocol
-from harness.errors import CommandNotStarted
-from harness.supervisor.launch.guardian import NO_SOCKETS
-from harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
-from harness.supervisor.observe.ranks import is_python_command, starts_ranks
-from harness.supervisor.observe.relay import Relay
-from harness.supervisor.store.rundir import AttemptDir
+import nsa_harness
+from nsa_harness import protocol
+from nsa_harness.errors import CommandNotStarted
+from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
+from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
+from nsa_harness.supervisor.observe.ranks import is_python_command, starts_ranks
+from nsa_harness.supervisor.observe.relay import Relay
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
-_ROOT = Path(__file__).resolve().parents[3]
+# Where the package can be imported from: in a checkout that is the folder of a link to it.
+_ROOT = Path(nsa_harness.__path__[0]).parent
 _GUARDIAN = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from harness.supervisor.observe.guest_guardian import main; main()"
+    "import sys; sys.path.insert(0, sys.argv[1]);from nsa_harness.supervisor.observe.guest_guardian import main; main()"
 )
 _READY_S = 10.0
 

@@ -15,7 +15,7 @@ import select
 from pathlib import Path
 from typing import Any
 
-from harness.supervisor.launch.guardian import Guardian, command_of, first_line, outlive_signals
+from nsa_harness.supervisor.launch.guardian import Guardian, command_of, first_line, outlive_signals
 
 _LOOK_MS = 1000
 

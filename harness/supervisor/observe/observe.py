@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from harness.core.evidence.evidence import Ending
-from harness.core.plan import Limits, RunSpec
-from harness.core.scenario.observed_job import with_ranks
-from harness.core.verdict.proof import Proof
-from harness.supervisor.observe.guest import Guest
-from harness.supervisor.observe.ranks import GuestRanks
-from harness.supervisor.observe.relay import Relay
-from harness.supervisor.store.adapters import json_text
-from harness.supervisor.store.rundir import write_document
-from harness.supervisor.watch.watch import Watch
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.scenario.observed_job import with_ranks
+from nsa_harness.core.verdict.proof import Proof
+from nsa_harness.supervisor.observe.guest import Guest
+from nsa_harness.supervisor.observe.ranks import GuestRanks
+from nsa_harness.supervisor.observe.relay import Relay
+from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.rundir import write_document
+from nsa_harness.supervisor.watch.watch import Watch
 
 _ASKED_S = 60.0  # a job that ends badly so soon after a signal was ended by it; torchrun takes 30 s for its ranks
 

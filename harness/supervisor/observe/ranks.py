@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.evidence.evidence import Board
-from harness.core.verdict.limits import started
-from harness.supervisor.capture import procfs
-from harness.supervisor.watch.ranks import NO_BOARD_S, Ranks, alive
+from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.verdict.limits import started
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks, alive
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 # Python programs that start ranks and are none, even where RANK is in their own environment.

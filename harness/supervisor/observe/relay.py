@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture import procfs
 
 FORWARDED = frozenset(
     {

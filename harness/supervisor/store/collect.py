@@ -12,25 +12,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from harness import protocol
-from harness.core.divergence.ledger import ledger_lines
-from harness.core.evidence.board import parse as parse_board
-from harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
-from harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
-from harness.core.evidence.flight import Flight, essential, parse_dump
-from harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
-from harness.core.evidence.look_records import read_looks
-from harness.core.evidence.looks import Looks
-from harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from harness.core.evidence.stacks import parse_faulthandler
-from harness.core.evidence.steps import ledger_table, step_rows
-from harness.core.plan import RunSpec
-from harness.core.trouble import Trouble
-from harness.supervisor.store.adapters import adapter, json_text
-from harness.supervisor.store.journals import Journals, first_line
-from harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
-from harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
-from harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
+from nsa_harness import protocol
+from nsa_harness.core.divergence.ledger import ledger_lines
+from nsa_harness.core.evidence.board import parse as parse_board
+from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
+from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
+from nsa_harness.core.evidence.flight import Flight, essential, parse_dump
+from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
+from nsa_harness.core.evidence.look_records import read_looks
+from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from nsa_harness.core.evidence.stacks import parse_faulthandler
+from nsa_harness.core.evidence.steps import ledger_table, step_rows
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.supervisor.store.journals import Journals, first_line
+from nsa_harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
+from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
+from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
 
 _MAX_HALF_BYTES = 64 << 20
 _OF_PROBE = {

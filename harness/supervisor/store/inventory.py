@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core.evidence.evidence import Ending, Evidence
-from harness.core.plan import RunSpec
-from harness.core.report import Artifact
-from harness.core.repro.reproduction import Reproduction
-from harness.supervisor.store.reading import opened
-from harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.core.evidence.evidence import Ending, Evidence
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Artifact
+from nsa_harness.core.repro.reproduction import Reproduction
+from nsa_harness.supervisor.store.reading import opened
+from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 
 _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Required
 from pydantic import ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
-from harness import protocol
-from harness.core.evidence.board import parse as parse_board
-from harness.core.evidence.evidence import Board, Ending, Exit, Retraction, Sample
-from harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
-from harness.core.evidence.host import HostMemory, SentSignal, killed_pids
-from harness.core.plan import Limits
-from harness.core.trouble import Trouble
-from harness.core.verdict.limits import in_force
-from harness.supervisor.store.adapters import adapter
-from harness.supervisor.store.reading import log_tail, read_lines, read_whole
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness import protocol
+from nsa_harness.core.evidence.board import parse as parse_board
+from nsa_harness.core.evidence.evidence import Board, Ending, Exit, Retraction, Sample
+from nsa_harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
+from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.supervisor.store.adapters import adapter
+from nsa_harness.supervisor.store.reading import log_tail, read_lines, read_whole
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _MAX_SIGNALS = 256
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.core.evidence.looks import Gate
-from harness.core.plan import Expect
-from harness.supervisor.store.reading import log_tail, read_whole
-from harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.core.evidence.looks import Gate
+from nsa_harness.core.plan import Expect
+from nsa_harness.supervisor.store.reading import log_tail, read_whole
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
 _MAX_GATES = 256

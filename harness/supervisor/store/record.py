@@ -9,18 +9,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness import __version__
-from harness.core.plan import Launcher, RunSpec, Skip
-from harness.core.report import MachineFacts
-from harness.core.scenario.scenario import NAME, FaultKind
-from harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
-from harness.core.schedule import ONCE, Policy
-from harness.core.suggest import did_you_mean
-from harness.errors import ScenarioError, StoredRunError
-from harness.protocol import PROBE_FULL
-from harness.supervisor.store.adapters import adapter, json_text
-from harness.supervisor.store.reading import read_whole
-from harness.supervisor.store.rundir import RunDir, write_document
+from nsa_harness import __version__
+from nsa_harness.core.plan import Launcher, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.scenario import NAME, FaultKind
+from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
+from nsa_harness.core.schedule import ONCE, Policy
+from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import ScenarioError, StoredRunError
+from nsa_harness.protocol import PROBE_FULL
+from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.supervisor.store.reading import read_whole
+from nsa_harness.supervisor.store.rundir import RunDir, write_document
 
 SIZE_LIMIT_BYTES = 1_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from harness.errors import StoredRunError
+from nsa_harness.errors import StoredRunError
 
 
 class AttemptDir:

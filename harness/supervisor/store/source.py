@@ -6,8 +6,8 @@ import linecache
 from dataclasses import replace
 from pathlib import Path
 
-from harness.core.place import Place
-from harness.core.report import Outcome
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Outcome
 
 _MAX_SOURCE_BYTES = 1 << 20
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from harness import protocol
-from harness.core.evidence.evidence import Board
-from harness.core.evidence.live import Progress, RankProgress
-from harness.core.plan import RunSpec
-from harness.core.verdict.limits import last_progress_s, started
-from harness.supervisor.capture import procfs
-from harness.supervisor.capture.snapshot import Camera
-from harness.supervisor.launch.launch import Job
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.live import Progress, RankProgress
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.verdict.limits import last_progress_s, started
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.launch.launch import Job
 
 NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.core.evidence.evidence import Ending, Sample, Snapshot
-from harness.core.evidence.live import Progress
-from harness.core.plan import Limits, RunSpec
-from harness.core.verdict.limits import in_force
-from harness.core.verdict.proof import SETTLE_S, Proof, prove
-from harness.core.verdict.wait_graph import sampled
-from harness.supervisor.capture.node import watch_memory
-from harness.supervisor.capture.snapshot import Camera
-from harness.supervisor.launch.launch import Job
-from harness.supervisor.store.adapters import json_text, plain
-from harness.supervisor.store.rundir import AttemptDir, append_line, write_document
-from harness.supervisor.watch.ranks import Ranks
+from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
+from nsa_harness.core.verdict.wait_graph import sampled
+from nsa_harness.supervisor.capture.node import watch_memory
+from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.launch.launch import Job
+from nsa_harness.supervisor.store.adapters import json_text, plain
+from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
+from nsa_harness.supervisor.watch.ranks import Ranks
 
 _LOOK_S = 0.4  # between two looks at the boards, once every rank trains
 _CLOSE_LOOKS_S = 0.2  # until then, as a rank may come and go, and while there is a suspicion

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.nsa_op import Inputs  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
-from nsa.ops.fused import importance, mix, selected, spanned, tuning  # noqa: E402
-from nsa.ops.fused.backend import FusedBackend  # noqa: E402
+from nsa_harness.nsa.ops.fused import importance, mix, selected, spanned, tuning  # noqa: E402
+from nsa_harness.nsa.ops.fused.backend import FusedBackend  # noqa: E402
 
 _POINTERS = {
     torch.bfloat16: "*bf16",

@@ -21,15 +21,15 @@ from conftest import ROOT
 from torch import Tensor
 
 from benchmarks.roofline import Shape
-from nsa.config import CI, Implementation
-from nsa.model import Recompute, TinyLM
-from nsa.ops.backends import Backend
-from nsa.ops.dispatch import choose, choose_sliding, torch_flash_reason
-from nsa.ops.fused import launch, tuning
-from nsa.ops.topk import Selection
-from nsa.parallelize import checkpoint_layers, compile_layers
-from nsa.warmup import warm_up
-from nsa.world import World
+from nsa_harness.nsa.config import CI, Implementation
+from nsa_harness.nsa.model import Recompute, TinyLM
+from nsa_harness.nsa.ops.backends import Backend
+from nsa_harness.nsa.ops.dispatch import choose, choose_sliding, torch_flash_reason
+from nsa_harness.nsa.ops.fused import launch, tuning
+from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
+from nsa_harness.nsa.warmup import warm_up
+from nsa_harness.nsa.world import World
 
 needs_gpu = pytest.mark.gpu
 

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa import reference
-from nsa.ops import topk
-from nsa.ops.fused import importance as fused
-from nsa.ops.fused.backend import FusedBackend
-from nsa.ops.fused.importance import chosen_blocks
-from nsa.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa.ops.fused.tuning import Situation
-from nsa.ops.packed import compressed_starts
-from nsa.ops.patterns import CompletedBlocks
-from nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
+from nsa_harness.nsa import reference
+from nsa_harness.nsa.ops import topk
+from nsa_harness.nsa.ops.fused import importance as fused
+from nsa_harness.nsa.ops.fused.backend import FusedBackend
+from nsa_harness.nsa.ops.fused.importance import chosen_blocks
+from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
+from nsa_harness.nsa.ops.fused.tuning import Situation
+from nsa_harness.nsa.ops.packed import compressed_starts
+from nsa_harness.nsa.ops.patterns import CompletedBlocks
+from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
 
 SMALL = Tile(rows=64, keys=16)
 # Groups, heads per group, tokens, l, d, l', n. Odd lengths, l = d = l', T < l, T < l', more places than blocks.

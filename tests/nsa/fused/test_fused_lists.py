@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.ops.fused import lists
+from nsa_harness.nsa.ops.fused import lists
 
 ODD_NUMBERS = st.sampled_from([-1, -1, -7, 99, 2**31 - 1, -(2**31)])
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.ops.fused import mix as fused
-from nsa.ops.fused.launch import CannotLaunchError, launches
-from nsa.ops.fused.mix import mixed
+from nsa_harness.nsa.ops.fused import mix as fused
+from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, launches
+from nsa_harness.nsa.ops.fused.mix import mixed
 
 TOLERANCE = 1e-10
 # Branches, batch, heads, tokens, width.

@@ -17,17 +17,17 @@ import torch
 from conftest import ROOT
 from torch import Tensor, nn
 
-from nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa.model import Recompute, TinyLM
-from nsa.ops.dispatch import MissingImplementationError, choose
-from nsa.ops.fused import launch, tuning
-from nsa.ops.fused.launch import Tile
-from nsa.ops.packed import compressed_starts
-from nsa.ops.topk import Selection
-from nsa.ops.whole import KeysAndValues, sparse_attention
-from nsa.parallelize import checkpoint_layers, compile_layers
-from nsa.warmup import uses_fused_kernels, warm_up
-from nsa.world import World
+from nsa_harness.nsa.config import Branch, Compression, Implementation, NSAConfig
+from nsa_harness.nsa.model import Recompute, TinyLM
+from nsa_harness.nsa.ops.dispatch import MissingImplementationError, choose
+from nsa_harness.nsa.ops.fused import launch, tuning
+from nsa_harness.nsa.ops.fused.launch import Tile
+from nsa_harness.nsa.ops.packed import compressed_starts
+from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
+from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
+from nsa_harness.nsa.warmup import uses_fused_kernels, warm_up
+from nsa_harness.nsa.world import World
 
 TOLERANCE = 1e-10
 ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}

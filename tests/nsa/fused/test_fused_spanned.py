@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa import reference
-from nsa.ops.compressed import compressed_attention
-from nsa.ops.fused import launch, spanned, spans, tuning
-from nsa.ops.fused.launch import CannotLaunchError, Tile
-from nsa.ops.fused.spanned import spanned_attention
-from nsa.ops.fused.spans import Spans
-from nsa.ops.kernels import EagerKernel
-from nsa.ops.sliding import sliding_attention
+from nsa_harness.nsa import reference
+from nsa_harness.nsa.ops.compressed import compressed_attention
+from nsa_harness.nsa.ops.fused import launch, spanned, spans, tuning
+from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile
+from nsa_harness.nsa.ops.fused.spanned import spanned_attention
+from nsa_harness.nsa.ops.fused.spans import Spans
+from nsa_harness.nsa.ops.kernels import EagerKernel
+from nsa_harness.nsa.ops.sliding import sliding_attention
 
 TOLERANCE = 1e-10
 KERNELS = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from triton.runtime.errors import OutOfResources
 
-from nsa.ops.fused import tuning
-from nsa.ops.fused.launch import Tile
-from nsa.ops.fused.tuning import Situation
+from nsa_harness.nsa.ops.fused import tuning
+from nsa_harness.nsa.ops.fused.launch import Tile
+from nsa_harness.nsa.ops.fused.tuning import Situation
 
 TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
 HERE = Situation(kernel="k", device="NVIDIA H200", dtype="bfloat16", heads=16, width=128, value_width=128, tokens=64)

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from wrapped_gradients import MICRO_BATCHES, joint, wrapped
 
-from nsa.config import Implementation
-from nsa.settings import read_settings
-from nsa.world import World, joined
+from nsa_harness.nsa.config import Implementation
+from nsa_harness.nsa.settings import read_settings
+from nsa_harness.nsa.world import World, joined
 
 WAYS = {
     "ddp": ("--wrapper", "ddp"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, at, shorten
-from harness.core.diagnosis.entries import on_ranks
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.refused import (
+from nsa_harness.core.diagnosis.case import Case, at, shorten
+from nsa_harness.core.diagnosis.entries import on_ranks
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.refused import (
     IN_PLACE,
     OTHER_COUNT,
     OTHER_SHAPE,
@@ -23,8 +23,8 @@ from harness.core.diagnosis.refused import (
     refusal,
     step_of,
 )
-from harness.core.report import Finding
-from harness.core.verdict.verdict import Failure
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import Failure
 
 
 def static_graph_changed(case: Case) -> Finding | None:

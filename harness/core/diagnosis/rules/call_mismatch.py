@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, at, finding, place_of
-from harness.core.diagnosis.entries import (
+from nsa_harness.core.diagnosis.case import Case, at, finding, place_of
+from nsa_harness.core.diagnosis.entries import (
     added_between_steps,
     apart,
     backward_place,
@@ -28,15 +28,15 @@ from harness.core.diagnosis.entries import (
     shown_later,
     undecided,
 )
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
-from harness.core.divergence.divergence import Divergence, Entry, Kind, Link, elements
-from harness.core.divergence.ledger import Skipped
-from harness.core.divergence.mismatch import Unlike
-from harness.core.divergence.order import turned
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.wait import WaitKind
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
+from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind, Link, elements
+from nsa_harness.core.divergence.ledger import Skipped
+from nsa_harness.core.divergence.mismatch import Unlike
+from nsa_harness.core.divergence.order import turned
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.wait import WaitKind
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _LINKS = 4  # of a cycle, that a sentence names

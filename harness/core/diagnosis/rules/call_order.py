@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.core.diagnosis.case import Case, at, finding, place_of
-from harness.core.diagnosis.entries import call_proof, classes, flight_proof, number_text, parted, undecided
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.progress import in_one_function, parting_frames
-from harness.core.divergence.divergence import Kind
-from harness.core.divergence.mismatch import Unlike
-from harness.core.evidence.evidence import Frame
-from harness.core.report import Finding
+from nsa_harness.core.diagnosis.case import Case, at, finding, place_of
+from nsa_harness.core.diagnosis.entries import call_proof, classes, flight_proof, number_text, parted, undecided
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.progress import in_one_function, parting_frames
+from nsa_harness.core.divergence.divergence import Kind
+from nsa_harness.core.divergence.mismatch import Unlike
+from nsa_harness.core.evidence.evidence import Frame
+from nsa_harness.core.report import Finding
 
 
 def collective_order_mismatch(case: Case) -> Finding | None:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import signal
 
-from harness.core.diagnosis.case import Case, at, counted, finding, last_line, last_place, last_seen, place_of, shorten
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
-from harness.core.diagnosis.progress import late_for
-from harness.core.diagnosis.refused import raised_alike, ranks_of
-from harness.core.evidence.evidence import Ending, Frame
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.verdict import FailureKind
-from harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.diagnosis.case import (
+    Case,
+    at,
+    counted,
+    finding,
+    last_line,
+    last_place,
+    last_seen,
+    place_of,
+    shorten,
+)
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from nsa_harness.core.diagnosis.progress import late_for
+from nsa_harness.core.diagnosis.refused import raised_alike, ranks_of
+from nsa_harness.core.evidence.evidence import Ending, Frame
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import FailureKind
+from nsa_harness.core.verdict.wait_graph import wait_for
 
 _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end

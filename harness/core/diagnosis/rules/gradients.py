@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.diagnosis.case import Case, at, finding, layer_of
-from harness.core.diagnosis.entries import on_ranks
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.refused import (
+from nsa_harness.core.diagnosis.case import Case, at, finding, layer_of
+from nsa_harness.core.diagnosis.entries import on_ranks
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.refused import (
     NO_GRAPH,
     UNFINISHED,
     hints_of,
@@ -18,11 +18,11 @@ from harness.core.diagnosis.refused import (
     refusal,
     step_of,
 )
-from harness.core.evidence.evidence import Board, RankEvidence
-from harness.core.evidence.stacks import in_function
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.verdict import Failure
+from nsa_harness.core.evidence.evidence import Board, RankEvidence
+from nsa_harness.core.evidence.stacks import in_function
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import Failure
 
 _SHOWN = 3
 _UNSURE = 0.75  # the others may only have been late

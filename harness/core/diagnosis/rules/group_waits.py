@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.evidence.evidence import Board, Call, Evidence
-from harness.core.evidence.host import Socket
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.group_waits import missing_rank
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence
+from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.group_waits import missing_rank
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 _ENTRANCE = "init_process_group"
 _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")

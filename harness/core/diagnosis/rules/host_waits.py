@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.core.diagnosis.case import (
+from nsa_harness.core.diagnosis.case import (
     Case,
     at,
     dump_proof,
@@ -17,12 +17,12 @@ from harness.core.diagnosis.case import (
     verb,
     wait_place,
 )
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.rules.threads import line_behind
-from harness.core.place import Place
-from harness.core.report import Finding, Status
-from harness.core.verdict.proof import loop_lines
-from harness.core.verdict.wait import ChildWait, Wait, WaitKind
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.rules.threads import line_behind
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.verdict.proof import loop_lines
+from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.FILE_LOCK})
 _OUTSIDE = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD})

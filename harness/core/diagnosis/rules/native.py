@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, in_function, loop_place, wait_place
-from harness.core.evidence.evidence import Stack
-from harness.core.report import Finding
-from harness.core.verdict.motion import rank_stack
-from harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.diagnosis.case import (
+    Case,
+    at,
+    dump_proof,
+    finding,
+    hung_roots,
+    in_function,
+    loop_place,
+    wait_place,
+)
+from nsa_harness.core.evidence.evidence import Stack
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.motion import rank_stack
+from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whenever it gets the interpreter's lock
 # What stands between a Python line and the C function it calls, and says nothing about either.

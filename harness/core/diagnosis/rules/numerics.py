@@ -10,13 +10,13 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
-from harness.core.diagnosis.case import Case, at, counted, finding, layer_of, shorten
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.divergence.replicas import Parting, first_parting
-from harness.core.evidence.evidence import RankEvidence
-from harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Replica
-from harness.core.place import Place
-from harness.core.report import Finding, Status
+from nsa_harness.core.diagnosis.case import Case, at, counted, finding, layer_of, shorten
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.divergence.replicas import Parting, first_parting
+from nsa_harness.core.evidence.evidence import RankEvidence
+from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Replica
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Status
 
 _BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
 _LOOKS_WITHOUT = 4  # at gradients, before "never" is said

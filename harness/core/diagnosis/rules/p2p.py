@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, wait_place
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.rules.group_waits import stuck_sockets
-from harness.core.divergence.order import Departure, first_departure, other_partner
-from harness.core.evidence.evidence import Board, Call
-from harness.core.report import Finding
-from harness.core.verdict.group_waits import TRANSFERS, operation
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, wait_place
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
+from nsa_harness.core.divergence.order import Departure, first_departure, other_partner
+from nsa_harness.core.evidence.evidence import Board, Call
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
 def p2p_unmatched(case: Case) -> Finding | None:

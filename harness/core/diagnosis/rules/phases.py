@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.core.diagnosis.case import Case, counted, finding, layer_of, shorten, wait_place
-from harness.core.diagnosis.rules.autograd import (
+from nsa_harness.core.diagnosis.case import Case, counted, finding, layer_of, shorten, wait_place
+from nsa_harness.core.diagnosis.rules.autograd import (
     checkpoint_recompute_mismatch,
     inplace_modification,
     model_mismatch,
     ready_twice,
     static_graph_changed,
 )
-from harness.core.diagnosis.rules.call_mismatch import (
+from nsa_harness.core.diagnosis.rules.call_mismatch import (
     cross_group_deadlock,
     dtype_mismatch,
     no_sync_mismatch,
@@ -24,9 +24,17 @@ from harness.core.diagnosis.rules.call_mismatch import (
     shape_mismatch,
     uneven_inputs,
 )
-from harness.core.diagnosis.rules.call_order import collective_order_mismatch
-from harness.core.diagnosis.rules.failures import bad_exit, came_too_late, crashed, early_exit, exception, killed, slow
-from harness.core.diagnosis.rules.gradients import (
+from nsa_harness.core.diagnosis.rules.call_order import collective_order_mismatch
+from nsa_harness.core.diagnosis.rules.failures import (
+    bad_exit,
+    came_too_late,
+    crashed,
+    early_exit,
+    exception,
+    killed,
+    slow,
+)
+from nsa_harness.core.diagnosis.rules.gradients import (
     find_unused_needless,
     gradient_order_differs,
     nothing_to_differentiate,
@@ -35,13 +43,13 @@ from harness.core.diagnosis.rules.gradients import (
     silent_checkpoint,
     unused_params,
 )
-from harness.core.diagnosis.rules.group_waits import (
+from nsa_harness.core.diagnosis.rules.group_waits import (
     group_creation_subset,
     rendezvous_missing_rank,
     store_key_missing,
     transport,
 )
-from harness.core.diagnosis.rules.host_waits import (
+from nsa_harness.core.diagnosis.rules.host_waits import (
     backward_function_blocked,
     blocked_io,
     dataloader_worker_blocked,
@@ -52,8 +60,8 @@ from harness.core.diagnosis.rules.host_waits import (
     starved,
     stopped_process,
 )
-from harness.core.diagnosis.rules.native import gil_held_native, native_busy_loop
-from harness.core.diagnosis.rules.numerics import (
+from nsa_harness.core.diagnosis.rules.native import gil_held_native, native_busy_loop
+from nsa_harness.core.diagnosis.rules.numerics import (
     dirty_exit,
     gate_collapse,
     memory_growth,
@@ -61,20 +69,20 @@ from harness.core.diagnosis.rules.numerics import (
     never_a_gradient,
     replica_divergence,
 )
-from harness.core.diagnosis.rules.p2p import p2p_unmatched
-from harness.core.diagnosis.rules.reduction import left_backward_early
-from harness.core.diagnosis.rules.resources import cuda_assert, cuda_oom, host_oom, infra, shutdown_hang
-from harness.core.diagnosis.rules.skipped_collectives import (
+from nsa_harness.core.diagnosis.rules.p2p import p2p_unmatched
+from nsa_harness.core.diagnosis.rules.reduction import left_backward_early
+from nsa_harness.core.diagnosis.rules.resources import cuda_assert, cuda_oom, host_oom, infra, shutdown_hang
+from nsa_harness.core.diagnosis.rules.skipped_collectives import (
     rank0_only_collective,
     rank_conditional_collective,
     swallowed_exception,
     unseen_collective,
 )
-from harness.core.diagnosis.rules.threads import livelock, open_thread_wait, pool_worker_lost, thread_died
-from harness.core.evidence.evidence import Ending
-from harness.core.place import Place
-from harness.core.report import Finding, Status
-from harness.core.verdict.verdict import still_moving
+from nsa_harness.core.diagnosis.rules.threads import livelock, open_thread_wait, pool_worker_lost, thread_died
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.verdict.verdict import still_moving
 
 Rule = Callable[[Case], "Finding | None"]
 

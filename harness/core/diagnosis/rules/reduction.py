@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.diagnosis.case import Case, at, finding
-from harness.core.diagnosis.entries import entered_place, flight_proof, parted
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.divergence.divergence import Divergence, Entry, Kind
-from harness.core.evidence.evidence import Board
-from harness.core.report import Finding
+from nsa_harness.core.diagnosis.case import Case, at, finding
+from nsa_harness.core.diagnosis.entries import entered_place, flight_proof, parted
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind
+from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.report import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

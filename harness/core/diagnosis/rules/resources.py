@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from harness.core.diagnosis.case import (
+from nsa_harness.core.diagnosis.case import (
     Case,
     at,
     dump_proof,
@@ -18,14 +18,14 @@ from harness.core.diagnosis.case import (
     shorten,
     wait_place,
 )
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.rules.threads import line_behind
-from harness.core.evidence.evidence import Raised
-from harness.core.evidence.host import killed_pids
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import Finding
-from harness.core.verdict.verdict import Failure, FailureKind, ending
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.rules.threads import line_behind
+from nsa_harness.core.evidence.evidence import Raised
+from nsa_harness.core.evidence.host import killed_pids
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, ending
 
 # What allocators say on the host: torch's own, the C library's errno 12, and workers that found /dev/shm full.
 _HOST_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc")

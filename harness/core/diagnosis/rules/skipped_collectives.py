@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from harness.core.diagnosis.case import Case, at, finding, hung_roots, ledger_proof, shorten
-from harness.core.diagnosis.entries import (
+from nsa_harness.core.diagnosis.case import Case, at, finding, hung_roots, ledger_proof, shorten
+from nsa_harness.core.diagnosis.entries import (
     added_between_steps,
     apart,
     between_steps,
@@ -24,14 +24,14 @@ from harness.core.diagnosis.entries import (
     shown_later,
     undecided,
 )
-from harness.core.diagnosis.naming import ranks_text
-from harness.core.diagnosis.progress import late_for, left_before_it
-from harness.core.divergence.divergence import Divergence, Kind
-from harness.core.divergence.ledger import Skipped, StepDifference
-from harness.core.divergence.pace import GivenUp, repeated
-from harness.core.evidence.evidence import Board, Call, Ending
-from harness.core.report import Finding
-from harness.core.verdict.wait import GROUP_KINDS, WaitKind
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.progress import late_for, left_before_it
+from nsa_harness.core.divergence.divergence import Divergence, Kind
+from nsa_harness.core.divergence.ledger import Skipped, StepDifference
+from nsa_harness.core.divergence.pace import GivenUp, repeated
+from nsa_harness.core.evidence.evidence import Board, Call, Ending
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.wait import GROUP_KINDS, WaitKind
 
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 

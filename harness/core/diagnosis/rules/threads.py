@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.diagnosis.case import (
+from nsa_harness.core.diagnosis.case import (
     Case,
     at,
     dump_proof,
@@ -16,13 +16,13 @@ from harness.core.diagnosis.case import (
     shorten,
     wait_place,
 )
-from harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
-from harness.core.evidence.stacks import user_frame
-from harness.core.place import Place
-from harness.core.report import Finding, HangKind
-from harness.core.verdict.host_waits import is_poller
-from harness.core.verdict.motion import rank_stack
-from harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.place import Place
+from nsa_harness.core.report import Finding, HangKind
+from nsa_harness.core.verdict.host_waits import is_poller
+from nsa_harness.core.verdict.motion import rank_stack
+from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 # Where a thread waits for the end of another one, or for what another one computes.
 _JOINS = (
