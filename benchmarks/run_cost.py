@@ -116,8 +116,8 @@ def inside(pairs: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from nsa.config import SHAPES
-    from nsa.memory import peak_rss_bytes
     from nsa.model import TinyLM
+    from nsa.telemetry import peak_rss_bytes
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

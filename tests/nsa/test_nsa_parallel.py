@@ -18,10 +18,10 @@ from wrapped_gradients import WAYS
 
 from nsa.config import CI, Attention, Branch
 from nsa.model import Recompute, StockBlock, TinyLM
-from nsa.ops import topk
+from nsa.observe import ViewGradientTrace
+from nsa.ops.selection import RANKERS
 from nsa.parallelize import checkpoint_layers, compile_layers
 from nsa.telemetry import Telemetry
-from nsa.traces import ViewGradientTrace
 from nsa.world import World
 
 LINES = "[GRAD-TRACE] after_backward_step"
@@ -217,8 +217,8 @@ def test_compiled_layers_choose_once_when_they_run_again(monkeypatch: pytest.Mon
     model = TinyLM.from_config(replace(CI, layers=1))
     checkpoint_layers(model, {0}, Recompute.NON_REENTRANT)
     compile_layers(model, backend="aot_eager")
-    made, choose = [], topk.RANKERS["tiles"]
-    monkeypatch.setitem(topk.RANKERS, "tiles", lambda *arguments: made.append(1) or choose(*arguments))
+    made, by_tiles = [], RANKERS["tiles"]
+    monkeypatch.setitem(RANKERS, "tiles", lambda *arguments: made.append(1) or by_tiles(*arguments))
     gradients(model, torch.randint(256, (1, 64)))
     assert len(made) == 1
 

@@ -17,12 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from nsa.config import Attention, Implementation, NSAConfig
 from nsa.model import TinyLM
+from nsa.ops.attend import CompletedBlocks, selected_attention
 from nsa.ops.blockwise import blockwise
-from nsa.ops.fused import importance, launch, mix, selected, spanned, spans
+from nsa.ops.fused import importance, launch, mix, selected, spanned
 from nsa.ops.kernels import EagerKernel
-from nsa.ops.patterns import CompletedBlocks
-from nsa.ops.selected import selected_attention
-from nsa.ops.topk import Selection
+from nsa.ops.selection import Selection
 from nsa.ops.whole import KeysAndValues, sparse_attention
 
 TOLERANCE = 1e-10
@@ -49,7 +48,7 @@ def by_kernel(tokens: int, select_len: int, scale: float) -> Operation:
 
 
 def by_spans(tokens: int, window: int, scale: float) -> Operation:
-    seen = spans.of_last_tokens(tokens, window, None, torch.device("cpu"))
+    seen = spanned.spans_of_last_tokens(tokens, window, None, torch.device("cpu"))
     return lambda q, k, v: spanned.spanned_attention(q, k, v, seen, scale)[0]
 
 
@@ -145,20 +144,22 @@ class Planned:
         blocks = CompletedBlocks(6, 3).count(tokens)
         q = torch.empty(1, heads, tokens, 16, **numbers)
         outputs = [
-            self._spanned(q, blocks, groups, values, spans.of_completed_blocks(tokens, blocks, 6, 3, starts, META)),
-            self._spanned(q, tokens, groups, values, spans.of_last_tokens(tokens, 7, starts, META)),
+            self._spanned(
+                q, blocks, groups, values, spanned.spans_of_completed_blocks(tokens, blocks, 6, 3, starts, META)
+            ),
+            self._spanned(q, tokens, groups, values, spanned.spans_of_last_tokens(tokens, 7, starts, META)),
             self._selected(q, groups, values, starts),
         ]
         keys = torch.empty(1, groups, blocks, 16, **numbers)
         lse = torch.empty(1, heads, tokens, device=META)
         selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.25)
-        importance.chosen_blocks(q.half(), keys.half(), lse, selection, starts=starts)
+        importance.select_by_importance(q.half(), keys.half(), lse, selection, starts=starts)
         gates = torch.empty(3, 1, heads, tokens, **numbers)
         mixed = mix._mix._init_fn(outputs, gates)
         mix._mix_backward._init_fn(mixed, outputs, gates)
         return list(self.grids)
 
-    def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spans.Spans) -> Tensor:
+    def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spanned.Spans) -> Tensor:
         k, v = (q.new_empty(1, groups, keys, width) for width in (q.shape[3], values))
         output, lse = spanned._spanned._init_fn(q, k, v, *seen.tensors(), 0.25)
         spanned._spanned_backward._init_fn(output, q, k, v, *seen.tensors(), output, lse, 0.25)

@@ -11,8 +11,7 @@ import pytest
 from conftest import ROOT
 
 from nsa.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
-from nsa.settings import Settings, SettingsError, read_settings
-from nsa.values import Data, Phase, Wrapper
+from nsa.settings import Data, Phase, Settings, SettingsError, Wrapper, read_settings
 
 
 def read(*arguments: str, **environment: str) -> Settings:

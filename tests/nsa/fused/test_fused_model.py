@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from nsa.config import Branch, Compression, Implementation, NSAConfig
 from nsa.model import Recompute, TinyLM
-from nsa.ops.dispatch import MissingImplementationError, choose
+from nsa.ops.dispatch import MissingImplementationError, implementation_for
 from nsa.ops.fused import launch, tuning
 from nsa.ops.fused.launch import Tile
 from nsa.ops.packed import compressed_starts
-from nsa.ops.topk import Selection
+from nsa.ops.selection import Selection
 from nsa.ops.whole import KeysAndValues, sparse_attention
 from nsa.parallelize import checkpoint_layers, compile_layers
 from nsa.warmup import uses_fused_kernels, warm_up
@@ -227,9 +227,9 @@ def test_who_ran_is_counted_for_every_part(small: NSAConfig) -> None:
     }
     assert {name.rsplit(".", 1)[-1] for name in counted} == {"cmp", "sel", "chooser", "win", "gate_mlp"}
     for runs in counted.values():
-        assert [(choice.name, choice.reason, count) for choice, count in runs.items()] == [("triton", "asked for", 1)]
+        assert [(used.name, used.reason, count) for used, count in runs.items()] == [("triton", "asked for", 1)]
 
 
 def test_the_interpreter_is_never_chosen_for_anyone() -> None:
     q = torch.randn(1, 2, 5, 4)
-    assert choose(Implementation.AUTO, q, q, q)[1].name == "fused_cpu"
+    assert implementation_for(Implementation.AUTO, q, q, q)[1].name == "fused_cpu"

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa import reference
+from nsa.ops.attend import selected_attention
 from nsa.ops.fused import selected as fused
 from nsa.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa.ops.fused.lists import EMPTY
 from nsa.ops.fused.selected import selected
 from nsa.ops.fused.tuning import Situation
 from nsa.ops.kernels import EagerKernel
-from nsa.ops.selected import selected_attention
 
 TOLERANCE = 1e-10
 ALL = {"selected_forward", "selected_backward_queries", "selected_backward_keys", "selected_backward_sum"}
