@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,36 @@ def test_kernels_know_one_axis_and_no_atomic_operation(module: Path) -> None:
         name = ast.unparse(call.func)
         assert "atomic" not in name, f"line {call.lineno}"
         assert name not in ("tl.program_id", "tl.num_programs") or ast.unparse(call.args[0]) == "0"
+
+
+def launched_kernels() -> Iterator[ast.FunctionDef]:
+    for path in sorted(FUSED.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch"]
+        names = {ast.unparse(call.args[0]) for call in calls}
+        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names)
+
+
+SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups "
+CONSTANTS = (
+    " SCALE EXPONENT EXACT HEADS HEADS_PADDED D D_PADDED E E_PADDED ACC "
+    "BLOCK_LEN BLOCK_STRIDE SELECT_LEN PLACES LOG_PLACES TAPS BRANCHES QUERIES LOG_CHUNK ROWS KEYS "
+)
+
+
+@pytest.mark.parametrize("kernel", [*launched_kernels()], ids=lambda kernel: kernel.name)
+def test_kernels_take_the_same_things_by_the_same_names_in_the_same_order(kernel: ast.FunctionDef) -> None:
+    names = [argument.arg for argument in kernel.args.args]
+    tensors = list(takewhile(lambda name: name[:2] in ("p_", "s_"), names))
+    constants = [argument.arg for argument in kernel.args.args if argument.annotation]
+    sizes = names[len(tensors) : len(names) - len(constants)]
+    # A stride stands behind its own tensor; tensors without strides come last.
+    assert re.fullmatch(r"(p_(\w+)( s_\2[a-z])+ )*(p_\w+ )*", " ".join([*tensors, ""]))
+    assert sizes == sorted(sizes, key=lambda name: SIZES.index(f" {name} "))
+    assert constants == sorted(constants, key=lambda name: CONSTANTS.index(f" {name} "))
+    assert tensors
+    assert sizes
+    assert names == [*tensors, *sizes, *constants]
 
 
 @pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER, Implementation.TRITON])

@@ -5,8 +5,8 @@ that multiplication costs accuracy where logits are large, so there (`EXACT`) ev
 
 All kernels speak one dialect. `i_` is an index of the program, `p_` a pointer, `s_kb` the stride of `p_k` along B, `b_`
 a tile, `o_` offsets, `m_` a mask; `do` is the gradient of `o`. Arguments come in this order: tensors with their
-strides, dense tensors, sizes (groups, tokens, keys or blocks, then tiles and parts), the constants of launch.constants
-in its order, and those of the tile. A constant that is padded to a power of two ends in _PADDED.
+strides, dense tensors, sizes (of dimensions, then of what they are cut into), the constants of launch.constants
+in its order, lengths, and the sizes of the tile. A constant that is padded to a power of two ends in _PADDED.
 """
 
 from __future__ import annotations

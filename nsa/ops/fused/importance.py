@@ -117,14 +117,14 @@ def _launch(
 def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
     """The constants of this kernel alone."""
     return {
-        "QUERIES": queries,
         "BLOCK_LEN": selection.block_len,
         "BLOCK_STRIDE": selection.block_stride,
         "SELECT_LEN": selection.select_len,
         "PLACES": selection.select_count,
         "LOG_PLACES": _log2_padded(selection.select_count),
-        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
         "TAPS": taps(selection),
+        "QUERIES": queries,
+        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
     }
 
 
@@ -164,9 +164,8 @@ def ranked_blocks(
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr,
-    ACC: tl.constexpr, QUERIES: tl.constexpr,
-    BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
-    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, LOG_CHUNK: tl.constexpr, TAPS: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES

@@ -112,11 +112,11 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
     rows = max(1, ELEMENTS // padded(width))
     programs = batch * -(-tokens * heads // rows)
     return programs, {
-        "BRANCHES": len(outputs),
         "HEADS": heads,
         "E": width,
         "E_PADDED": padded(width),
         "ACC": accumulator(torch.promote_types(outputs[0].dtype, gates_cBHT.dtype)),
+        "BRANCHES": len(outputs),
         "ROWS": rows,
     }
 
@@ -134,9 +134,8 @@ def mix_forward(
     p_g, s_gc, s_gb, s_gh, s_gt,
     p_y,
     tokens,
-    BRANCHES: tl.constexpr, HEADS: tl.constexpr,
-    E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
@@ -165,9 +164,8 @@ def mix_backward(
     p_dy, s_dyb, s_dyt, s_dyh,
     p_do1, p_do2, p_do3, p_dg,
     batch, tokens,
-    BRANCHES: tl.constexpr, HEADS: tl.constexpr,
-    E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     i_b, _, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]

@@ -224,11 +224,11 @@ def selected_forward(
     p_v, s_vb, s_vg, s_vt,
     p_o, s_ob, s_oh, s_ot,
     p_lse, p_first, p_members, p_count,
-    groups, tokens, tiles, places,
+    groups, tokens, places, tiles,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     # One group's tiles follow each other: its keys and values stay in the cache.
     i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
@@ -264,11 +264,11 @@ def selected_backward_queries(
     p_o, s_ob, s_oh, s_ot,
     p_dq, s_dqb, s_dqh, s_dqt,
     p_lse, p_delta, p_first, p_members, p_count,
-    groups, tokens, tiles, places,
+    groups, tokens, places, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """The same walk: gradient of the queries, and delta = sum(o * do), which the other kernel needs as well."""
     i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
@@ -309,7 +309,7 @@ def selected_backward_keys(
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
@@ -442,7 +442,7 @@ def _walk(union: lists.Unions, k_BGTD: Tensor) -> tuple[Any, ...]:
     """A union as arguments, with the numbers that say where each tile's part of it lies."""
     groups, tokens = k_BGTD.shape[1:3]
     tiles, places = union.first_NxU.shape[1:]
-    return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, tiles, places
+    return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, places, tiles
 
 
 def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -204,7 +204,7 @@ class TestTheWarmUp:
     ) -> None:
         tensor = torch.empty(1, 1, 1, 1)
         measured = replace(tuning.Situation.of("any", tensor, tensor, tensor), device="a GPU")
-        monkeypatch.setitem(tuning._chosen, measured, Tile(rows=16, keys=16))
+        monkeypatch.setitem(tuning._tiles, measured, Tile(rows=16, keys=16))
         config = replace(small, branches=(Branch.WIN,))
         kept, blocked = tmp_path / "new" / "tuning.json", tmp_path / "file" / "tuning.json"
         (tmp_path / "file").write_text("")
