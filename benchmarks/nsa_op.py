@@ -38,8 +38,8 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_op_told import plot, table  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
 from nsa_harness.nsa.config import Implementation  # noqa: E402
-from nsa_harness.nsa.ops.dispatch import choose, choose_selected  # noqa: E402
-from nsa_harness.nsa.ops.topk import Selection  # noqa: E402
+from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
+from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]
@@ -90,15 +90,17 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
     """The whole operation, then each part by itself on the whole one's own intermediate results."""
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
-    backend, choice = choose(Implementation.AUTO, inputs.q, *branches.selected)
-    reader, _ = choose_selected(Implementation.AUTO, inputs.q, *branches.selected, shape.select_count, shape.select_len)
+    backend, used = implementation_for(Implementation.AUTO, inputs.q, *branches.selected)
+    reader, _ = implementation_of_selected(
+        Implementation.AUTO, inputs.q, *branches.selected, shape.select_count, shape.select_len
+    )
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     scale = selection.scale
     with torch.no_grad():
         output, lse = backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)
-        indices = backend.chosen(inputs.q, branches.compressed[0], lse, selection)
+        indices = backend.select(inputs.q, branches.compressed[0], lse, selection)
     yield "nsa.compressed", lambda: backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)[0]
-    yield "nsa.importance", lambda: backend.chosen(inputs.q, branches.compressed[0], lse, selection)
+    yield "nsa.importance", lambda: backend.select(inputs.q, branches.compressed[0], lse, selection)
     yield (
         "nsa.selected",
         lambda: reader.selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[0],
@@ -106,7 +108,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
     yield "nsa.sliding", lambda: backend.sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0]
     leaves = [output.detach().clone().requires_grad_() for _ in range(3)]
     yield "nsa.mix", lambda: backend.mixed(leaves, inputs.gates)
-    print(f"nsa runs by {choice.name}: {choice.reason}", file=sys.stderr)
+    print(f"nsa runs by {used.name}: {used.reason}", file=sys.stderr)
 
 
 def dense(inputs: Inputs) -> Iterator[tuple[str, Forward | str]]:
@@ -248,7 +250,7 @@ def _tuned(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with importlib.import_module("nsa.ops.fused.tuning").measuring():
+    with importlib.import_module("nsa_harness.nsa.ops.fused.tuning").measuring():
         yield
 
 

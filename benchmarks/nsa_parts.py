@@ -15,12 +15,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_harness.nsa.attention import GateMLP, NSAttention, VanillaAttention, rotate_blocks, split_heads
+from nsa_harness.nsa.attention import (
+    GateMLP,
+    NSAttention,
+    VanillaAttention,
+    rotary_frequencies,
+    rotary_turns,
+    rotate,
+    rotate_blocks,
+    split_heads,
+)
 from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
 from nsa_harness.nsa.model import Block
-from nsa_harness.nsa.ops.dispatch import choose, choose_selected
-from nsa_harness.nsa.ops.topk import Selection
-from nsa_harness.nsa.rope import frequencies, rotate, turns
+from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_selected
+from nsa_harness.nsa.ops.selection import Selection
 
 Run = Callable[..., Tensor]
 # Of the head: so many tokens at a time, as the whole step does it.
@@ -56,7 +64,7 @@ def _shared(config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
 
 def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     assert isinstance(layer, VanillaAttention)
-    angles = turns(frequencies(config.d_k), config.seq_len)
+    angles = rotary_turns(rotary_frequencies(config.d_k), config.seq_len)
     q, k, v = _operands(config)
 
     def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -71,7 +79,7 @@ def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dic
 
 def _nsa(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     assert isinstance(layer, NSAttention)
-    angles = turns(frequencies(config.d_k), config.seq_len)
+    angles = rotary_turns(rotary_frequencies(config.d_k), config.seq_len)
     turned = [layer.q_proj, layer.sel.k_proj, layer.win.k_proj]
     straight = [layer.cmp.k_proj, layer.cmp.v_proj, layer.sel.v_proj, layer.win.v_proj, layer.out_proj]
     q, k, v = _operands(config)
@@ -93,21 +101,21 @@ def _branches(
     config: NSAConfig, dense: list[Tensor], blocks: list[Tensor], repeats: int
 ) -> dict[str, dict[str, float]]:
     q, k, v = dense
-    backend, _ = choose(Implementation.AUTO, q, k, v)
+    backend, _ = implementation_for(Implementation.AUTO, q, k, v)
     block = {"block_len": config.block_len, "block_stride": config.block_stride}
     selection = Selection(**block, select_len=config.select_len, select_count=config.select_count, scale=config.scale)
     with torch.no_grad():
         _, lse = backend.compressed(q, *blocks, **block, scale=config.scale)
-        indices = backend.chosen(q, blocks[0], lse, selection)
+        indices = backend.select(q, blocks[0], lse, selection)
 
-    def chosen(q: Tensor) -> Tensor:
-        return backend.chosen(q.detach(), blocks[0].detach(), lse, selection)
+    def selected_blocks(q: Tensor) -> Tensor:
+        return backend.select(q.detach(), blocks[0].detach(), lse, selection)
 
     def compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return backend.compressed(q, k, v, **block, scale=config.scale)[0]
 
     def selected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        reader, _ = choose_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
+        reader, _ = implementation_of_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
         return reader.selected(q, k, v, indices, select_len=config.select_len, scale=config.scale)[0]
 
     def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -115,7 +123,7 @@ def _branches(
 
     return {
         "cmp": _timed(compressed, [q, *blocks], repeats),
-        "choose": _timed(chosen, [q], repeats),
+        "choose": _timed(selected_blocks, [q], repeats),
         "sel": _timed(selected, dense, repeats),
         "win": _timed(sliding, dense, repeats),
     }
@@ -123,7 +131,7 @@ def _branches(
 
 def _mixing(gate: GateMLP) -> Run:
     def mixed(x: Tensor, *outputs: Tensor) -> Tensor:
-        backend, _ = choose(Implementation.AUTO, outputs[0], outputs[0], outputs[0])
+        backend, _ = implementation_for(Implementation.AUTO, outputs[0], outputs[0], outputs[0])
         return backend.mixed(list(outputs), gate(x).squeeze(-1)).flatten(2)
 
     return mixed

@@ -116,8 +116,8 @@ def inside(pairs: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from nsa_harness.nsa.config import SHAPES
-    from nsa_harness.nsa.memory import peak_rss_bytes
     from nsa_harness.nsa.model import TinyLM
+    from nsa_harness.nsa.telemetry import peak_rss_bytes
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

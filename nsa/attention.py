@@ -1,7 +1,7 @@
 """Native sparse attention as a layer: three branches with their own keys and values, and the gate that mixes them.
 
 Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compressed blocks, D key, E value, n places.
-`turns` is what nsa/rope.py rotates by.
+`turns` are the cosines and sines that `rotate` takes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa.ops.dispatch import Choice, choose, choose_around, choose_selected, choose_sliding
-from nsa.ops.topk import Selection
-from nsa.rope import rotate
+from .config import Branch, Compression, Implementation, NSAConfig
+from .ops.dispatch import (
+    UsedImplementation,
+    implementation_around,
+    implementation_for,
+    implementation_of_selected,
+    implementation_of_sliding,
+)
+from .ops.selection import Selection
 
 
 class NSAttention(nn.Module):
@@ -51,8 +56,8 @@ class NSAttention(nn.Module):
     def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
         """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
         gates = self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM)  # [branches, B, H, T, 1]
-        backend, choice = choose_around(self.implementation, outputs[0], outputs[0], outputs[0])
-        count(self.gate_mlp.runs, choice)
+        backend, used = implementation_around(self.implementation, outputs[0], outputs[0], outputs[0])
+        count(self.gate_mlp.runs, used)
         return self.out_proj(backend.mixed(outputs, gates.squeeze(-1)).flatten(2))
 
 
@@ -63,7 +68,7 @@ class GateMLP(nn.Linear):
         hidden = max(16, config.dim // 8)
         super().__init__(hidden, len(config.branches) * config.heads)
         self.heads = config.heads
-        self.runs: Counter[Choice] = Counter()
+        self.runs: Counter[UsedImplementation] = Counter()
         self.hidden = nn.Linear(config.dim, hidden)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
@@ -98,7 +103,7 @@ class CompressedBranch(nn.Module):
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
-        self.runs: Counter[Choice] = Counter()
+        self.runs: Counter[UsedImplementation] = Counter()
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
         self.k_blocks = BlockCompression(config, config.d_k)
@@ -109,20 +114,20 @@ class CompressedBranch(nn.Module):
         config = self.config
         k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), turns, config)
         v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups))
-        backend, choice = choose(self.implementation, q_BHTD, k_BGSD, v_BGSE)
-        count(self.runs, choice)
+        backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
+        count(self.runs, used)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
         output, lse_BHT = backend.compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale)
         return output, (k_BGSD, lse_BHT)
 
 
-class BlockChooser(nn.Module):
-    """A module without parameters, so that what was chosen can be seen from outside through a forward hook."""
+class BlockSelector(nn.Module):
+    """A module without parameters, so that what it selected can be seen from outside through a forward hook."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.implementation = implementation
-        self.runs: Counter[Choice] = Counter()
+        self.runs: Counter[UsedImplementation] = Counter()
         self.selection = Selection(
             block_len=config.block_len,
             block_stride=config.block_stride,
@@ -133,19 +138,19 @@ class BlockChooser(nn.Module):
 
     def forward(self, q_BHTD: Tensor, keys_BGSD: Tensor, lse_BHT: Tensor | None, memo_number: Tensor | None) -> Tensor:
         """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
-        backend, choice = choose_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
-        count(self.runs, choice)
-        return backend.chosen(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number)
+        backend, used = implementation_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
+        count(self.runs, used)
+        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number)
 
 
 class SelectedBranch(nn.Module):
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
-        self.runs: Counter[Choice] = Counter()
+        self.runs: Counter[UsedImplementation] = Counter()
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
-        self.chooser = BlockChooser(config, implementation)
+        self.chooser = BlockSelector(config, implementation)
 
     def forward(
         self,
@@ -160,7 +165,7 @@ class SelectedBranch(nn.Module):
         k_BGTD = split_heads(self.k_proj(x_BTM), config.groups)
         v_BGTE = split_heads(self.v_proj(x_BTM), config.groups)
         if scorer is None:
-            # Nothing would train a scorer of its own: the choice has no gradient.
+            # Nothing would train a scorer of its own: a selection has no gradient.
             means = blocks_of(k_BGTD, config.block_len, config.block_stride).mean(3)
             indices = self.chooser(q_BHTD.detach(), rotate_blocks(means, turns, config).detach(), None, memo_number)
         else:
@@ -168,8 +173,8 @@ class SelectedBranch(nn.Module):
             indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number)
         k_BGTD = rotate(k_BGTD, turns)
         places, select_len = config.select_count, config.select_len
-        backend, choice = choose_selected(self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len)
-        count(self.runs, choice)
+        backend, used = implementation_of_selected(self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len)
+        count(self.runs, used)
         output, _ = backend.selected(q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len, scale=config.scale)
         return output
 
@@ -178,23 +183,23 @@ class SlidingBranch(nn.Module):
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
-        self.runs: Counter[Choice] = Counter()
+        self.runs: Counter[UsedImplementation] = Counter()
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
 
     def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> Tensor:
         k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
-        backend, choice = choose_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
-        count(self.runs, choice)
+        backend, used = implementation_of_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
+        count(self.runs, used)
         output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=self.config.window, scale=self.config.scale)
         return output
 
 
-def count(runs: Counter[Choice], choice: Choice) -> None:
+def count(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
     """Compiled code is not counted: it would be traced once and run many times."""
     if not torch.compiler.is_compiling():
-        runs[choice] += 1
+        runs[used] += 1
 
 
 class VanillaAttention(nn.Module):
@@ -231,3 +236,27 @@ def blocks_of(x_BGTD: Tensor, length: int, stride: int) -> Tensor:
 def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig) -> Tensor:
     """A compressed key stands at the position of its block's last token, the first from which it is seen."""
     return rotate(k_BGSD, turns[:, config.block_len - 1 :: config.block_stride])
+
+
+ROTARY_BASE = 10000.0
+
+
+def rotary_frequencies(width: int) -> Tensor:
+    """Angle per token of each pair of dimensions, [D/2]."""
+    return torch.as_tensor(
+        ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), dtype=torch.float32
+    )
+
+
+def rotary_turns(frequencies: Tensor, tokens: int) -> Tensor:
+    """Cosine and sine, [2, T, D/2], of the angles of the positions 0 to T - 1."""
+    positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
+    angles = positions[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:
+    """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
+    cosine, sine = turns_2Tp.to(x_BHTD.dtype)
+    first, second = x_BHTD.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

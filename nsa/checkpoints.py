@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa.config import Attention, Compression, NSAConfig
-from nsa.values import branches
-from nsa.world import CannotRunError, World
+from .config import Attention, Compression, NSAConfig
+from .settings import branches
+from .world import CannotRunError, World
 
 # What a run may change and still use the weights.
 _IGNORED = ("name", "seq_len", "dtype", "batch", "checkpointed", "stop_gradient_gates")

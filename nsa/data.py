@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsa.config import NSAConfig
-from nsa.values import Data
-from nsa.world import CannotRunError
+from .config import NSAConfig
+from .settings import Data
+from .world import CannotRunError
 
 # Weights and data draw from different streams of one seed.
 _DATA_STREAM = 1_000_003
@@ -53,4 +53,4 @@ def _bytes_of(source: Data | Path, model: NSAConfig) -> Tensor:
 
 def shipped_text() -> bytes:
     """The text that comes with the package."""
-    return resources.files("nsa").joinpath("texts", "village.txt").read_bytes()
+    return resources.files(__package__).joinpath("texts", "village.txt").read_bytes()

@@ -1,36 +1,152 @@
 """Decoding with a cache: a few new tokens at a time, with the logits that the parallel forward gives at their places.
 
 A token that is read alone cannot see a later one, whatever its masks say: the cache does not hold any. So decoding is
-also the leak test of the parallel forward.
+also the leak test of the parallel forward. Per layer and branch the cache keeps no more than later tokens look at.
 
 Dimensions: B batch, C new tokens, T tokens so far, M model width, H query heads, G groups, h heads of a group,
-S compressed blocks, b selection blocks, n places, s gathered tokens, D key, E value width.
+S compressed blocks, b selection blocks, n places, s gathered tokens, D key, E value width,
+p pairs of a rotary position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsa.attention import (
+from .attention import (
     CompressedBranch,
     NSAttention,
     SelectedBranch,
     SlidingBranch,
     VanillaAttention,
     blocks_of,
+    rotary_turns,
+    rotate,
     split_heads,
 )
-from nsa.cache import Cache, NSAMemory, VanillaMemory
-from nsa.config import Attention, Branch, NSAConfig
-from nsa.model import TinyLM
-from nsa.ops.kernels import EagerKernel
-from nsa.ops.tiles import compute_dtype, tiles
-from nsa.ops.topk import EMPTY, Selection, overlap_weights
-from nsa.rope import rotate
+from .config import Attention, Branch, NSAConfig
+from .model import TinyLM
+from .ops.kernels import EagerKernel, compute_dtype, tiles
+from .ops.selection import EMPTY, Selection, best_blocks
+from .world import CannotRunError
+
+FIRST_CAPACITY = 64
+
+
+class Rows:
+    """Vectors [B, G, count, D] that only become more. Full storage doubles, so each is copied O(1) times."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._storage: Tensor | None = None  # None: nothing was added yet, so dtype and device are not known
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self._storage is None else self._storage.shape[2]
+
+    def add(self, fresh_BGCD: Tensor) -> None:
+        end = self.count + fresh_BGCD.shape[2]
+        if self._storage is None or end > self.capacity:
+            self._storage = self._grown(fresh_BGCD, end)
+        self._storage[:, :, self.count : end] = fresh_BGCD
+        self.count = end
+
+    def all(self) -> Tensor:
+        """A view of what was added; copies nothing."""
+        assert self._storage is not None, "something is added before anything is read"
+        return self._storage[:, :, : self.count]
+
+    def _grown(self, like: Tensor, end: int) -> Tensor:
+        batch, groups, _, width = like.shape
+        storage = like.new_empty(batch, groups, _capacity(end), width)
+        if self._storage is not None:
+            storage[:, :, : self.count] = self.all()
+        return storage
+
+
+class Tail:
+    """The newest vectors, as many as later tokens need: constant memory."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None  # [B, G, r, D]; None: nothing was added yet
+
+    def joined(self, fresh_BGCD: Tensor) -> Tensor:
+        """What is kept, and the new ones behind it."""
+        return fresh_BGCD if self.kept is None else torch.cat((self.kept, fresh_BGCD), 2)
+
+    def keep(self, joined_BGCD: Tensor, start: int) -> None:
+        """Keep these from `start` on. A copy: a view would hold the memory of a whole prompt."""
+        self.kept = joined_BGCD[:, :, start:].clone()
+
+
+class BlockRows:
+    """A vector for each complete block of l tokens, and the tokens from where the next block begins: at most l - 1."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        self.length, self.stride = config.block_len, config.block_stride
+        self.done, self.pending = Rows(), Tail()
+
+    def add(self, fresh_BGCD: Tensor, compress: Callable[[Tensor], Tensor], turns_2Tp: Tensor | None = None) -> None:
+        """Take C tokens and `compress` the blocks they complete; with `turns`, rotate those to their last tokens."""
+        joined = self.pending.joined(fresh_BGCD)
+        blocks_BGSD = compress(joined)
+        if turns_2Tp is not None:
+            first_end = self.done.count * self.stride + self.length - 1
+            blocks_BGSD = rotate(blocks_BGSD, turns_2Tp[:, first_end :: self.stride][:, : blocks_BGSD.shape[2]])
+        self.done.add(blocks_BGSD)
+        self.pending.keep(joined, blocks_BGSD.shape[2] * self.stride)
+
+
+class NSAMemory:
+    """Of one layer. A branch that the layer does not have leaves its part empty."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        self.cmp_k, self.cmp_v = BlockRows(config), BlockRows(config)
+        self.sel_k, self.sel_v = Rows(), Rows()
+        self.means = BlockRows(config)  # of the selected branch's own keys: they rank its blocks where cmp is absent
+        self.win_k, self.win_v = Tail(), Tail()
+
+
+class VanillaMemory:
+    """Of one layer of the dense control: every key and value."""
+
+    def __init__(self) -> None:
+        self.k, self.v = Rows(), Rows()
+
+
+class Cache:
+    """Of a model: one memory per layer, and the rotary positions up to here. Belongs to the sequences of one batch."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        """Raises CannotRunError for attention stock."""
+        self.memories = [_memory(config) for _ in range(config.layers)]
+        self.tokens = 0
+        self.batch: int | None = None  # None: no token was read yet
+        self._turns: Tensor | None = None
+
+    def turns(self, frequencies: Tensor, end: int) -> Tensor:
+        """Cosine and sine, [2, at least `end`, p], as the parallel forward has them."""
+        if self._turns is None or end > self._turns.shape[1]:
+            self._turns = rotary_turns(frequencies, _capacity(end))
+        return self._turns
+
+
+def _memory(config: NSAConfig) -> NSAMemory | VanillaMemory:
+    if config.attention is Attention.STOCK:
+        raise CannotRunError(
+            f"shape {config.name}: attention stock is torch's own layer, which gives no keys to decode from; "
+            "use attention nsa or vanilla"
+        )
+    return VanillaMemory() if config.attention is Attention.VANILLA else NSAMemory(config)
+
+
+def _capacity(end: int) -> int:
+    return max(FIRST_CAPACITY, 1 << (end - 1).bit_length())
+
 
 # Tokens of a chunk that are worked on at once; more of them gain nothing.
 LONGEST_PIECE = 512
@@ -194,7 +310,8 @@ def _remember_window(branch: SlidingBranch, x_BCM: Tensor, memory: NSAMemory, sp
 
 def _compressed(config: NSAConfig, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> Tensor:
     k_BGSD, v_BGSE = memory.cmp_k.done.all(), memory.cmp_v.done.all()
-    seen_CS = _last_tokens(k_BGSD.shape[2], config, span) <= span.positions[:, None]
+    last_tokens = torch.arange(k_BGSD.shape[2], device=k_BGSD.device) * config.block_stride + config.block_len - 1
+    seen_CS = last_tokens <= span.positions[:, None]
     return _attention(_by_group(q_BHCD, k_BGSD), k_BGSD, v_BGSE, seen_CS, config.scale).flatten(1, 2)
 
 
@@ -210,7 +327,7 @@ def _selected(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span)
     """Each query gathers the tokens of its blocks: no other key is read."""
     config = layer.config
     scorer = memory.cmp_k if Branch.CMP in config.branches else memory.means
-    indices_BGCn = chosen(q_BHCD, scorer.done.all(), layer.sel.chooser.selection, span)
+    indices_BGCn = selected_blocks(q_BHCD, scorer.done.all(), layer.sel.chooser.selection, span.first)
     k_BGTD, v_BGTE = memory.sel_k.all(), memory.sel_v.all()
     inside = torch.arange(config.select_len, device=q_BHCD.device)
     tokens_BGCs = (indices_BGCn.unsqueeze(-1) * config.select_len + inside).flatten(3)
@@ -227,31 +344,10 @@ def _selected(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span)
     return output.squeeze(3).unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
 
 
-def chosen(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, span: Span) -> Tensor:
-    """Indices [B, G, C, at most n] of the chosen blocks: those and in that order of `nsa.ops.topk.choose_blocks`."""
-    importance_BGCb = _importance(q_BHCD, keys_BGSD, selection, span)
-    current = span.positions[:, None] // selection.select_len
-    block = torch.arange(importance_BGCb.shape[-1], device=q_BHCD.device)
-    forced = (block == 0) | (block == current) | (block == current - 1)
-    ranked = importance_BGCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)
-    score, order = torch.sort(ranked, dim=-1, descending=True, stable=True)  # ties to the lower index
-    return order.masked_fill(score == -torch.inf, EMPTY)[..., : selection.select_count]
-
-
-def _importance(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, span: Span) -> Tensor:
-    """Importance [B, G, C, b]: softmax over the blocks seen, summed over the heads, spread by shared tokens (eq. 9)."""
-    dtype, compressed = compute_dtype(q_BHCD), keys_BGSD.shape[2]
-    blocks = -(-span.end // selection.select_len)
-    if compressed == 0:
-        return q_BHCD.new_zeros(*keys_BGSD.shape[:2], q_BHCD.shape[2], blocks, dtype=dtype)
-    seen_CS = _last_tokens(compressed, selection, span) <= span.positions[:, None]
-    with torch.autocast(q_BHCD.device.type, enabled=False):
-        scores = _by_group(q_BHCD, keys_BGSD).to(dtype) @ keys_BGSD.to(dtype).transpose(2, 3).unsqueeze(2)
-    shares = torch.softmax((scores * selection.scale).masked_fill(~seen_CS, -torch.inf), -1)
-    # A token before the end of the first block has no share but NaN.
-    shares_BGCS = shares.masked_fill(~seen_CS, 0.0).sum(2)
-    overlapping, weight = overlap_weights(blocks, compressed, selection, dtype, q_BHCD.device)
-    return (shares_BGCS[..., overlapping] * weight).sum(-1)
+def selected_blocks(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, first: int) -> Tensor:
+    """Indices [B, G, C, at most n] for new tokens from the place `first` on: what the parallel forward selects."""
+    q_NhCD, k_NSD = _by_group(q_BHCD, keys_BGSD).flatten(0, 1), keys_BGSD.flatten(0, 1)
+    return best_blocks(q_NhCD, k_NSD, first, selection).unflatten(0, keys_BGSD.shape[:2])
 
 
 def _attention(q_BRhCD: Tensor, k_BRSD: Tensor, v_BRSE: Tensor, seen: Tensor, scale: float) -> Tensor:
@@ -269,9 +365,3 @@ def _attention(q_BRhCD: Tensor, k_BRSD: Tensor, v_BRSE: Tensor, seen: Tensor, sc
 
 def _by_group(q_BHCD: Tensor, keys_BGSD: Tensor) -> Tensor:
     return q_BHCD.unflatten(1, (keys_BGSD.shape[1], -1))
-
-
-def _last_tokens(compressed: int, lengths: NSAConfig | Selection, span: Span) -> Tensor:
-    """The token with which each compressed block is complete, [S]."""
-    blocks = torch.arange(compressed, device=span.turns.device)
-    return blocks * lengths.block_stride + lengths.block_len - 1

@@ -13,14 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.cache import Cache
-from nsa.checkpoints import read_weights
-from nsa.decode import next_logits
-from nsa.model import TinyLM
-from nsa.options import Option
-from nsa.settings import SettingsError
-from nsa.values import existing_file, not_negative, whole, word
-from nsa.world import CannotRunError, joined
+from .checkpoints import read_weights
+from .decode import Cache, next_logits
+from .model import TinyLM
+from .settings import Option, SettingsError, existing_file, not_negative, whole, word
+from .world import CannotRunError, joined
 
 # A token is a byte, as in nsa/data.py.
 BYTES = 256
@@ -159,7 +156,9 @@ def _read_request(arguments: Sequence[str]) -> Request:
 
 
 def _parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(prog="python -m nsa.generate", description="Go on with a text, byte by byte.")
+    result = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.generate", description="Go on with a text, byte by byte."
+    )
     result.add_argument("checkpoint", help="a checkpoint_step<k>.pt of `nsa.train --data text --checkpoint-every K`")
     for option in OPTIONS:
         result.add_argument(option.flag, default=None, help=option.about)

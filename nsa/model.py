@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsa.attention import NSAttention, VanillaAttention
-from nsa.config import Attention, Implementation, NSAConfig
-from nsa.ops.topk import SelectionMemo
-from nsa.rope import frequencies, turns
+from .attention import NSAttention, VanillaAttention, rotary_frequencies, rotary_turns
+from .config import Attention, Implementation, NSAConfig
+from .ops.selection import SelectionMemo
 
 # Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
 NORM_EPSILON = 1e-6
@@ -81,10 +80,10 @@ class TinyLM(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.head.weight = self.embed.weight
-        self.register_buffer("frequencies", frequencies(config.d_k), persistent=False)
+        self.register_buffer("frequencies", rotary_frequencies(config.d_k), persistent=False)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        turns_2Tp = turns(self.get_buffer("frequencies"), tokens_BT.shape[1])
+        turns_2Tp = rotary_turns(self.get_buffer("frequencies"), tokens_BT.shape[1])
         x_BTM = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTM = block(x_BTM, turns_2Tp)

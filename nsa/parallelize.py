@@ -1,24 +1,93 @@
-"""From a model on one device to a model on all ranks: gradient checkpointing, then compilation, then the wrapper."""
+"""From a model on one device to a model on all ranks: gradient checkpointing, then compilation, then the wrapper.
 
-from __future__ import annotations
+And what DDP does with a bucket of gradients between the ranks: its communication hooks.
+"""
 
+# No `from __future__ import annotations` here: DDP reads the annotations of a communication hook as types.
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from nsa.comm_hooks import hook_named
-from nsa.model import Recompute, TinyLM
-from nsa.settings import Settings
-from nsa.traces import BucketTrace, announce_and_reduce
-from nsa.values import SHARDED, Wrapper
-from nsa.world import CannotRunError, World
+from .model import Recompute, TinyLM
+from .observe import say
+from .settings import SHARDED, Settings, Wrapper
+from .world import CannotRunError, World
+
+# torch 2.13 renames it and warns whoever uses the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
+
+
+def hook_named(name: str, backend: str | None) -> Hook:
+    """The hook for `--comm-hook`: plain averaging, or averaging of gradients that travel as bfloat16.
+
+    torch's own bfloat16 hook sums in bfloat16, which gloo refuses to do.
+    """
+    if name == "none":
+        return allreduce_hook
+    return bf16_compress_hook if backend == "nccl" else gloo_bf16_hook
+
+
+def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average with half of the traffic: each rank sums one share of the bucket in float32 and sends it to all.
+
+    It waits for both exchanges before it returns. A second exchange started from the callback of the first would run
+    on one of gloo's threads, and no two ranks need to start theirs in the same order.
+    """
+    buffer = bucket.buffer()
+    buffer.copy_(averaged_as_bf16(buffer))
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+def averaged_as_bf16(values: Tensor) -> Tensor:
+    """The mean of a flat tensor over all ranks, rounded to bfloat16 on each of its two ways.
+
+    gloo knows no bfloat16 and moves bytes as they are.
+    """
+    ranks = dist.get_world_size()
+    padded = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
+    received = torch.empty_like(padded)
+    dist.all_to_all_single(received.view(torch.uint8), padded.view(torch.uint8))
+    share = received.view(ranks, -1).float().mean(0).to(torch.bfloat16)
+    _all_gather(padded.view(torch.uint8), share.view(torch.uint8))
+    return padded[: values.numel()].to(values.dtype)
+
+
+@dataclass
+class BucketTrace:
+    """State of the hook below: whose buckets these are, and whether they are still spoken about.
+
+    Two steps are enough. In the first one DDP has a single bucket while it learns the order of the gradients; the
+    buckets of the second stay.
+    """
+
+    STEPS: ClassVar[int] = 2
+
+    rank: int
+    reduce: Hook = allreduce_hook
+    speaking: bool = True
+
+
+def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """A DDP communication hook: a line per bucket while the trace speaks, then the hook that it stands in front of."""
+    if trace.speaking:
+        buffer = bucket.buffer()
+        say(f"[DDP] rank={trace.rank} bucket_elems={buffer.numel()} dtype={buffer.dtype}")
+    return trace.reduce(None, bucket)
 
 
 def freeze(model: nn.Module, pattern: str) -> list[str]:
@@ -43,7 +112,7 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
     if settings.wrapper is Wrapper.DDP:
         return _ddp(model, settings, world, buckets)
     if settings.wrapper in SHARDED:
-        from nsa import sharding
+        from . import sharding
 
         shard = sharding.shard_by_fsdp2 if settings.wrapper is Wrapper.FSDP else sharding.shard_by_fsdp1
         return shard(model, world, compute_dtype(settings, world))
@@ -52,9 +121,9 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
 
 def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> None:
     """Gradient checkpointing in these layers and in no other."""
-    chosen = set(layers)
+    recomputed = set(layers)
     for number, block in enumerate(model.blocks):
-        block.recompute = mode if number in chosen else None  # type: ignore[assignment]
+        block.recompute = mode if number in recomputed else None  # type: ignore[assignment]
 
 
 def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
@@ -77,7 +146,7 @@ def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextMana
         # (pytorch #143580, #187732). Reducing in each pass gives the same sum, as averages are the same on every rank.
         return nullcontext() if model.static_graph else model.no_sync()
     if wrapper in SHARDED:
-        from nsa import sharding
+        from . import sharding
 
         return sharding.without_reduction(model)
     return nullcontext()
@@ -86,7 +155,7 @@ def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextMana
 def clip_gradients(model: nn.Module, wrapper: Wrapper, limit: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit`; returns the norm before."""
     if wrapper in SHARDED:
-        from nsa import sharding
+        from . import sharding
 
         return sharding.clip_gradients(model, limit)
     return nn.utils.clip_grad_norm_(model.parameters(), limit)

@@ -66,8 +66,10 @@ def selected(
 ) -> tuple[Tensor, Tensor]:
     """Token s is seen by query t when s <= t and its block s // l' is among the query's indices."""
     tokens = q_HTD.shape[1]
-    chosen = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]
-    seen = [[[s for s in range(t + 1) if s // select_len in group[t]] for t in range(tokens)] for group in chosen]
+    selected_blocks = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]
+    seen = [
+        [[s for s in range(t + 1) if s // select_len in group[t]] for t in range(tokens)] for group in selected_blocks
+    ]
     return attend_rows(q_HTD, k_GTD, v_GTE, seen)
 
 
@@ -87,7 +89,7 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
     return result
 
 
-def choose(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Tensor:
+def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Tensor:
     """Block 0, the current and the previous block, then the most important visible ones, ties to the lower index."""
     groups, tokens, _ = importance_GTb.shape
     indices = torch.full((groups, tokens, select_count), EMPTY, dtype=torch.int32)
@@ -132,7 +134,7 @@ def attention(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> 
         if scorer_keys is None:
             scorer_keys = rotated(_blocks(keys, {}, "k", numbers), last_tokens)
         ranks = importance(q_HTD.detach(), scorer_keys.detach(), **lengths, select_len=numbers.select_len)
-        indices = choose(ranks, select_len=numbers.select_len, select_count=numbers.select_count)
+        indices = select_blocks(ranks, select_len=numbers.select_len, select_count=numbers.select_count)
         values = _heads(x_TM, own["v_proj.weight"], numbers.groups)
         outputs.append(selected(q_HTD, rotated(keys, tokens), values, indices, select_len=numbers.select_len)[0])
     if "win.k_proj.weight" in weights:

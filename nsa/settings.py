@@ -1,16 +1,365 @@
-"""Settings of a training run from command line, environment and file: the one place that reads NSA_* names."""
+"""What can be set for a training run, and how command line, environment and file become one: who reads NSA_* names.
+
+A parser turns the text of an option into a value and raises ValueError with what it expected and what it got.
+"""
 
 from __future__ import annotations
 
+import argparse
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nsa.config import ALL_BRANCHES, Attention, Implementation, NSAConfig
-from nsa.options import CONFIG_ENV, OPTIONS, Option, parser
-from nsa.values import SHARDED, Data, Layers, Phase, Wrapper
+from .config import ALL_BRANCHES, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+
+
+class Data(StrEnum):
+    SYNTHETIC = "synthetic"
+    TEXT = "text"
+
+
+class Phase(StrEnum):
+    STEP = "step"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Wrapper(StrEnum):
+    NONE = "none"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    FSDP1 = "fsdp1"
+    MANUAL = "manual"
+
+
+SHARDED = (Wrapper.FSDP, Wrapper.FSDP1)
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+EVERY_LAYER = "all"
+NO_LAYER = "none"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Which layers are checkpointed: all, none, a half-open range or a set. A plain value, no model needed."""
+
+    every: bool = False
+    start: int = 0
+    stop: int = 0
+    members: tuple[int, ...] = ()
+
+    def of(self, layers: int) -> frozenset[int]:
+        if self.every:
+            return frozenset(range(layers))
+        return frozenset(range(self.start, self.stop)) | frozenset(self.members)
+
+    def highest(self) -> int:
+        return max(self.of(0), default=-1)
+
+
+def layer_range(text: str) -> Layers:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise ValueError(f'expected "start:stop" with start < stop, got "{text}"')
+    return Layers(start=int(start), stop=int(stop))
+
+
+def layer_set(text: str) -> Layers:
+    members = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in members):
+        raise ValueError(f'expected layer numbers such as "2,6", got "{text}"')
+    return Layers(members=tuple(sorted({int(part) for part in members})))
+
+
+def checkpointed_layers(text: str) -> Layers:
+    if text in (EVERY_LAYER, NO_LAYER):
+        return Layers(every=text == EVERY_LAYER)
+    try:
+        return layer_range(text) if ":" in text else layer_set(text)
+    except ValueError:
+        raise ValueError(f'expected none, all, a range such as "0:6" or a set such as "2,6", got "{text}"') from None
+
+
+def branches(text: str) -> tuple[Branch, ...]:
+    if text == "all":
+        return ALL_BRANCHES
+    names = text.split("+")
+    if len(set(names)) != len(names) or not set(names) <= set(Branch):
+        raise ValueError(f'expected all, cmp, sel, win or a sum such as "cmp+sel", got "{text}"')
+    return tuple(branch for branch in ALL_BRANCHES if branch in names)
+
+
+def one_branch(text: str) -> tuple[Branch, ...]:
+    return (one_of(Branch)(text),)
+
+
+def one_of(known: type[StrEnum]) -> Callable[[str], Any]:
+    def parse(text: str) -> StrEnum:
+        if text not in set(known):
+            raise ValueError(f'expected {_either(tuple(known))}, got "{text}"')
+        return known(text)
+
+    return parse
+
+
+def word(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f'expected {_either(known)}, got "{text}"')
+        return text
+
+    return parse
+
+
+def switch(text: str) -> bool:
+    if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise ValueError(f'expected 1 or 0, got "{text}"')
+    return text.lower() in ("1", "true", "yes", "on")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise ValueError(f'expected a whole number of at least {least}, got "{text}"')
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < float("inf"):
+        raise ValueError(f'expected a number above 0, got "{text}"')
+    return number
+
+
+def not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise ValueError(f'expected a number of at least 0, got "{text}"')
+    return number
+
+
+def data_source(text: str) -> Data | Path:
+    """A named source, or a file that can be read."""
+    if text in set(Data):
+        return Data(text)
+    if not Path(text).is_file():
+        raise ValueError(f'expected {", ".join(Data)} or the path of a file, got "{text}"')
+    return Path(text)
+
+
+def existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise ValueError(f'expected the path of a file, got "{text}"')
+    return Path(text)
+
+
+def named_shape(text: str) -> NSAConfig:
+    if text not in SHAPES:
+        raise ValueError(f'expected {_either(tuple(SHAPES))}, got "{text}"')
+    return SHAPES[text]
+
+
+def ddp_switch(text: str) -> Wrapper:
+    return Wrapper.DDP if switch(text) else Wrapper.NONE
+
+
+def flash_switch(text: str) -> Implementation:
+    return Implementation.FLASH if switch(text) else Implementation.AUTO
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One setting. `parse` is applied to the text of the command line, the environment or the file alike."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    about: str
+    env: tuple[tuple[str, Callable[[str], Any]], ...] = ()
+    spellings: tuple[str, ...] = field(default=())
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        return self.parse is switch
+
+
+# None as default means: what the shape says.
+OPTIONS = (
+    Option(name="shape", parse=named_shape, default=SHAPES["ci"], about="named shape: " + ", ".join(SHAPES)),
+    Option(name="layers", parse=whole(1), default=None, about="number of layers"),
+    Option(name="seq_len", parse=whole(2), default=None, about="tokens of a sequence"),
+    Option(name="attention", parse=one_of(Attention), default=None, about="nsa, or a control: vanilla, stock"),
+    Option(
+        name="branch",
+        parse=branches,
+        default=None,
+        about="all, one branch, or a sum such as cmp+sel",
+        env=(("NSA_FORCE_BRANCH", one_branch),),
+    ),
+    Option(name="compression", parse=one_of(Compression), default=None, about="how a block becomes one key: mean, mlp"),
+    Option(
+        name="stop_gradient_gates",
+        parse=switch,
+        default=None,
+        about="no gradient through the gates; their parameters are frozen",
+    ),
+    Option(
+        name="impl",
+        parse=one_of(Implementation),
+        default=Implementation.AUTO,
+        about="auto, eager, triton (our fused kernels), or torch or flash for the sliding branch",
+        env=(("NSA_USE_FA2", flash_switch),),
+    ),
+    Option(name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's on a GPU, float32 on a CPU"),
+    Option(name="steps", parse=whole(1), default=1, about="optimizer steps"),
+    Option(name="batch", parse=whole(1), default=None, about="sequences per rank and micro-batch"),
+    Option(name="accumulate", parse=whole(1), default=1, about="micro-batches per optimizer step"),
+    Option(
+        name="data",
+        parse=data_source,
+        default=Data.SYNTHETIC,
+        about="synthetic, text, or a file of bytes",
+        spellings=("--dataset",),
+    ),
+    Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
+    Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
+    Option(
+        name="gc",
+        parse=checkpointed_layers,
+        default=None,
+        about="checkpointed layers: none, all, 0:6 or 2,6",
+        env=(("NSA_GC_RANGE", layer_range), ("NSA_GC_LAYERS", layer_set)),
+    ),
+    Option(
+        name="gc_mode",
+        parse=word("reentrant", "non_reentrant"),
+        default="non_reentrant",
+        about="how a checkpointed layer runs again",
+    ),
+    Option(name="wrapper", parse=one_of(Wrapper), default=None, about="none, ddp, fsdp, fsdp1 or manual averaging"),
+    Option(name="ddp", parse=ddp_switch, default=None, about="1 and 0 for --wrapper ddp and none"),
+    Option(
+        name="static_graph",
+        parse=switch,
+        default=False,
+        about="DDP: the graph is the same in every step",
+        env=(("NSA_DDP_STATIC_GRAPH", switch),),
+    ),
+    Option(name="find_unused_parameters", parse=switch, default=False, about="DDP: look for unused parameters"),
+    Option(name="bucket_cap_mb", parse=positive, default=25.0, about="DDP: size of a gradient bucket"),
+    Option(name="broadcast_buffers", parse=switch, default=True, about="DDP: send buffers from rank 0 each step"),
+    Option(name="gradient_as_bucket_view", parse=switch, default=False, about="DDP: gradients live in the buckets"),
+    Option(
+        name="comm_hook", parse=word("none", "bf16"), default="none", about="DDP: bf16: gradients travel as bfloat16"
+    ),
+    Option(
+        name="barrier_after_backward",
+        parse=switch,
+        default=False,
+        about="all ranks wait for each other after the backward pass",
+    ),
+    Option(name="compile", parse=switch, default=False, about="torch.compile for the layers"),
+    Option(
+        name="backend",
+        parse=word("auto", "gloo", "nccl"),
+        default="auto",
+        about="process group backend",
+        env=(("TORCH_BACKEND", word("auto", "gloo", "nccl")),),
+    ),
+    Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="where tensors live"),
+    Option(
+        name="trace_grads",
+        parse=switch,
+        default=False,
+        about="say which gradients arrived and which are missing",
+        env=(("NSA_TRACE_GRADS", switch),),
+    ),
+    Option(
+        name="trace_module_bwd",
+        parse=switch,
+        default=False,
+        about="say which modules the backward pass reaches",
+        env=(("NSA_TRACE_MODULE_BWD", switch),),
+    ),
+    Option(
+        name="trace_buckets",
+        parse=switch,
+        default=False,
+        about="say which DDP buckets are reduced in the first two steps",
+        env=(("NSA_TRACE_DDP_BUCKETS", switch),),
+    ),
+    Option(
+        name="mem_dump_every",
+        parse=whole(0),
+        default=0,
+        about="write a memory dump every so many steps; 0: never",
+        env=(("NSA_MEM_DUMP_EVERY", whole(0)),),
+    ),
+    Option(
+        name="profile_memory",
+        parse=switch,
+        default=False,
+        about="write which operators took most memory in the second step",
+    ),
+    Option(
+        name="detect_anomaly",
+        parse=switch,
+        default=False,
+        about="autograd's anomaly detection: a NaN in backward is an error that names the forward call",
+    ),
+    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
+    Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
+    Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
+    Option(
+        name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
+    ),
+    Option(name="resume", parse=existing_file, default=None, about="checkpoint to go on from"),
+    Option(
+        name="out_dir",
+        parse=Path,
+        default=Path("out"),
+        about="where telemetry goes",
+        env=(("NSA_OUT_DIR", Path),),
+    ),
+)
+
+CONFIG_ENV = "CONFIG"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option as text; absent ones are None, so that other sources can fill them."""
+    result = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.train", description="Train a small NSA language model."
+    )
+    result.add_argument("--config", default=None, help="YAML file of options; the command line wins over it")
+    for option in OPTIONS:
+        about = option.about + "".join(f"; environment: {name}" for name, _ in option.env)
+        if option.is_switch:
+            result.add_argument(option.flag, default=None, action=argparse.BooleanOptionalAction, help=about)
+        else:
+            result.add_argument(option.flag, *option.spellings, dest=option.name, default=None, help=about)
+    return result
+
 
 # Names of other programs that share our prefix: the harness's own options.
 _FOREIGN_PREFIX = "NSA_HARNESS_"
@@ -121,7 +470,7 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         mistakes.append(f'{path}: expected "name: value" lines, got {type(content).__name__}')
         return {}, {}
     options = {option.name: option for option in OPTIONS}
-    dimensions = {field.name for field in fields(NSAConfig) if field.type == "int"} - set(options)
+    dimensions = {shape_field.name for shape_field in fields(NSAConfig) if shape_field.type == "int"} - set(options)
     found, shape_fields = {}, {}
     for key, value in content.items():
         if key in options:
@@ -188,10 +537,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:
     shape: NSAConfig = values.pop("shape")
     changes: dict[str, Any] = dict(shape_fields)
-    for name, field in _MODEL_FIELDS.items():
+    for name, of_shape in _MODEL_FIELDS.items():
         value = values.pop(name)
         if value is not None:
-            changes[field] = value
+            changes[of_shape] = value
     try:
         return replace(shape, **changes)
     except ValueError as error:

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 
-from nsa.model import Block, StockBlock, TinyLM
-from nsa.world import World
+from .model import Block, StockBlock, TinyLM
+from .world import World
 
 
 def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nsa.checkpoints import load_checkpoint, save_checkpoint
-from nsa.data import Batches
-from nsa.memory import memory_profile
-from nsa.model import TinyLM, count_parameters
-from nsa.ops.dispatch import MissingImplementationError, choose_sliding, like_a_layer
-from nsa.parallelize import (
+from .checkpoints import load_checkpoint, save_checkpoint
+from .data import Batches
+from .model import TinyLM, count_parameters
+from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
+from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
+from .parallelize import (
+    BucketTrace,
     average_gradients,
     clip_gradients,
     compute_dtype,
@@ -26,12 +27,10 @@ from nsa.parallelize import (
     parallelize,
     without_reduction,
 )
-from nsa.settings import Settings, SettingsError, read_settings
-from nsa.telemetry import StepParts, StepResult, Telemetry
-from nsa.traces import BucketTrace, GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
-from nsa.values import SHARDED, Phase, Wrapper
-from nsa.warmup import uses_fused_kernels, warm_up
-from nsa.world import CannotRunError, World, joined
+from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
+from .telemetry import StepParts, StepResult, Telemetry, memory_profile
+from .warmup import uses_fused_kernels, warm_up
+from .world import CannotRunError, World, joined
 
 
 @dataclass(kw_only=True)
@@ -102,7 +101,9 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
     if dtype is torch.float64:
         bare = bare.double()
-    choose_sliding(settings.impl, *like_a_layer(settings.model, world.device, dtype))  # missing: before anything runs
+    implementation_of_sliding(
+        settings.impl, *like_a_layer(settings.model, world.device, dtype)
+    )  # missing: before anything runs
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)

@@ -18,19 +18,18 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from nsa.attention import NSAttention
-from nsa.model import TinyLM
-from nsa.ops.dispatch import choose, like_a_layer
-from nsa.rope import turns
-from nsa.world import World
+from .attention import NSAttention, rotary_turns
+from .model import TinyLM
+from .ops.dispatch import implementation_for, like_a_layer
+from .world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
-    _, choice = choose(attention.implementation, *like_a_layer(model.config, device, dtype))
-    return choice.name == "triton"
+    _, used = implementation_for(attention.implementation, *like_a_layer(model.config, device, dtype))
+    return used.name == "triton"
 
 
 def warm_up(
@@ -44,9 +43,9 @@ def warm_up(
 ) -> str:
     """Run one layer on [batch, tokens] and settle the tile sizes; returns what was done, for people.
 
-    The choices are kept in `file`, by default in the user's cache directory; one that cannot be written is said.
+    The tile sizes are kept in `file`, by default in the user's cache directory; one that cannot be written is said.
     """
-    tuning = importlib.import_module("nsa.ops.fused.tuning")
+    tuning = importlib.import_module(".ops.fused.tuning", __package__)
     started_s, file = time.perf_counter(), file or tuning_file()
     tuning.load(file)
     known = len(tuning.table())
@@ -87,7 +86,7 @@ def _one_layer(
         dtype = model.embed.weight.dtype
         x_BTM = torch.randn(batch, tokens, model.config.dim, device=device, dtype=dtype, requires_grad=True)
     with autocast():
-        output = block(x_BTM, turns(model.get_buffer("frequencies"), tokens))
+        output = block(x_BTM, rotary_turns(model.get_buffer("frequencies"), tokens))
     output.float().sum().backward()
     for parameter in block.parameters():
         parameter.grad = None

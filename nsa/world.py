@@ -54,16 +54,16 @@ def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     place = _device(device, local_rank)
-    chosen = _backend(backend, place)
+    group_backend = _backend(backend, place)
     if not (launched or needs_group):
         yield World(rank=0, local_rank=0, size=1, device=place, backend=None)
         return
     # A world of one needs no rendezvous, so a plain `python` launch works for every wrapper.
     store = None if launched else HashStore()
     try:
-        bound = place if chosen == "nccl" else None
-        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, device_id=bound)
-        yield World(rank=rank, local_rank=local_rank, size=size, device=place, backend=chosen)
+        bound = place if group_backend == "nccl" else None
+        dist.init_process_group(group_backend, store=store, rank=rank, world_size=size, device_id=bound)
+        yield World(rank=rank, local_rank=local_rank, size=size, device=place, backend=group_backend)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -86,9 +86,9 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 
 
 def _backend(wanted: str, device: torch.device) -> str:
-    chosen = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
-    if chosen == "nccl" and device.type != "cuda":
+    backend = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
         raise CannotRunError("--backend nccl: nccl moves GPU memory only and the device is cpu; use --backend gloo")
-    if not dist.is_backend_available(chosen):
-        raise CannotRunError(f"--backend {chosen}: torch {torch.__version__} is built without it; use --backend auto")
-    return chosen
+    if not dist.is_backend_available(backend):
+        raise CannotRunError(f"--backend {backend}: torch {torch.__version__} is built without it; use --backend auto")
+    return backend

@@ -250,7 +250,9 @@ def test_no_file_of_the_repository_names_a_path_of_one_machine() -> None:
     if not exists(".git"):
         pytest.skip("no git checkout, so nobody knows which files belong to it")
     names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
-    found = [name for name in names if (REPOSITORY / name).is_file() and MACHINE_PATH.search(readable(REPOSITORY / name))]
+    found = [
+        name for name in names if (REPOSITORY / name).is_file() and MACHINE_PATH.search(readable(REPOSITORY / name))
+    ]
     assert found == []
 
 

@@ -137,6 +137,17 @@ def test_the_subject_and_the_harness_do_not_know_each_other() -> None:
     assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa" in packages(path)] == []
 
 
+@pytest.mark.parametrize("path", of_layer("nsa"), ids=name_of)
+def test_the_subject_never_says_its_own_name_where_that_loads_something(path: Path) -> None:
+    """It runs as `nsa` in a checkout and below another package where it is installed."""
+    tree = parsed(path)
+    absolute = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    absolute += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert [module for module in absolute if module.split(".")[0] == "nsa"] == []
+    assert [text for text in texts if text.startswith("nsa::") or (text.startswith("nsa.") and _is_module(text))] == []
+
+
 COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.stem not in ("__init__", "text"))
 
 

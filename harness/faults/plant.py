@@ -16,6 +16,7 @@ from .spec import BACKWARD, COLLECTIVE, Spec
 
 # The loss is averaged by the training program itself; gradients that are averaged by hand are another collective.
 CALLERS = ("__main__", "nsa.train", "nsa.world")
+INSTALLED_BELOW = "nsa_harness."  # the package that our nsa lies in where we are installed
 
 
 def plant(text: str) -> None:
@@ -65,7 +66,7 @@ class Fault:
 
         @functools.wraps(all_reduce)
         def perhaps_all_reduce(*arguments: Any, **options: Any) -> Any:
-            if sys._getframe(1).f_globals.get("__name__") in CALLERS and self._is_the_reduction():
+            if averages_the_loss(sys._getframe(1).f_globals) and self._is_the_reduction():
                 self._happened = True
                 if self.spec.heals_s is None:
                     return None
@@ -213,3 +214,7 @@ def _first_tensor(output: Any, tensor_type: type) -> Any:
 
 def _seconds(heals_s: float | None) -> float:
     return acts.SLOW_STEP_S if heals_s is None else heals_s
+
+
+def averages_the_loss(caller: dict[str, Any]) -> bool:
+    return str(caller.get("__name__")).removeprefix(INSTALLED_BELOW) in CALLERS

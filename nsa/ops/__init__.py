@@ -1,1 +1,4 @@
-"""The attention operations: one module per branch, all on the same query tiles."""
+"""The attention operations: one pattern a branch, and what computes them."""
+
+# Of the operators that torch keeps for a process: `nsa`, or apart from those of another copy under another name.
+NAMESPACE = __name__.removesuffix(".ops").replace(".", "_")

@@ -1,24 +1,202 @@
-"""Attention under a pattern as one operator of torch: a loop over query tiles, memory linear in the sequence.
+"""The three branches in plain torch and on CPUs: a loop over query tiles, memory linear in the sequence.
 
-An operator, so that autograd sees one node and torch.compile one call however long the sequence is. Patterns and
-kernels go by name, as an operator takes numbers, strings and tensors only.
+A pattern says which keys a query sees: 0 in the bias of a tile for a key it sees, minus infinity for others. Attention
+under a pattern is one operator of torch, so that autograd sees one node and torch.compile one call however long the
+sequence is. Patterns and kernels go by name, as an operator takes numbers, strings and tensors only.
 
-Dimensions as in tiles.py, with T queries.
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile,
+S keys, D key width, E value width, b selection blocks, n places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nsa.ops.cores import shares, side_by_side
-from nsa.ops.kernels import KERNELS
-from nsa.ops.patterns import PATTERNS, Pattern
-from nsa.ops.tiles import Kernel, TileState, compute_dtype, exactly_in_the_dtype_of, nothing_seen, tiles
+from . import NAMESPACE
+from .blockwise import blockwise
+from .cores import shares, side_by_side
+from .kernels import (
+    KERNELS,
+    BlockwiseKernel,
+    Kernel,
+    TileState,
+    compute_dtype,
+    exactly_in_the_dtype_of,
+    nothing_seen,
+    tiles,
+)
+
+_NOT_SEEN = -torch.inf
+
+
+class Pattern(Protocol):
+    """What a branch lets a query see. `indices` is what the selection chose, for the pattern that needs it."""
+
+    def longest_tile(self) -> int:
+        """Queries per tile: more of them look at more keys in vain, fewer of them are slower for each key."""
+
+    def keys(self, start: int, stop: int) -> tuple[int, int]:
+        """The range outside of which no query in [start, stop) sees anything."""
+
+    def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
+        """0 or minus infinity, broadcastable to [N, 1, C, S], in the dtype and on the device of `like`."""
+
+    def blind(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
+        """True for a query that sees no key at all, broadcastable to [N, 1, C]; None if there is no such query."""
+
+
+@dataclass(frozen=True)
+class CompletedBlocks:
+    """Query t sees block i when the block's last token i*d + l - 1 is not after t."""
+
+    block_len: int
+    block_stride: int
+
+    def count(self, tokens: int) -> int:
+        """Blocks that are complete after `tokens` tokens."""
+        return max(0, (tokens - self.block_len) // self.block_stride + 1)
+
+    def longest_tile(self) -> int:
+        return 512
+
+    def keys(self, _start: int, stop: int) -> tuple[int, int]:
+        return 0, self.count(stop)
+
+    def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
+        return _bias(self.seen(start, stop, like.device), like)
+
+    def seen(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """True where the query sees the block, [C, S]."""
+        queries = torch.arange(start, stop, device=device)
+        last_tokens = torch.arange(self.count(stop), device=device) * self.block_stride + self.block_len - 1
+        return last_tokens <= queries[:, None]
+
+    def blind(self, start: int, stop: int, _indices: Tensor | None, device: torch.device) -> Tensor | None:
+        first_sighted = self.block_len - 1
+        return None if start >= first_sighted else torch.arange(start, stop, device=device) < first_sighted
+
+
+@dataclass(frozen=True)
+class LastTokens:
+    """Query t sees keys in (t - w, t]."""
+
+    window: int
+
+    def longest_tile(self) -> int:
+        return max(64, self.window // 4)
+
+    def keys(self, start: int, stop: int) -> tuple[int, int]:
+        return max(0, start - self.window + 1), stop
+
+    def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
+        queries = torch.arange(start, stop, device=like.device)[:, None]
+        keys = torch.arange(*self.keys(start, stop), device=like.device)
+        return _bias((keys <= queries) & (keys > queries - self.window), like)
+
+    def blind(self, _start: int, _stop: int, _indices: Tensor | None, _device: torch.device) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class SelectedBlocks:
+    """Query t sees token s when s <= t and block s // l' stands in its row of indices; -1 is an empty place."""
+
+    select_len: int
+
+    def longest_tile(self) -> int:
+        return 256
+
+    def keys(self, _start: int, stop: int) -> tuple[int, int]:
+        return 0, stop
+
+    def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
+        index_NCn = _rows(indices, start, stop)
+        blocks = -(-stop // self.select_len)
+        # Empty places and blocks after this tile write to a column of their own. A block named twice is one 0.
+        columns = torch.where((index_NCn < 0) | (index_NCn >= blocks), blocks, index_NCn)
+        of_block = like.new_full((*columns.shape[:2], blocks + 1), _NOT_SEEN).scatter_(2, columns, 0.0)
+        of_token = of_block[..., :blocks].repeat_interleave(self.select_len, dim=2)[..., :stop]
+        # Only among the tile's own tokens can a key be later than the query.
+        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=like.device).triu_(1)
+        of_token[..., start:].masked_fill_(later, _NOT_SEEN)
+        return of_token.unsqueeze(1)
+
+    def blind(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
+        index_NCn = _rows(indices, start, stop)
+        current = torch.arange(start, stop, device=device)[:, None] // self.select_len
+        return ~((index_NCn >= 0) & (index_NCn <= current)).any(-1).unsqueeze(1)
+
+
+PATTERNS: dict[str, type[CompletedBlocks] | type[LastTokens] | type[SelectedBlocks]] = {
+    "compressed": CompletedBlocks,
+    "sliding": LastTokens,
+    "selected": SelectedBlocks,
+}
+
+
+def _rows(indices: Tensor | None, start: int, stop: int) -> Tensor:
+    assert indices is not None, "the selected branch always has indices"
+    return indices[:, start:stop].long()
+
+
+def _bias(seen_CS: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(seen_CS.shape).masked_fill_(~seen_CS, _NOT_SEEN)[None, None]
+
+
+def compressed_attention(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    *,
+    block_len: int,
+    block_stride: int,
+    scale: float,
+    kernel: Kernel,
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, E] and log-sum-exp [B, H, T]; a query before the first complete block gets 0 and -inf."""
+    lengths = [block_len, block_stride]
+    return attend(q_BHTD, k_BGSD, v_BGSE, pattern="compressed", lengths=lengths, kernel=kernel, scale=scale)
+
+
+def selected_attention(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTE: Tensor,
+    indices_BGTn: Tensor,
+    *,
+    select_len: int,
+    scale: float,
+    kernel: Kernel,
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, E] and log-sum-exp [B, H, T]; a row of nothing but -1 gives 0 and -inf.
+
+    Memory grows with T. So does the work block by block; under a mask over all keys it grows with T squared.
+    """
+    if kernel.name == BlockwiseKernel.name:
+        return blockwise(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, select_len=select_len, scale=scale)
+    return attend(
+        q_BHTD,
+        k_BGTD,
+        v_BGTE,
+        pattern="selected",
+        lengths=[select_len],
+        kernel=kernel,
+        scale=scale,
+        indices_BGTn=indices_BGTn,
+    )
+
+
+def sliding_attention(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, E] and log-sum-exp [B, H, T]."""
+    return attend(q_BHTD, k_BGTD, v_BGTE, pattern="sliding", lengths=[window], kernel=kernel, scale=scale)
 
 
 def attend(
@@ -50,7 +228,7 @@ def attend(
     return o_NhTE.reshape(batch, heads, queries, -1), lse_NhT.reshape(batch, heads, queries)
 
 
-@torch.library.custom_op("nsa::attend", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::attend", mutates_args=())
 def _attend(
     q_NhTD: Tensor,
     k_NSD: Tensor,
@@ -97,7 +275,7 @@ def _attend_tiles(
                 lse.masked_fill_(blind, -torch.inf)
 
 
-@torch.library.custom_op("nsa::attend_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::attend_backward", mutates_args=())
 def _attend_backward(
     grad_NhTE: Tensor,
     q_NhTD: Tensor,

@@ -1,10 +1,12 @@
-"""What an implementation of the branches offers, and the one that runs on every device: tiles of plain torch.
+"""What an implementation of the branches offers, and those that are no kernels of ours.
 
+Tiles of plain torch run on every device; the flash attention of others knows a window, the sliding branch alone.
 `starts` packs several sequences into one row (nsa/ops/packed.py); it needs a batch of one.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,12 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nsa.ops.compressed import compressed_attention
-from nsa.ops.packed import compressed_starts
-from nsa.ops.selected import selected_attention
-from nsa.ops.sliding import sliding_attention
-from nsa.ops.tiles import Kernel
-from nsa.ops.topk import Selection, choose_blocks
+from .attend import compressed_attention, selected_attention, sliding_attention
+from .kernels import Kernel
+from .packed import compressed_starts
+from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
 Starts = Tensor | None
@@ -42,7 +42,7 @@ class Backend(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> Attended: ...
 
-    def chosen(
+    def select(
         self,
         q: Tensor,
         k: Tensor,
@@ -51,7 +51,7 @@ class Backend(Protocol):
         memo_number: Tensor | None = None,
         starts: Starts = None,
     ) -> Tensor:
-        """Indices [B, G, T, n] of the blocks that the compressed keys rank highest, as nsa/ops/topk.py tells."""
+        """Indices [B, G, T, n] of the blocks that the compressed keys rank highest, as nsa/ops/selection.py tells."""
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         """Sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
@@ -104,7 +104,7 @@ class TiledBackend:
 
         return alone(q, k, v) if starts is None else one_by_one(alone, (q, starts), (k, starts), (v, starts))
 
-    def chosen(
+    def select(
         self,
         q: Tensor,
         k: Tensor,
@@ -114,9 +114,9 @@ class TiledBackend:
         starts: Starts = None,
     ) -> Tensor:
         if starts is None:
-            return choose_blocks(q, k, selection, memo_number)
+            return select_blocks(q, k, selection, memo_number)
         blocks = compressed_starts(starts, selection.block_len, selection.block_stride)
-        (indices,) = one_by_one(lambda q, k: (choose_blocks(q, k, selection),), (q, starts), (k, blocks))
+        (indices,) = one_by_one(lambda q, k: (select_blocks(q, k, selection),), (q, starts), (k, blocks))
         return indices
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
@@ -144,3 +144,54 @@ def one_by_one(operation: Callable[..., tuple[Tensor, ...]], *packed: tuple[Tens
     parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed]
     results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
     return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
+
+
+InOneRow = Callable[..., Tensor]
+
+
+def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRow:
+    """By flash-attn 2, which knows groups of query heads."""
+
+    def attend(q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float):
+        return flash_attn_varlen_func(
+            q_NHD,
+            k_NGD,
+            v_NGD,
+            starts,
+            starts,
+            longest,
+            longest,
+            softmax_scale=scale,
+            causal=True,
+            window_size=(window - 1, 0),
+        )
+
+    return _in_one_row(attend)
+
+
+def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
+    """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
+    knows_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+    def attend(q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float):
+        options = {"scale": scale, "window_size": (window - 1, 0)}
+        if knows_groups:
+            return varlen_attn(q_NHD, k_NGD, v_NGD, starts, starts, longest, longest, enable_gqa=True, **options)
+        k, v = (tensor.repeat_interleave(q_NHD.shape[1] // k_NGD.shape[1], 1) for tensor in (k_NGD, v_NGD))
+        return varlen_attn(q_NHD, k, v, starts, starts, longest, longest, **options)
+
+    return _in_one_row(attend)
+
+
+def _in_one_row(attend: Callable[..., Tensor]) -> InOneRow:
+    """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
+
+    def sliding(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None):
+        batch, _, tokens, _ = q_BHTD.shape
+        if starts is None:
+            starts = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BHTD.device)
+        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q_BHTD, k_BGTD, v_BGTE))
+        output = attend(q, k, v, starts, tokens, window, scale)
+        return output.unflatten(0, (batch, tokens)).transpose(1, 2)
+
+    return sliding

@@ -1,4 +1,4 @@
-"""The only place that picks an implementation; the choice carries its name and the reason."""
+"""The only place that picks an implementation; with its name and the reason."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.config import Implementation, NSAConfig
-from nsa.ops.backends import Backend, Sliding, SlidingBackend, TiledBackend
-from nsa.ops.blockwise import slower_reason
-from nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
-from nsa.ops.fused import MOST_HEADS, WIDEST
-from nsa.ops.kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from ..config import Implementation, NSAConfig
+from .backends import Backend, Sliding, SlidingBackend, TiledBackend, flash_attn_sliding, torch_flash_sliding
+from .blockwise import slower_reason
+from .fused import MOST_HEADS, WIDEST
+from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
 
 _LEAST_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
@@ -22,7 +21,7 @@ _import_reasons: list[str | None] = []
 
 
 @dataclass(frozen=True)
-class Choice:
+class UsedImplementation:
     """What runs, and why that."""
 
     name: str
@@ -38,46 +37,56 @@ _EAGER, _FUSED_CPU, _BLOCKWISE = (
 )
 
 
-def choose(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
+def implementation_for(
+    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+) -> tuple[Backend, UsedImplementation]:
     """What computes a branch on these tensors: what was asked for, or the fastest that can take them.
 
     Raises MissingImplementationError for an implementation asked for by name that cannot.
     """
     if wanted is Implementation.EAGER:
-        return _EAGER, Choice("eager", "asked for")
+        return _EAGER, UsedImplementation("eager", "asked for")
     if wanted is Implementation.TRITON:
         _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
-        return _triton(), Choice("triton", "asked for")
+        return _triton(), UsedImplementation("triton", "asked for")
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
 
-def choose_around(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
-    """The same for what is around the attention, choosing blocks and mixing: plain torch, or fused kernels."""
-    backend, choice = choose(wanted, q_BHTD, k_BGSD, v_BGSE)
-    return (_EAGER, Choice("eager", "auto: the only one on a CPU")) if backend is _FUSED_CPU else (backend, choice)
+def implementation_around(
+    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+) -> tuple[Backend, UsedImplementation]:
+    """The same for what is around the attention, selecting blocks and mixing: plain torch, or fused kernels."""
+    backend, used = implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
+    return (
+        (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
+        if backend is _FUSED_CPU
+        else (backend, used)
+    )
 
 
-def choose_selected(
+def implementation_of_selected(
     wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
-) -> tuple[Backend, Choice]:
+) -> tuple[Backend, UsedImplementation]:
     """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long."""
-    backend, choice = choose(wanted, q_BHTD, k_BGTD, v_BGTE)
+    backend, used = implementation_for(wanted, q_BHTD, k_BGTD, v_BGTE)
     if backend is not _FUSED_CPU:
-        return backend, choice
+        return backend, used
     if reason := slower_reason(q_BHTD.shape[2], places, select_len):
-        return backend, Choice(choice.name, f"{choice.reason}: {reason}")
-    return _BLOCKWISE, Choice("blockwise", f"{choice.reason}: {q_BHTD.shape[2]} tokens")
+        return backend, UsedImplementation(used.name, f"{used.reason}: {reason}")
+    return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {q_BHTD.shape[2]} tokens")
 
 
-def choose_sliding(wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Sliding, Choice]:
+def implementation_of_sliding(
+    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+) -> tuple[Sliding, UsedImplementation]:
     """The same for the sliding branch, which the flash attention of others can compute as well."""
     if wanted is Implementation.FLASH:
         _reject("flash", flash_reason(q_BHTD, v_BGSE))
-        return SlidingBackend(flash_attn_sliding(_flash_attn())), Choice("flash_attn", "asked for")
+        return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
     if wanted is Implementation.TORCH:
         _reject("torch", torch_flash_reason(q_BHTD, v_BGSE))
-        return SlidingBackend(torch_flash_sliding(_varlen_attn())), Choice("torch_flash", "asked for")
-    return choose(wanted, q_BHTD, k_BGSD, v_BGSE)
+        return SlidingBackend(torch_flash_sliding(_varlen_attn())), UsedImplementation("torch_flash", "asked for")
+    return implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
 
 
 def _reject(implementation: str, reason: str | None) -> None:
@@ -86,7 +95,7 @@ def _reject(implementation: str, reason: str | None) -> None:
 
 
 def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one token, of the heads and widths that a layer has: enough to choose by."""
+    """Queries, keys and values of one token, of the heads and widths that a layer has: enough to decide by."""
     return (
         torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
         torch.empty(1, config.groups, 1, config.d_k, device=device, dtype=dtype),
@@ -94,17 +103,17 @@ def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) ->
     )
 
 
-def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, Choice]:
+def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, UsedImplementation]:
     if q_BHTD.device.type == "cpu":
-        # Triton's interpreter would be thousands of times slower, so that it is never chosen for anyone.
+        # Triton's interpreter would be thousands of times slower, so that nobody gets it unasked.
         reason = fused_cpu_reason(q_BHTD, v_BGSE)
         if reason is None:
-            return _FUSED_CPU, Choice("fused_cpu", "auto: fastest on a CPU")
-        return _EAGER, Choice("eager", f"auto: {reason}")
+            return _FUSED_CPU, UsedImplementation("fused_cpu", "auto: fastest on a CPU")
+        return _EAGER, UsedImplementation("eager", f"auto: {reason}")
     reason = triton_reason(q_BHTD, k_BGSD, v_BGSE)
     if reason is None:
-        return _triton(), Choice("triton", "auto: fused kernels for this GPU")
-    return _EAGER, Choice("eager", f"auto: {reason}")
+        return _triton(), UsedImplementation("triton", "auto: fused kernels for this GPU")
+    return _EAGER, UsedImplementation("eager", f"auto: {reason}")
 
 
 def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
@@ -132,7 +141,7 @@ def triton_import_reason() -> str | None:
 
 def _try_to_import_triton() -> str | None:
     try:
-        importlib.import_module("nsa.ops.fused.backend")
+        importlib.import_module(".fused.backend", __package__)
     except (ImportError, OSError, RuntimeError) as error:
         return f"triton cannot be imported ({error}); pip install 'nsa-harness[gpu]'"
     return None
@@ -146,7 +155,7 @@ def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
         return None
     if device.type != "cpu":
         return f"the kernels run on CUDA and the device is {device.type}"
-    if not importlib.import_module("nsa.ops.fused.launch").is_interpreting():
+    if not importlib.import_module(".fused.launch", __package__).is_interpreting():
         return "the kernels run on CUDA and the device is cpu; TRITON_INTERPRET=1 interprets them, very slowly"
     if dtype is torch.bfloat16:
         return "Triton's interpreter cannot compute in bfloat16"
@@ -154,7 +163,7 @@ def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _triton() -> Backend:
-    backend: Backend = importlib.import_module("nsa.ops.fused.backend").FusedBackend()
+    backend: Backend = importlib.import_module(".fused.backend", __package__).FusedBackend()
     return backend
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nsa.config import Implementation
-from nsa.ops.dispatch import choose, choose_selected, choose_sliding
-from nsa.ops.topk import Selection
+from ..config import Implementation
+from .dispatch import implementation_for, implementation_of_selected, implementation_of_sliding
+from .selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def sparse_attention(
     Raises ValueError for tensors that do not fit together, MissingImplementationError for what cannot run here.
     """
     _check(q_BHTD, branches, gates_cBHT, cu_seqlens)
-    backend, _ = choose(implementation, q_BHTD, branches.selected[0], branches.selected[1])
+    backend, _ = implementation_for(implementation, q_BHTD, branches.selected[0], branches.selected[1])
     scale, starts = selection.scale, cu_seqlens
     compressed, lse_BHT = backend.compressed(
         q_BHTD,
@@ -51,13 +51,13 @@ def sparse_attention(
         scale=scale,
         starts=starts,
     )
-    indices = backend.chosen(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)
+    indices = backend.select(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)
     places, select_len = selection.select_count, selection.select_len
-    reader, _ = choose_selected(implementation, q_BHTD, *branches.selected, places, select_len)
+    reader, _ = implementation_of_selected(implementation, q_BHTD, *branches.selected, places, select_len)
     selected, _ = reader.selected(
         q_BHTD, *branches.selected, indices, select_len=selection.select_len, scale=scale, starts=starts
     )
-    slider, _ = choose_sliding(implementation, q_BHTD, *branches.sliding)
+    slider, _ = implementation_of_sliding(implementation, q_BHTD, *branches.sliding)
     sliding, _ = slider.sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
     return backend.mixed((compressed, selected, sliding), gates_cBHT)
 

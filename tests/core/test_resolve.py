@@ -14,6 +14,7 @@ from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, re
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.shapes import SHAPES
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
+from nsa_harness.nsa import config, settings
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0")
 ONE_GPU = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")
@@ -224,7 +225,6 @@ def test_layers_beyond_the_model_are_found_before_the_launch() -> None:
 
 
 def test_the_table_of_shapes_is_the_subjects_own() -> None:
-    config = pytest.importorskip("nsa.config")
     theirs = {
         name: (shape.vocab, shape.layers, shape.dim, shape.seq_len, shape.batch, shape.dtype)
         for name, shape in config.SHAPES.items()
@@ -234,9 +234,8 @@ def test_the_table_of_shapes_is_the_subjects_own() -> None:
 
 
 def test_every_option_the_plan_spells_is_one_that_the_subject_takes() -> None:
-    options = pytest.importorskip("nsa.options")
     spec = spec_of("model: {compression: mean}\ntrain: {learning_rate: 0.1, clip: 1, freeze: x}")
-    parsed = options.parser().parse_args(list(spec.program[1:]))
+    parsed = settings.parser().parse_args(list(spec.program[1:]))
     assert parsed.shape == "ci"
     assert parsed.freeze == "x"
 

@@ -157,7 +157,7 @@ def test_parsing_a_faulthandler_file_never_raises(text: str) -> None:
         ("/src/harness/faults/plant.py", True),
         ("/src/harness/faults/acts.py", False),
         ("/usr/lib/python3.11/site-packages/nsa/train.py", False),
-        ("/usr/lib/python3.11/site-packages/nsa/ops/selected.py", False),
+        ("/usr/lib/python3.11/site-packages/nsa_harness/nsa/ops/attend.py", False),
         ("/home/ada/lib/python3.11_notes/train.py", False),
     ],
 )

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from nsa_harness.nsa.ops import blockwise
-from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
-from nsa_harness.nsa.ops.readers import readers
-from nsa_harness.nsa.ops.selected import selected_attention
-from nsa_harness.nsa.ops.tiles import Kernel
-from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks
+from nsa_harness.nsa.ops.attend import selected_attention
+from nsa_harness.nsa.ops.blockwise import readers
+from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_harness.nsa.ops.selection import EMPTY, Selection, select_blocks
 
 TOLERANCE = 1e-10
 
@@ -22,7 +21,7 @@ def attended(*tensors: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
 
 def inputs(dtype: torch.dtype, *, width: int = 8) -> tuple[Tensor, ...]:
     q, k = torch.randn(2, 6, 61, 8), torch.randn(2, 2, 61, 8)
-    indices = choose_blocks(
+    indices = select_blocks(
         q, k[:, :, 3::4], Selection(block_len=4, block_stride=4, select_len=4, select_count=5, scale=0.5)
     )
     return *(t.to(dtype).requires_grad_() for t in (q, k, torch.randn(2, 2, 61, width))), indices

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa_harness.nsa.ops.compressed import compressed_attention
+from nsa_harness.nsa.ops.attend import compressed_attention, selected_attention, sliding_attention
 from nsa_harness.nsa.ops.cores import shares, side_by_side
 from nsa_harness.nsa.ops.kernels import KERNELS
-from nsa_harness.nsa.ops.selected import selected_attention
-from nsa_harness.nsa.ops.sliding import sliding_attention
-from nsa_harness.nsa.ops.topk import Selection, choose_blocks
+from nsa_harness.nsa.ops.selection import Selection, select_blocks
 
 CPU = torch.device("cpu")
 
@@ -83,7 +81,7 @@ def test_every_branch_computes_on_three_cores_what_it_computes_on_one(
     selection = Selection(block_len=8, block_stride=4, select_len=5, select_count=4, scale=0.5)
 
     def everything() -> list[Tensor]:
-        indices = choose_blocks(q, k_blocks, selection)
+        indices = select_blocks(q, k_blocks, selection)
         outputs = [
             compressed_attention(q, k_blocks, v_blocks, block_len=8, block_stride=4, scale=0.5, kernel=kernel),
             selected_attention(q, k, v, indices, select_len=5, scale=0.5, kernel=kernel),

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsa_harness.nsa import cache as cache_module
 from nsa_harness.nsa import decode
-from nsa_harness.nsa.attention import BlockChooser, CompressedBranch, SlidingBranch
-from nsa_harness.nsa.cache import Cache, NSAMemory, Rows, VanillaMemory
+from nsa_harness.nsa.attention import BlockSelector, CompressedBranch, SlidingBranch
 from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.decode import next_logits, prefill, step
+from nsa_harness.nsa.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
 from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops.topk import EMPTY
+from nsa_harness.nsa.ops.selection import EMPTY
 from nsa_harness.nsa.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
@@ -124,19 +122,19 @@ def test_the_same_blocks_are_chosen_in_the_same_order(
     decoded = spied_choices(monkeypatch)
     in_chunks(model, inputs, prompt, cycle((size,)))
     rows = [functional.pad(row, (0, tiny.select_count - row.shape[-1]), value=EMPTY) for row in decoded]
-    assert torch.equal(torch.cat(rows, 2), parallel[0][:, :, prompt:].long())
+    assert torch.equal(torch.cat(rows, 2), parallel[0][:, :, prompt:])
     assert parallel[0].unique().tolist() == [-1, *range(8)]  # every block is somebody's choice
 
 
 def spied_choices(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     found: list[Tensor] = []
-    original = decode.chosen
+    original = decode.selected_blocks
 
     def spy(*arguments: object) -> Tensor:
         found.append(original(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(decode, "chosen", spy)
+    monkeypatch.setattr(decode, "selected_blocks", spy)
     return found
 
 
@@ -172,12 +170,12 @@ def window_one_token_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choice_of_the_next_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = BlockChooser.forward
+    original = BlockSelector.forward
 
-    def forward(self: BlockChooser, q: Tensor, *rest: Tensor | None) -> Tensor:
+    def forward(self: BlockSelector, q: Tensor, *rest: Tensor | None) -> Tensor:
         return original(self, torch.cat((q[:, :, 1:], q[:, :, -1:]), 2), *rest)
 
-    monkeypatch.setattr(BlockChooser, "forward", forward)
+    monkeypatch.setattr(BlockSelector, "forward", forward)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +245,7 @@ def test_window_and_pending_tokens_take_constant_memory(tiny: NSAConfig, prompt:
 def test_a_cache_grows_by_doubling_and_copies_nothing_in_between(
     tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(decode, "FIRST_CAPACITY", 8)
     model = sharp_model(replace(tiny, layers=1))
     inputs = tokens(tiny, 70, batch=1)
     cache = Cache(model.config)

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from nsa_harness.nsa.config import Implementation
 from nsa_harness.nsa.ops import dispatch
-from nsa_harness.nsa.ops.backends import SlidingBackend
-from nsa_harness.nsa.ops.dispatch import MissingImplementationError, choose, choose_selected, choose_sliding
-from nsa_harness.nsa.ops.flash import flash_attn_sliding, torch_flash_sliding
+from nsa_harness.nsa.ops.attend import sliding_attention
+from nsa_harness.nsa.ops.backends import SlidingBackend, flash_attn_sliding, torch_flash_sliding
+from nsa_harness.nsa.ops.dispatch import (
+    MissingImplementationError,
+    implementation_for,
+    implementation_of_selected,
+    implementation_of_sliding,
+)
 from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.sliding import sliding_attention
 
 CPU = torch.device("cpu")
 
@@ -57,31 +61,31 @@ def plain(width: int = 8, values: int = 8) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_on_a_cpu_auto_takes_torch_s_flash_attention_and_says_why() -> None:
-    backend, choice = choose(Implementation.AUTO, *plain())
-    assert (backend.name, choice.name, choice.reason) == ("fused_cpu", "fused_cpu", "auto: fastest on a CPU")
+    backend, used = implementation_for(Implementation.AUTO, *plain())
+    assert (backend.name, used.name, used.reason) == ("fused_cpu", "fused_cpu", "auto: fastest on a CPU")
 
 
 def test_on_a_cpu_long_sequences_are_read_block_by_block() -> None:
     q, k, v = torch.randn(1, 4, 1024, 8), torch.randn(1, 2, 1024, 8), torch.randn(1, 2, 1024, 8)
-    backend, choice = choose_selected(Implementation.AUTO, q, k, v, 16, 32)
-    assert (backend.name, choice.name) == ("blockwise", "blockwise")
-    assert choice.reason == "auto: fastest on a CPU: 1024 tokens"
-    backend, choice = choose_selected(Implementation.AUTO, q, k, v, 17, 32)
-    assert (backend.name, choice.name) == ("fused_cpu", "fused_cpu")
-    assert choice.reason == "auto: fastest on a CPU: 17 blocks of 32 tokens are more than half of 1024 tokens"
-    assert choose_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
+    backend, used = implementation_of_selected(Implementation.AUTO, q, k, v, 16, 32)
+    assert (backend.name, used.name) == ("blockwise", "blockwise")
+    assert used.reason == "auto: fastest on a CPU: 1024 tokens"
+    backend, used = implementation_of_selected(Implementation.AUTO, q, k, v, 17, 32)
+    assert (backend.name, used.name) == ("fused_cpu", "fused_cpu")
+    assert used.reason == "auto: fastest on a CPU: 17 blocks of 32 tokens are more than half of 1024 tokens"
+    assert implementation_of_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
 
 
 def test_where_that_cannot_be_auto_takes_plain_torch_and_says_why() -> None:
-    backend, choice = choose(Implementation.AUTO, *plain(values=6))
+    backend, used = implementation_for(Implementation.AUTO, *plain(values=6))
     assert backend.name == "eager"
-    assert choice.reason == "auto: keys of width 8 and values of width 6 differ"
+    assert used.reason == "auto: keys of width 8 and values of width 6 differ"
 
 
 def test_on_a_gpu_auto_takes_the_fused_kernels(gpu: Callable[..., tuple[OnAGpu, ...]]) -> None:
-    backend, choice = choose(Implementation.AUTO, *gpu())
+    backend, used = implementation_for(Implementation.AUTO, *gpu())
     assert backend == "the fused kernels"
-    assert (choice.name, choice.reason) == ("triton", "auto: fused kernels for this GPU")
+    assert (used.name, used.reason) == ("triton", "auto: fused kernels for this GPU")
 
 
 @pytest.mark.parametrize(
@@ -98,33 +102,33 @@ def test_what_the_kernels_cannot_take_is_a_reason(
     gpu: Callable[..., tuple[OnAGpu, ...]], numbers: dict[str, object], reason: str
 ) -> None:
     tensors = gpu(**numbers)
-    backend, choice = choose(Implementation.AUTO, *tensors)
+    backend, used = implementation_for(Implementation.AUTO, *tensors)
     assert backend.name == "eager"
-    assert choice.reason == f"auto: {reason}"
+    assert used.reason == f"auto: {reason}"
     with pytest.raises(MissingImplementationError) as error:
-        choose(Implementation.TRITON, *tensors)
+        implementation_for(Implementation.TRITON, *tensors)
     assert str(error.value) == f"--impl triton: {reason}; use --impl auto"
 
 
 def test_tensors_of_several_dtypes_are_a_reason(gpu: Callable[..., tuple[OnAGpu, ...]]) -> None:
     q, k, _ = gpu()
     _, _, v = gpu(dtype=torch.float32)
-    choice = choose(Implementation.AUTO, q, k, v)[1]
-    assert choice.reason == "auto: queries, keys and values are torch.bfloat16, torch.float32"
+    used = implementation_for(Implementation.AUTO, q, k, v)[1]
+    assert used.reason == "auto: queries, keys and values are torch.bfloat16, torch.float32"
 
 
 def test_triton_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_import_reasons", [])
-    monkeypatch.setitem(sys.modules, "nsa.ops.fused.backend", None)
+    monkeypatch.setitem(sys.modules, "nsa_harness.nsa.ops.fused.backend", None)
     with pytest.raises(MissingImplementationError, match=r"--impl triton: triton cannot be imported \(.*pip install"):
-        choose(Implementation.TRITON, *plain())
+        implementation_for(Implementation.TRITON, *plain())
 
 
 def test_on_a_cpu_triton_needs_its_interpreter() -> None:
     """In a process of its own: whether Triton interprets is settled when it is imported."""
     script = (
         "import torch; from nsa.ops.dispatch import *; q = torch.empty(1, 1, 1, 16);"
-        "choose(Implementation.TRITON, q, q, q)"
+        "implementation_for(Implementation.TRITON, q, q, q)"
     )
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
@@ -139,8 +143,8 @@ def test_the_flash_attention_of_others_is_for_the_sliding_branch_on_a_gpu(wanted
     with pytest.raises(
         MissingImplementationError, match=f"--impl {wanted}: .* runs on CUDA only and the device is cpu"
     ):
-        choose_sliding(wanted, *plain())
-    assert choose(wanted, *plain())[1].name == "fused_cpu"
+        implementation_of_sliding(wanted, *plain())
+    assert implementation_for(wanted, *plain())[1].name == "fused_cpu"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_tensors_that_flash_attention_cannot_take_are_named(
 ) -> None:
     monkeypatch.setattr(dispatch, "_flash_attn", lambda: flash_attn_varlen_func)
     with pytest.raises(MissingImplementationError, match=reason):
-        choose_sliding(wanted, *gpu(**numbers))
+        implementation_of_sliding(wanted, *gpu(**numbers))
 
 
 def test_a_flash_attn_without_its_cuda_part_is_not_there(gpu: Callable[..., tuple[OnAGpu, ...]], monkeypatch) -> None:
@@ -172,15 +176,15 @@ def test_a_flash_attn_without_its_cuda_part_is_not_there(gpu: Callable[..., tupl
     with pytest.raises(
         MissingImplementationError, match=r"flash-attn cannot be imported .*flash_attn_2_cuda.*install it"
     ):
-        choose_sliding(Implementation.FLASH, *gpu())
+        implementation_of_sliding(Implementation.FLASH, *gpu())
 
 
 def test_flash_attention_that_is_there_is_chosen(gpu: Callable[..., tuple[OnAGpu, ...]], monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "_flash_attn", lambda: flash_attn_varlen_func)
-    backend, choice = choose_sliding(Implementation.FLASH, *gpu())
+    backend, used = implementation_of_sliding(Implementation.FLASH, *gpu())
     assert isinstance(backend, SlidingBackend)
-    assert (choice.name, choice.reason) == ("flash_attn", "asked for")
-    assert choose_sliding(Implementation.TORCH, *gpu())[1].name == "torch_flash"
+    assert (used.name, used.reason) == ("flash_attn", "asked for")
+    assert implementation_of_sliding(Implementation.TORCH, *gpu())[1].name == "torch_flash"
 
 
 def flash_attn_varlen_func(

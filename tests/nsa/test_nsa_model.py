@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from nsa_harness.nsa import reference
-from nsa_harness.nsa.attention import BlockChooser, NSAttention
+from nsa_harness.nsa.attention import BlockSelector, NSAttention, rotary_frequencies, rotary_turns
 from nsa_harness.nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.model import Block, Recompute, TinyLM, count_parameters
-from nsa_harness.nsa.ops import topk
-from nsa_harness.nsa.ops.topk import SelectionMemo
+from nsa_harness.nsa.ops.selection import RANKERS, SelectionMemo
 from nsa_harness.nsa.parallelize import checkpoint_layers
-from nsa_harness.nsa.rope import frequencies, turns
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 
@@ -98,7 +96,7 @@ class TestEverySetOfBranches:
         model = TinyLM.from_config(replace(tiny, branches=branches, compression=compression)).double()
         chosen: list[Tensor] = []
         for module in model.modules():
-            if isinstance(module, BlockChooser):
+            if isinstance(module, BlockSelector):
                 module.register_forward_hook(lambda _, __, indices: chosen.append(indices))
         inputs = tokens(tiny, 40)
         before = model(inputs)
@@ -118,7 +116,7 @@ def test_a_query_sees_the_tokens_that_its_branch_promises(tiny: NSAConfig) -> No
     """The gradient of one output reaches exactly the window: the sliding layer alone, without residual path."""
     layer = NSAttention(replace(tiny, branches=(Branch.WIN,)))
     x = torch.randn(1, 40, tiny.dim, requires_grad=True)
-    layer(x, turns(frequencies(tiny.d_k), 40))[0, 30].sum().backward()
+    layer(x, rotary_turns(rotary_frequencies(tiny.d_k), 40))[0, 30].sum().backward()
     assert x.grad is not None
     reached = x.grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert reached == list(range(30 - tiny.window + 1, 31))
@@ -155,7 +153,7 @@ def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monke
         made.append(torch.randint(2, (q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], 3), dtype=torch.int32))
         return made[-1]
 
-    monkeypatch.setitem(topk.RANKERS, "tiles", at_random)
+    monkeypatch.setitem(RANKERS, "tiles", at_random)
     model = TinyLM.from_config(replace(CI, layers=1))
     read = []
     model.blocks[0].attn.sel.chooser.register_forward_hook(lambda _, __, indices: read.append(indices))
@@ -167,12 +165,12 @@ def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monke
     for kept, (first, second) in zip(made, [read[:2], read[2:]], strict=True):
         assert torch.equal(kept, first)
         assert torch.equal(kept, second)
-    assert not topk.SelectionMemo._living  # nothing is kept for longer than a second pass may come
+    assert not SelectionMemo._living  # nothing is kept for longer than a second pass may come
 
 
 def test_a_memo_decides_what_is_read(tiny: NSAConfig) -> None:
     layer = NSAttention(replace(tiny, branches=(Branch.SEL,)))
-    x, rotation = torch.randn(1, 40, tiny.dim), turns(frequencies(tiny.d_k), 40)
+    x, rotation = torch.randn(1, 40, tiny.dim), rotary_turns(rotary_frequencies(tiny.d_k), 40)
     memo = SelectionMemo()
     first = layer(x, rotation, memo.number)
     assert memo.indices is not None

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from nsa_harness.nsa import reference
-from nsa_harness.nsa.ops import attend, blockwise, tiles, topk
-from nsa_harness.nsa.ops.compressed import compressed_attention
-from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel
-from nsa_harness.nsa.ops.patterns import CompletedBlocks
-from nsa_harness.nsa.ops.selected import selected_attention
-from nsa_harness.nsa.ops.sliding import sliding_attention
-from nsa_harness.nsa.ops.tiles import Kernel
-from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
+from nsa_harness.nsa.ops import attend, blockwise, kernels
+from nsa_harness.nsa.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
+from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_harness.nsa.ops.selection import (
+    EMPTY,
+    Selection,
+    _first_of_packed,
+    _first_of_sorted,
+    _select,
+    overlap_weights,
+    select_blocks,
+)
 
 TOLERANCE = 1e-10
 KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel(), BlockwiseKernel()]
@@ -75,7 +79,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(params=[1 << 22, 1], ids=["one tile", "many tiles"])
 def tile_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", request.param)
+    monkeypatch.setattr(kernels, "TILE_ELEMENTS", request.param)
 
 
 def per_sequence(operation, *tensors: Tensor, **numbers: int) -> tuple[Tensor, ...]:
@@ -110,7 +114,7 @@ class TestEachBranchEqualsItsReference:
 
     def test_selected_with_the_chosen_blocks(self, case: Case, kernel: Kernel) -> None:
         inputs = (case.q, case.k, case.v)
-        indices = choose_blocks(case.q, case.k_blocks, case.selection)
+        indices = select_blocks(case.q, case.k_blocks, case.selection)
         ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
         theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
         assert_same(ours, theirs, inputs)
@@ -130,19 +134,21 @@ def test_the_same_blocks_are_chosen_as_in_the_reference(case: Case) -> None:
     numbers = {"block_len": case.block_len, "block_stride": case.block_stride, "select_len": case.select_len}
     for b in range(2):
         importance = reference.importance(case.q[b].detach(), case.k_blocks[b].detach(), **numbers)
-        expected = reference.choose(importance, select_len=case.select_len, select_count=case.selection.select_count)
-        assert torch.equal(choose_blocks(case.q, case.k_blocks, case.selection)[b], expected)
+        expected = reference.select_blocks(
+            importance, select_len=case.select_len, select_count=case.selection.select_count
+        )
+        assert torch.equal(select_blocks(case.q, case.k_blocks, case.selection)[b], expected)
 
 
 def test_no_choice_depends_on_later_keys() -> None:
     """A softmax over blocks that do not exist yet shifts the heads' shares against each other and thereby the ranks."""
     selection = Selection(block_len=8, block_stride=4, select_len=8, select_count=6, scale=1.0)
     q, k = torch.randn(1, 6, 200, 4), torch.randn(1, 2, 49, 4) * 2
-    before = choose_blocks(q, k, selection)
+    before = select_blocks(q, k, selection)
     for cut in (60, 101, 160):
         changed = k.clone()
         changed[:, :, CompletedBlocks(8, 4).count(cut) :] *= -3
-        after = choose_blocks(q, changed, selection)
+        after = select_blocks(q, changed, selection)
         assert torch.equal(before[:, :, :cut], after[:, :, :cut])
         assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
 
@@ -150,13 +156,13 @@ def test_no_choice_depends_on_later_keys() -> None:
 def test_equal_importance_goes_to_the_lower_index() -> None:
     selection = Selection(block_len=4, block_stride=4, select_len=4, select_count=5, scale=1.0)
     q, k = torch.zeros(1, 1, 40, 2), torch.zeros(1, 1, 10, 2)
-    last_query = choose_blocks(q, k, selection)[0, 0, -1]
+    last_query = select_blocks(q, k, selection)[0, 0, -1]
     assert last_query.tolist() == [0, 8, 9, 1, 2]
 
 
 def test_early_queries_leave_places_empty() -> None:
     selection = Selection(block_len=4, block_stride=4, select_len=4, select_count=5, scale=1.0)
-    indices = choose_blocks(torch.randn(1, 1, 12, 2), torch.randn(1, 1, 3, 2), selection)[0, 0]
+    indices = select_blocks(torch.randn(1, 1, 12, 2), torch.randn(1, 1, 3, 2), selection)[0, 0]
     assert indices[0].tolist() == [0, EMPTY, EMPTY, EMPTY, EMPTY]
     assert indices[4].tolist() == [0, 1, EMPTY, EMPTY, EMPTY]
     assert indices[11].tolist() == [0, 1, 2, EMPTY, EMPTY]
@@ -207,8 +213,8 @@ def test_packed_and_sorted_ranks_agree_on_ties_infinities_and_zeros() -> None:
     ranked = torch.randint(0, 4, (3, 50, 23)).float() / 3
     ranked[:, :, 0] = torch.inf
     ranked[:, 10:20, 7:] = -torch.inf
-    score, order = topk._first_of_sorted(ranked, 9)
-    packed, packed_order = topk._first_of_packed(ranked, 9)
+    score, order = _first_of_sorted(ranked, 9)
+    packed, packed_order = _first_of_packed(ranked, 9)
     exists = score > -torch.inf
     assert torch.equal(exists, packed >= 0)
     assert torch.equal(order[exists], packed_order[exists])
@@ -241,4 +247,4 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
 
     def test_choice(self) -> None:
         q, k = torch.randn(1, 4, 20, 4), torch.randn(1, 2, 9, 4)
-        torch.library.opcheck(topk._choose, (q, k, 4, 2, 5, 4, 0.5, None, None, None, "tiles"))
+        torch.library.opcheck(_select, (q, k, 4, 2, 5, 4, 0.5, None, None, None, "tiles"))

@@ -18,10 +18,10 @@ from wrapped_gradients import WAYS
 
 from nsa_harness.nsa.config import CI, Attention, Branch
 from nsa_harness.nsa.model import Recompute, StockBlock, TinyLM
-from nsa_harness.nsa.ops import topk
+from nsa_harness.nsa.observe import ViewGradientTrace
+from nsa_harness.nsa.ops.selection import RANKERS
 from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
 from nsa_harness.nsa.telemetry import Telemetry
-from nsa_harness.nsa.traces import ViewGradientTrace
 from nsa_harness.nsa.world import World
 
 LINES = "[GRAD-TRACE] after_backward_step"
@@ -217,8 +217,8 @@ def test_compiled_layers_choose_once_when_they_run_again(monkeypatch: pytest.Mon
     model = TinyLM.from_config(replace(CI, layers=1))
     checkpoint_layers(model, {0}, Recompute.NON_REENTRANT)
     compile_layers(model, backend="aot_eager")
-    made, choose = [], topk.RANKERS["tiles"]
-    monkeypatch.setitem(topk.RANKERS, "tiles", lambda *arguments: made.append(1) or choose(*arguments))
+    made, by_tiles = [], RANKERS["tiles"]
+    monkeypatch.setitem(RANKERS, "tiles", lambda *arguments: made.append(1) or by_tiles(*arguments))
     gradients(model, torch.randint(256, (1, 64)))
     assert len(made) == 1
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
 from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.ops.attend import CompletedBlocks, selected_attention
 from nsa_harness.nsa.ops.blockwise import blockwise
-from nsa_harness.nsa.ops.fused import importance, launch, mix, selected, spanned, spans
+from nsa_harness.nsa.ops.fused import importance, launch, mix, selected, spanned
 from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.patterns import CompletedBlocks
-from nsa_harness.nsa.ops.selected import selected_attention
-from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 TOLERANCE = 1e-10
@@ -49,7 +50,7 @@ def by_kernel(tokens: int, select_len: int, scale: float) -> Operation:
 
 
 def by_spans(tokens: int, window: int, scale: float) -> Operation:
-    seen = spans.of_last_tokens(tokens, window, None, torch.device("cpu"))
+    seen = spanned.spans_of_last_tokens(tokens, window, None, torch.device("cpu"))
     return lambda q, k, v: spanned.spanned_attention(q, k, v, seen, scale)[0]
 
 
@@ -145,20 +146,22 @@ class Planned:
         blocks = CompletedBlocks(6, 3).count(tokens)
         q = torch.empty(1, heads, tokens, 16, **numbers)
         outputs = [
-            self._spanned(q, blocks, groups, values, spans.of_completed_blocks(tokens, blocks, 6, 3, starts, META)),
-            self._spanned(q, tokens, groups, values, spans.of_last_tokens(tokens, 7, starts, META)),
+            self._spanned(
+                q, blocks, groups, values, spanned.spans_of_completed_blocks(tokens, blocks, 6, 3, starts, META)
+            ),
+            self._spanned(q, tokens, groups, values, spanned.spans_of_last_tokens(tokens, 7, starts, META)),
             self._selected(q, groups, values, starts),
         ]
         keys = torch.empty(1, groups, blocks, 16, **numbers)
         lse = torch.empty(1, heads, tokens, device=META)
         selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.25)
-        importance.chosen_blocks(q.half(), keys.half(), lse, selection, starts=starts)
+        importance.select_by_importance(q.half(), keys.half(), lse, selection, starts=starts)
         gates = torch.empty(3, 1, heads, tokens, **numbers)
         mixed = mix._mix._init_fn(outputs, gates)
         mix._mix_backward._init_fn(mixed, outputs, gates)
         return list(self.grids)
 
-    def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spans.Spans) -> Tensor:
+    def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spanned.Spans) -> Tensor:
         k, v = (q.new_empty(1, groups, keys, width) for width in (q.shape[3], values))
         output, lse = spanned._spanned._init_fn(q, k, v, *seen.tensors(), 0.25)
         spanned._spanned_backward._init_fn(output, q, k, v, *seen.tensors(), output, lse, 0.25)
@@ -246,6 +249,36 @@ def test_kernels_know_one_axis_and_no_atomic_operation(module: Path) -> None:
         name = ast.unparse(call.func)
         assert "atomic" not in name, f"line {call.lineno}"
         assert name not in ("tl.program_id", "tl.num_programs") or ast.unparse(call.args[0]) == "0"
+
+
+def launched_kernels() -> Iterator[ast.FunctionDef]:
+    for path in sorted(FUSED.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch"]
+        names = {ast.unparse(call.args[0]) for call in calls}
+        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names)
+
+
+SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups "
+CONSTANTS = (
+    " SCALE EXPONENT EXACT HEADS HEADS_PADDED D D_PADDED E E_PADDED ACC "
+    "BLOCK_LEN BLOCK_STRIDE SELECT_LEN PLACES LOG_PLACES TAPS BRANCHES QUERIES LOG_CHUNK ROWS KEYS "
+)
+
+
+@pytest.mark.parametrize("kernel", [*launched_kernels()], ids=lambda kernel: kernel.name)
+def test_kernels_take_the_same_things_by_the_same_names_in_the_same_order(kernel: ast.FunctionDef) -> None:
+    names = [argument.arg for argument in kernel.args.args]
+    tensors = list(takewhile(lambda name: name[:2] in ("p_", "s_"), names))
+    constants = [argument.arg for argument in kernel.args.args if argument.annotation]
+    sizes = names[len(tensors) : len(names) - len(constants)]
+    # A stride stands behind its own tensor; tensors without strides come last.
+    assert re.fullmatch(r"(p_(\w+)( s_\2[a-z])+ )*(p_\w+ )*", " ".join([*tensors, ""]))
+    assert sizes == sorted(sizes, key=lambda name: SIZES.index(f" {name} "))
+    assert constants == sorted(constants, key=lambda name: CONSTANTS.index(f" {name} "))
+    assert tensors
+    assert sizes
+    assert names == [*tensors, *sizes, *constants]
 
 
 @pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER, Implementation.TRITON])

@@ -11,8 +11,7 @@ import pytest
 from conftest import ROOT
 
 from nsa_harness.nsa.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
-from nsa_harness.nsa.settings import Settings, SettingsError, read_settings
-from nsa_harness.nsa.values import Data, Phase, Wrapper
+from nsa_harness.nsa.settings import Data, Phase, Settings, SettingsError, Wrapper, read_settings
 
 
 def read(*arguments: str, **environment: str) -> Settings:

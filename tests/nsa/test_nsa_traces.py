@@ -13,14 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from nsa_harness.nsa.attention import BlockChooser, GateMLP
+from nsa_harness.nsa.attention import BlockSelector, GateMLP
 from nsa_harness.nsa.config import CI
-from nsa_harness.nsa.memory import memory_text, peak_rss_bytes, rss_bytes
 from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.observe import Observer, gate_rows, selection_row
+from nsa_harness.nsa.observe import (
+    GradientTrace,
+    ModuleBackwardTrace,
+    Observer,
+    gate_rows,
+    selection_row,
+    traced_modules,
+)
 from nsa_harness.nsa.parallelize import checkpoint_layers, freeze
-from nsa_harness.nsa.telemetry import StepResult, Telemetry
-from nsa_harness.nsa.traces import GradientTrace, ModuleBackwardTrace, traced_modules
+from nsa_harness.nsa.telemetry import StepResult, Telemetry, memory_text, peak_rss_bytes, rss_bytes
 from nsa_harness.nsa.world import CannotRunError, World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
@@ -148,7 +153,7 @@ def test_an_observer_leaves_no_hook_behind(model: TinyLM) -> None:
     assert [row.layer for row in observer.selections()] == ["0", "1"]
     assert [(row.layer, row.branch) for row in observer.gates()][:3] == [("0", "cmp"), ("0", "sel"), ("0", "win")]
     assert observer.activation_dtypes()["blocks.0.attn.sel"] == "torch.float32"
-    watched = [module for module in model.modules() if isinstance(module, BlockChooser | GateMLP)]
+    watched = [module for module in model.modules() if isinstance(module, BlockSelector | GateMLP)]
     assert all(not module._forward_hooks for module in watched)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Alone, Program
 
+from nsa_harness import nsa
 from nsa_harness.nsa.config import CI
 from nsa_harness.nsa.data import Batches, shipped_text
-from nsa_harness.nsa.values import Data
+from nsa_harness.nsa.settings import Data
 
 
 def losses(directory: Path) -> list[float]:
@@ -183,7 +188,54 @@ def test_the_profile_names_the_operators_that_took_most_memory(alone: Alone, tmp
 
 
 def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.train.loss_of", lambda logits, _: (logits.sum() * 0).sqrt())
+    monkeypatch.setattr("nsa_harness.nsa.train.loss_of", lambda logits, _: (logits.sum() * 0).sqrt())
     assert alone("--layers", "1")[0] == 0
     with pytest.raises(RuntimeError, match="returned nan values"):
         alone("--layers", "1", "--detect-anomaly")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """The package below another one, as an installation has it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(nsa.__path__[0]), tmp_path / "other_package" / "nsa", ignore=ignored)
+    (tmp_path / "other_package" / "__init__.py").touch()
+    return tmp_path
+
+
+STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text", "--out-dir=out")
+
+
+@pytest.mark.parametrize(
+    "command", [("-m", "other_package.nsa.train"), ("other_package/nsa",)], ids=["module", "folder"]
+)
+def test_a_step_below_another_package_loads_nothing_of_ours(elsewhere: Path, command: tuple[str, ...]) -> None:
+    # The last import of a program, so that what it sees is what the step has loaded.
+    (elsewhere / "sitecustomize.py").write_text(
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('top-level nsa:', any(name.split('.')[0] == 'nsa' for name in sys.modules)))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(elsewhere)}
+    done = run_python(*command, *STEP, cwd=elsewhere, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "top-level nsa: False"
+    assert len(losses(elsewhere)) == 1
+    usage = run_python(*command, "--help", cwd=elsewhere, environment=environment).stdout
+    assert usage.startswith("usage: python -m other_package.nsa.train ")
+
+
+def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path) -> None:
+    # With checkpointing an operator looks for what its own layer selected.
+    command = [*STEP, "--gc=all"]
+    text = f"import nsa.train, other_package.nsa.train as other; [one.main({command}) for one in (nsa.train, other)]"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(elsewhere), str(Path(nsa.__path__[0]).parent)])}
+    done = run_python("-W", "error", "-c", text, cwd=elsewhere, environment=environment)
+    assert done.returncode == 0, done.stderr
+    first, second = losses(elsewhere)
+    assert first == second
+
+
+def run_python(*words: str, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )

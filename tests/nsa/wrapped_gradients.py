@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from nsa_harness.nsa.attention import BlockChooser
-from nsa_harness.nsa.comm_hooks import averaged_as_bf16
+from nsa_harness.nsa.attention import BlockSelector
 from nsa_harness.nsa.config import Attention
 from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.parallelize import average_gradients, parallelize, without_reduction
-from nsa_harness.nsa.settings import Settings, read_settings
-from nsa_harness.nsa.values import Wrapper
+from nsa_harness.nsa.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
+from nsa_harness.nsa.settings import Settings, Wrapper, read_settings
 from nsa_harness.nsa.world import World, joined
 
 LENGTH, MICRO_BATCHES = 96, 2
@@ -64,7 +62,7 @@ def joint(settings: Settings, dtype: torch.dtype, tokens: Tensor) -> tuple[dict[
 
 
 def choosers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, BlockChooser)]
+    return [module for module in model.modules() if isinstance(module, BlockSelector)]
 
 
 def wrapped(settings: Settings, world: World, dtype: torch.dtype, tokens: Tensor, pinned: list[Tensor] | None) -> dict:

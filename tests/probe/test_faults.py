@@ -12,6 +12,7 @@ from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_f
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.faults.plant import averages_the_loss
 from nsa_harness.faults.spec import KINDS, Spec, When
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
@@ -117,6 +118,20 @@ def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: 
     if kind not in ("raise", "sigkill", "exit0"):
         assert steps_s[STEP] - steps_s[STEP - 1] >= 0.3
     assert not list(tmp_path.glob("*.trouble.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("module", "averages"),
+    [
+        ("__main__", True),
+        ("nsa.world", True),
+        ("nsa_harness.nsa.world", True),
+        ("nsa.parallelize", False),
+        ("their_nsa.world", False),
+    ],
+)
+def test_the_loss_is_averaged_by_the_program_under_either_name_of_our_package(module: str, averages: bool) -> None:
+    assert averages_the_loss({"__name__": module}) is averages
 
 
 def test_a_fault_that_never_happens_says_so(tmp_path: Path) -> None:

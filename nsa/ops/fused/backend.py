@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nsa.ops.fused import spans
-from nsa.ops.fused.importance import chosen_blocks
-from nsa.ops.fused.mix import mixed
-from nsa.ops.fused.selected import selected
-from nsa.ops.fused.spanned import spanned_attention
-from nsa.ops.topk import RANKERS, Selection, choose_blocks
+from ..selection import RANKERS, Selection, select_blocks
+from .importance import select_by_importance
+from .mix import mixed
+from .selected import selected
+from .spanned import spanned_attention, spans_of_completed_blocks, spans_of_last_tokens
 
 
 class FusedBackend:
@@ -30,10 +29,10 @@ class FusedBackend:
         scale: float,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        seen = spans.of_completed_blocks(q.shape[2], k.shape[2], block_len, block_stride, starts, q.device)
+        seen = spans_of_completed_blocks(q.shape[2], k.shape[2], block_len, block_stride, starts, q.device)
         return spanned_attention(q, k, v, seen, scale)
 
-    def chosen(
+    def select(
         self,
         q: Tensor,
         k: Tensor,
@@ -42,7 +41,7 @@ class FusedBackend:
         memo_number: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> Tensor:
-        return choose_blocks(q, k, selection, memo_number, lse_BHT=lse, starts=starts, ranked_by=self.name)
+        return select_blocks(q, k, selection, memo_number, lse_BHT=lse, starts=starts, ranked_by=self.name)
 
     def selected(
         self,
@@ -60,7 +59,7 @@ class FusedBackend:
     def sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return spanned_attention(q, k, v, spans.of_last_tokens(q.shape[2], window, starts, q.device), scale)
+        return spanned_attention(q, k, v, spans_of_last_tokens(q.shape[2], window, starts, q.device), scale)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         return mixed(outputs, gates_cBHT)
@@ -71,7 +70,7 @@ def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, star
     if lse is None:
         lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
         _, lse = FusedBackend().compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)
-    return chosen_blocks(q, k, lse, selection, starts=starts)
+    return select_by_importance(q, k, lse, selection, starts=starts)
 
 
 RANKERS[FusedBackend.name] = _ranked

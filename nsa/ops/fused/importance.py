@@ -8,13 +8,12 @@ block that reaches into two selection blocks is multiplied twice, a quarter more
 price for never writing [H, T, S].
 
 Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n places.
-In the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N places, padded.
+Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N places, padded.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -22,18 +21,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
-from nsa.ops.fused.device import LOG2_E, as_exponent, power
-from nsa.ops.fused.launch import NARROWEST, CannotLaunchError, Tile, accumulator, check_dtypes, launch, padded, strided
-from nsa.ops.fused.tuning import Situation, run_best
-from nsa.ops.packed import compressed_starts
-from nsa.ops.topk import Selection
+from ..packed import compressed_starts
+from ..selection import Selection
+from .device import as_exponent, load_heads, load_rows, power
+from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, launch, padded, strided
+from .tuning import Situation, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
 LARGEST: constexpr = constexpr(3.0e38)
 MOST_QUERIES = 32
 
 
-def chosen_blocks(
+def select_by_importance(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     lse_BHT: Tensor,
@@ -42,7 +41,7 @@ def chosen_blocks(
     starts: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Indices [B, G, T, n] (int32) as topk.choose_blocks gives them, from the compressed branch's log-sum-exp.
+    """Indices [B, G, T, n] (int32) as topk.select_blocks gives them, from the compressed branch's log-sum-exp.
 
     With `starts` (packed.py) the batch is one row of sequences, the keys are the complete blocks of each of them behind
     each other, and indices count from the query's own sequence. Ranks go by importance rounded to float32, also for
@@ -95,44 +94,37 @@ def _launch(
     selection: Selection,
     indices: Tensor,
 ) -> None:
-    batch, heads, tokens, width = q_BHTD.shape
+    batch, heads, tokens, _ = q_BHTD.shape
     groups, blocks = k_BGSD.shape[1:3]
     queries = max(1, tile.rows // padded(heads // groups, least=1))
     tiles = -(-tokens // queries) + (0 if starts is None else starts.shape[0] - 2)
     table = None if starts is None else _table(starts, tiles, queries, blocks, selection)
-    is_exact = q_BHTD.element_size() > 2
-    tensors = (*strided(q_BHTD), *strided(k_BGSD), lse_BHT.contiguous(), table, indices)
+    sizes = constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
+    for unused in ("SCALE", "E", "E_PADDED"):
+        del sizes[unused]
     launch(
         ranked_blocks,
         batch * groups * tiles if tokens else 0,
-        *tensors,
-        tokens,
-        blocks,
-        groups,
-        tiles,
-        **_constants(selection, heads // groups, width, queries, tile.keys),
-        ACC=accumulator(q_BHTD.dtype),
-        SCALE=selection.scale * (1.0 if is_exact else LOG2_E),
-        EXACT=is_exact,
+        *(*strided(q_BHTD), *strided(k_BGSD), lse_BHT.contiguous(), indices, table),
+        *(groups, tokens, blocks, tiles),
+        **sizes,
+        **_lengths(selection, queries, tile.keys),
         warps=tile.warps,
         stages=tile.stages,
     )
 
 
-def _constants(selection: Selection, heads: int, width: int, queries: int, keys: int) -> dict[str, Any]:
+def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
+    """The constants of this kernel alone."""
     return {
-        "HEADS": heads,
-        "PADDED_HEADS": padded(heads, least=1),
-        "WIDTH": width,
-        "PADDED_WIDTH": padded(width),
-        "QUERIES": queries,
-        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
+        "BLOCK_LEN": selection.block_len,
+        "BLOCK_STRIDE": selection.block_stride,
+        "SELECT_LEN": selection.select_len,
         "PLACES": selection.select_count,
         "LOG_PLACES": _log2_padded(selection.select_count),
-        "LENGTH": selection.block_len,
-        "STRIDE": selection.block_stride,
-        "SIZE": selection.select_len,
         "TAPS": taps(selection),
+        "QUERIES": queries,
+        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
     }
 
 
@@ -165,129 +157,103 @@ def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Sel
 
 @triton.jit
 def ranked_blocks(
-    q,
-    q_batch,
-    q_head,
-    q_token,
-    k,
-    k_batch,
-    k_group,
-    k_block,
-    lse,
-    table,
-    indices,
-    tokens,
-    blocks,
-    groups,
-    tiles,
-    HEADS: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED_WIDTH: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    PLACES: tl.constexpr,
-    LOG_PLACES: tl.constexpr,
-    LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SIZE: tl.constexpr,
-    TAPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    ACC: tl.constexpr,
-    EXACT: tl.constexpr,
-):
+    p_q, s_qb, s_qh, s_qt,
+    p_k, s_kb, s_kg, s_ks,
+    p_lse, p_indices, p_table,
+    groups, tokens, blocks, tiles,
+    EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
+):  # fmt: skip
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
-    PADDED_PLACES: tl.constexpr = 1 << LOG_PLACES
-    ROWS: tl.constexpr = QUERIES * PADDED_HEADS
+    PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
+    ROWS: tl.constexpr = QUERIES * HEADS_PADDED
     # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
-    SHIFT: tl.constexpr = (LENGTH + STRIDE - 1) // STRIDE
+    SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
     # Programs of one group run next to each other and share its keys in the cache, the longest of them first.
-    i_batch_group = tl.program_id(0) // tiles
+    i_bg = tl.program_id(0) // tiles
     i_tile = tiles - 1 - tl.program_id(0) % tiles
-    i_batch = (i_batch_group // groups).to(tl.int64)
-    i_group = (i_batch_group % groups).to(tl.int64)
+    i_b = (i_bg // groups).to(tl.int64)
+    i_g = (i_bg % groups).to(tl.int64)
     first_token = 0
     first_block = 0
     sequence_tokens = tokens
     sequence_blocks = blocks
     first_query = i_tile * QUERIES
-    if table is not None:
-        p_tile = table + i_tile.to(tl.int64) * 5
-        first_token = tl.load(p_tile)
-        sequence_tokens = tl.load(p_tile + 1)
-        first_block = tl.load(p_tile + 2)
-        sequence_blocks = tl.load(p_tile + 3)
-        first_query = tl.load(p_tile + 4)
+    if p_table is not None:
+        p_row = p_table + i_tile.to(tl.int64) * 5
+        first_token = tl.load(p_row)
+        sequence_tokens = tl.load(p_row + 1)
+        first_block = tl.load(p_row + 2)
+        sequence_blocks = tl.load(p_row + 3)
+        first_query = tl.load(p_row + 4)
 
     o_row = tl.arange(0, ROWS)  # [R]
-    o_head = o_row % PADDED_HEADS  # [R]
-    o_token = first_query + o_row // PADDED_HEADS  # [R]
+    o_head = o_row % HEADS_PADDED  # [R]
+    o_token = first_query + o_row // HEADS_PADDED  # [R]
     m_row = (o_token < sequence_tokens) & (o_head < HEADS)  # [R]
-    o_width = tl.arange(0, PADDED_WIDTH)  # [D]
-    m_width = o_width < WIDTH  # [D]
-    heads_before = i_group * HEADS
-    token_64 = first_token + o_token.to(tl.int64)  # [R]
-    p_q = q + i_batch * q_batch + (heads_before + o_head) * q_head + token_64 * q_token  # [R]
-    b_q = tl.load(p_q[:, None] + o_width[None, :], mask=m_row[:, None] & m_width[None, :], other=0.0)  # [R, D]
-    p_lse = lse + (i_batch * groups * HEADS + heads_before + o_head) * tokens + token_64  # [R]
-    b_lse = tl.load(p_lse, mask=m_row, other=0.0).to(ACC)  # [R]
-    b_lse = as_exponent(b_lse, EXACT)
-    seen_from = tl.where(m_row, o_token, -1)  # [R]
-    p_k = k + i_batch * k_batch + i_group * k_group + first_block.to(tl.int64) * k_block
+    o_head = i_g * HEADS + o_head
+    o_wide = first_token + o_token.to(tl.int64)  # [R]
+    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide  # [R]
+    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0).to(ACC), EXACT)  # [R]
+    b_seen_from = tl.where(m_row, o_token, -1)  # [R]
+    p_keys = p_k + i_b * s_kb + i_g * s_kg + first_block.to(tl.int64) * s_ks
 
     o_query = first_query + tl.arange(0, QUERIES)  # [Q]
-    current = o_query // SIZE  # [Q]
+    b_current = o_query // SELECT_LEN  # [Q]
     last_token = tl.minimum(first_query + QUERIES, sequence_tokens)
-    chunks = (last_token + CHUNK * SIZE - 1) // (CHUNK * SIZE)
+    chunks = (last_token + CHUNK * SELECT_LEN - 1) // (CHUNK * SELECT_LEN)
     b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)  # [R, C]
-    b_best = tl.full([QUERIES, PADDED_PLACES], -1, dtype=tl.int64)  # [Q, N], ascending
+    b_best = tl.full([QUERIES, PLACES_PADDED], -1, dtype=tl.int64)  # [Q, N], ascending
     # One loop over chunks and taps, so that the keys of the next chunk are on their way while this one is ranked.
     for step in range(chunks * TAPS):
         tap = step % TAPS
         o_selected = (step // TAPS) * CHUNK + tl.arange(0, CHUNK)  # [C]
-        begin = o_selected * SIZE  # [C]
-        o_block = (begin - LENGTH + SHIFT * STRIDE) // STRIDE + (1 - SHIFT + tap)  # [C]
+        o_begin = o_selected * SELECT_LEN  # [C]
+        o_block = (o_begin - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)  # [C]
         m_block = (o_block >= 0) & (o_block < sequence_blocks)  # [C]
-        p_block = p_k + o_block.to(tl.int64) * k_block  # [C]
-        b_k = tl.load(p_block[:, None] + o_width[None, :], mask=m_block[:, None] & m_width[None, :], other=0.0)
-        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
-        b_share = power(b_scores * SCALE - b_lse[:, None], EXACT)  # [R, C]
-        last_seen = tl.where(m_block, o_block * STRIDE + (LENGTH - 1), LAST_INDEX)  # [C]
+        b_k = load_rows(p_keys, s_ks, o_block, m_block, D, D_PADDED)  # [C, D]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, C]
+        b_p = power(b_s - b_lse[:, None], EXACT)  # [R, C]
+        b_last_token = tl.where(m_block, o_block * BLOCK_STRIDE + (BLOCK_LEN - 1), LAST_INDEX)  # [C]
         # The weight is the number of shared tokens; dividing all of them by d, as eq. 9 does, changes no rank.
-        end = tl.minimum(begin + SIZE, o_block * STRIDE + LENGTH)  # [C]
-        weight = tl.maximum(end - tl.maximum(begin, o_block * STRIDE), 0).to(ACC)  # [C]
-        m_seen = last_seen[None, :] <= seen_from[:, None]  # [R, C]
-        b_sum += tl.where(m_seen, b_share, 0.0) * weight[None, :]
+        o_end = tl.minimum(o_begin + SELECT_LEN, o_block * BLOCK_STRIDE + BLOCK_LEN)  # [C]
+        b_weight = tl.maximum(o_end - tl.maximum(o_begin, o_block * BLOCK_STRIDE), 0).to(ACC)  # [C]
+        m_seen = b_last_token[None, :] <= b_seen_from[:, None]  # [R, C]
+        b_sum += tl.where(m_seen, b_p, 0.0) * b_weight[None, :]
         if tap == TAPS - 1:
-            b_importance = tl.sum(tl.reshape(b_sum, [QUERIES, PADDED_HEADS, CHUNK]), 1).to(tl.float32)  # [Q, C]
+            b_importance = tl.sum(tl.reshape(b_sum, [QUERIES, HEADS_PADDED, CHUNK]), 1).to(tl.float32)  # [Q, C]
             # The sum leaves a copy in each thread that held a head. To gather all as they are spreads them out again,
             # and halves the instructions of the kernel.
             o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
             b_importance = tl.gather(b_importance, o_same, 1)
-            b_rank = _ranked(b_importance, o_selected, current)
+            b_rank = _ranked(b_importance, o_selected, b_current)
             # What is ascending meets what is descending.
             b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
             b_best = _merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
-    o_place = PADDED_PLACES - 1 - tl.arange(0, PADDED_PLACES)  # [N]
+    o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
     b_index = tl.where(b_best < 0, -1, (b_best & LAST_INDEX) ^ LAST_INDEX).to(tl.int32)  # [Q, N]
     m_out = (o_query < sequence_tokens)[:, None] & (o_place < PLACES)[None, :]  # [Q, N]
-    o_out = i_batch_group.to(tl.int64) * tokens + first_token + o_query.to(tl.int64)  # [Q]
-    tl.store(indices + o_out[:, None] * PLACES + o_place[None, :], b_index, mask=m_out)
+    o_out = i_bg.to(tl.int64) * tokens + first_token + o_query.to(tl.int64)  # [Q]
+    tl.store(p_indices + o_out[:, None] * PLACES + o_place[None, :], b_index, mask=m_out)
 
 
 @triton.jit
-def _ranked(b_importance, o_selected, current):
+def _ranked(b_importance, o_selected, b_current):
     """One integer per block, the greater the better: importance above, the lower index below; -1 for later blocks."""
     o_block = o_selected[None, :]  # [1, C]
-    forced = (o_block == 0) | (o_block == current[:, None]) | (o_block == current[:, None] - 1)  # [Q, C]
+    m_forced = (o_block == 0) | (o_block == b_current[:, None]) | (o_block == b_current[:, None] - 1)  # [Q, C]
     # A comparison with something that is not a number is false, so that it counts as nothing.
-    finite = tl.where(b_importance > 0, tl.minimum(b_importance, LARGEST), 0.0)  # [Q, C]
+    b_finite = tl.where(b_importance > 0, tl.minimum(b_importance, LARGEST), 0.0)  # [Q, C]
     # Bits of floats that are not negative have the order of the floats. All bits turned, a lower index is greater.
-    bits = tl.where(forced, float("inf"), finite).to(tl.int32, bitcast=True).to(tl.int64)  # [Q, C]
-    rank = (bits << 32) | (o_block ^ LAST_INDEX).to(tl.int64)  # [Q, C]
-    return tl.where(o_block <= current[:, None], rank, -1)
+    b_bits = tl.where(m_forced, float("inf"), b_finite).to(tl.int32, bitcast=True).to(tl.int64)  # [Q, C]
+    b_rank = (b_bits << 32) | (o_block ^ LAST_INDEX).to(tl.int64)  # [Q, C]
+    return tl.where(o_block <= b_current[:, None], b_rank, -1)
 
 
 @triton.jit
@@ -298,11 +264,11 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
     ranks that meet, N of them, and these are the best of both. (Of N sorted ones against N sorted the other way round,
     each that loses has N greater ones.) tl.topk does the same, a thousand times slower in the interpreter.
     """
-    PLACES: tl.constexpr = 1 << LOG_PLACES
+    PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     if LOG_CHUNK < LOG_PLACES:
         o_copy = tl.arange(0, 1 << (LOG_PLACES - LOG_CHUNK))
-        spread = tl.where((o_copy == 0)[None, None, :], b_rank[:, :, None], -1)
-        b_rank = tl.reshape(spread, [QUERIES, PLACES])
+        b_spread = tl.where((o_copy == 0)[None, None, :], b_rank[:, :, None], -1)
+        b_rank = tl.reshape(b_spread, [QUERIES, PLACES_PADDED])
     LOG_WIDTH: tl.constexpr = max(LOG_CHUNK, LOG_PLACES)
     for log_sorted in tl.static_range(1, LOG_PLACES + 1):
         b_rank = _merged(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
@@ -341,8 +307,8 @@ def _exchanged(
     """Ranks 2^LOG_APART apart, each two in the order of their run."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     o_rank = tl.arange(0, WIDTH)  # [C]
-    pairs = tl.reshape(b_rank, [QUERIES * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])
+    b_pairs = tl.reshape(b_rank, [QUERIES * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])
     # The sum less the one is the other, also where the sum overflows.
-    other = tl.reshape(tl.sum(pairs, 1)[:, None, :] - pairs, [QUERIES, WIDTH])
-    lesser = ((o_rank >> LOG_APART) ^ (o_rank >> LOG_LENGTH) ^ ASCENDING) & 1  # [C]
-    return tl.where((lesser == 1)[None, :], tl.minimum(b_rank, other), tl.maximum(b_rank, other))
+    b_other = tl.reshape(tl.sum(b_pairs, 1)[:, None, :] - b_pairs, [QUERIES, WIDTH])
+    m_lesser = ((o_rank >> LOG_APART) ^ (o_rank >> LOG_LENGTH) ^ ASCENDING) & 1  # [C]
+    return tl.where((m_lesser == 1)[None, :], tl.minimum(b_rank, b_other), tl.maximum(b_rank, b_other))

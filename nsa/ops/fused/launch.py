@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from nsa.ops.fused import MOST_HEADS, WIDEST
-from nsa.ops.fused.device import LOG2_E
+from . import MOST_HEADS, WIDEST
+from .device import LOG2_E
 
 # A dot product on tensor cores is at least this wide in its inner dimension.
 NARROWEST = 16

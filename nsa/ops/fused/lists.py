@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nsa.ops.packed import alone, selection_starts, sequence_of
+from ..packed import alone, selection_starts, sequence_of
 
 EMPTY = -1
 MOST_QUERIES = 32  # of a tile: one bit each, and the sum of all bits stays an int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class QueryBlocks:
     """The blocks of each query, and where blocks begin."""
 
     block_NTn: Tensor  # int32, EMPTY where the caller's number stands for nothing that the query could see
@@ -58,7 +58,7 @@ class Segments:
     partials: int  # a bound for the segments of a row that belong to blocks of several
 
 
-def chosen(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None) -> Chosen:
+def query_blocks(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None) -> QueryBlocks:
     """The caller's numbers, which count from the start of the query's own sequence, as blocks of the row."""
     tokens, places = indices_BGTn.shape[2:]
     begins = alone(tokens, indices_BGTn.device) if starts is None else starts
@@ -70,36 +70,36 @@ def chosen(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None) -> C
     index_NTn = indices_BGTn.reshape(-1, tokens, places)
     seen = (index_NTn >= 0) & (index_NTn <= latest_T[:, None])
     block_NTn = torch.where(seen, index_NTn, 0) + block_begins[own_T][:, None]
-    return Chosen(
+    return QueryBlocks(
         block_NTn=torch.where(seen, block_NTn, EMPTY).to(torch.int32),
         first_b=_first_tokens(begins, block_begins, select_len, tokens),
     )
 
 
-def unions(choice: Chosen, queries: int) -> Unions:
+def unions(of_query: QueryBlocks, queries: int) -> Unions:
     """Tiles of `queries` neighbouring queries each, at most MOST_QUERIES."""
-    rows, tokens, places = choice.block_NTn.shape
+    rows, tokens, places = of_query.block_NTn.shape
     width = queries * places
-    block_NxU = functional.pad(choice.block_NTn, (0, 0, 0, -tokens % queries), value=EMPTY).reshape(rows, -1, width)
+    block_NxU = functional.pad(of_query.block_NTn, (0, 0, 0, -tokens % queries), value=EMPTY).reshape(rows, -1, width)
     query_U = torch.div(_count(width, block_NxU), places, rounding_mode="floor")
-    key_NxU = (torch.where(block_NxU < 0, choice.blocks, block_NxU) * queries + query_U).sort(-1).values
+    key_NxU = (torch.where(block_NxU < 0, of_query.blocks, block_NxU) * queries + query_U).sort(-1).values
     block_NxU = torch.div(key_NxU, queries, rounding_mode="floor")
-    real = block_NxU < choice.blocks
+    real = block_NxU < of_query.blocks
     # Equal blocks are a run; they are numbered from 1, and run i ends where run i + 1 starts.
     run_NxU = (_differs(block_NxU) & real).cumsum(-1, dtype=torch.int32)
     bit_NxU = torch.where(_differs(key_NxU) & real, torch.ones_like(key_NxU, dtype=torch.int64) << key_NxU % queries, 0)
     start = torch.searchsorted(run_NxU, _rows(_count(width + 1, run_NxU) + 1, run_NxU))
     return Unions(
-        first_NxU=choice.first_b[block_NxU.gather(-1, start[..., :-1].clamp_max(width - 1))],
+        first_NxU=of_query.first_b[block_NxU.gather(-1, start[..., :-1].clamp_max(width - 1))],
         members_NxU=functional.pad(bit_NxU.cumsum(-1), (1, 0)).gather(-1, start).diff(dim=-1),
         count_Nx=run_NxU[..., -1].contiguous(),
     )
 
 
-def segments(choice: Chosen, length: int) -> Segments:
+def segments(of_query: QueryBlocks, length: int) -> Segments:
     """The queries of each block. A block's share of all places is small on average and large for block 0."""
-    tokens, places = choice.block_NTn.shape[1:]
-    key_NL, blocks = _sorted_by_block(choice), choice.blocks
+    tokens, places = of_query.block_NTn.shape[1:]
+    key_NL, blocks = _sorted_by_block(of_query), of_query.blocks
     repeated = ~_differs(key_NL)
     begin_Nb = torch.searchsorted(key_NL, _rows(_count(blocks + 1, key_NL) * tokens, key_NL), out_int32=True)
     cuts_Nb = torch.div(begin_Nb.diff(dim=-1) + length - 1, length, rounding_mode="floor").clamp_min(1)
@@ -119,11 +119,11 @@ def segments(choice: Chosen, length: int) -> Segments:
     )
 
 
-def _sorted_by_block(choice: Chosen) -> Tensor:
+def _sorted_by_block(of_query: QueryBlocks) -> Tensor:
     """block * T + query for all places, ascending; the empty ones last. Half as wide a sort where 32 bits hold it."""
-    rows, tokens, _ = choice.block_NTn.shape
-    kind = torch.int32 if (choice.blocks + 1) * tokens < 1 << 31 else torch.int64
-    block_NTn = torch.where(choice.block_NTn < 0, choice.blocks, choice.block_NTn).to(kind)
+    rows, tokens, _ = of_query.block_NTn.shape
+    kind = torch.int32 if (of_query.blocks + 1) * tokens < 1 << 31 else torch.int64
+    block_NTn = torch.where(of_query.block_NTn < 0, of_query.blocks, of_query.block_NTn).to(kind)
     query_T = _count(tokens, block_NTn)
     return (block_NTn * tokens + query_T[:, None]).reshape(rows, -1).sort(-1).values
 

@@ -3,7 +3,7 @@
 The sum is written in the order that the output projection reads, [B, T, H, E], so that no copy turns it around.
 
 Dimensions: B batch, H query heads, T tokens, E value width, c branches.
-In the kernels: R rows, one of a token and a head each, E columns, padded.
+Inside a kernel R rows, one of a token and a head each; o1 to o3 the outputs, g the gates, y the sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.fused.launch import CannotLaunchError, accumulator, check_dtypes, launch, padded, strided
+from .. import NAMESPACE
+from .device import load_heads, store_heads
+from .launch import CannotLaunchError, accumulator, check_dtypes, launch, padded, strided
 
 MOST_BRANCHES = 3
 # What a program holds of each branch. Reading is all it does, so that nothing is gained by choosing this.
@@ -40,17 +42,14 @@ def mixed(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
     return _mix(list(outputs), gates_cBHT)
 
 
-@torch.library.custom_op("nsa::mix", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::mix", mutates_args=())
 def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
     result = _like_the_sum(outputs)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
         mix_forward,
         programs,
-        *_for_three(outputs),
-        gates_cBHT,
-        *gates_cBHT.stride(),
-        result,
+        *(*_for_three(outputs), gates_cBHT, *gates_cBHT.stride(), result),
         result.shape[1],
         **constants,
         warps=WARPS,
@@ -58,25 +57,17 @@ def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("nsa::mix_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::mix_backward", mutates_args=())
 def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
     """Gradients of the outputs and of the gates, each written by the one program that holds its row."""
     grads, grad_gates = _like_the_inputs(outputs, gates_cBHT)
     programs, constants = _plan(outputs, gates_cBHT)
-    first, second, third = (grads * MOST_BRANCHES)[:MOST_BRANCHES]
     launch(
         mix_backward,
         programs,
-        *strided(grad_BTHE),
-        *_for_three(outputs),
-        gates_cBHT,
-        *gates_cBHT.stride(),
-        first,
-        second,
-        third,
-        grad_gates,
-        grad_BTHE.shape[0],
-        grad_BTHE.shape[1],
+        *(*_for_three(outputs), gates_cBHT, *gates_cBHT.stride(), *strided(grad_BTHE)),
+        *(*(grads * MOST_BRANCHES)[:MOST_BRANCHES], grad_gates),
+        *grad_BTHE.shape[:2],
         **constants,
         warps=WARPS,
     )
@@ -118,16 +109,15 @@ def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Te
 def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any]]:
     """How many programs, and the constants of both kernels."""
     batch, heads, tokens, width = outputs[0].shape
-    columns = padded(width)
-    rows = max(1, ELEMENTS // columns)
+    rows = max(1, ELEMENTS // padded(width))
     programs = batch * -(-tokens * heads // rows)
     return programs, {
-        "BRANCHES": len(outputs),
         "HEADS": heads,
-        "WIDTH": width,
-        "ROWS": rows,
-        "COLUMNS": columns,
+        "E": width,
+        "E_PADDED": padded(width),
         "ACC": accumulator(torch.promote_types(outputs[0].dtype, gates_cBHT.dtype)),
+        "BRANCHES": len(outputs),
+        "ROWS": rows,
     }
 
 
@@ -138,134 +128,80 @@ def _for_three(outputs: list[Tensor]) -> list[Any]:
 
 @triton.jit
 def mix_forward(
-    first,
-    first_batch,
-    first_head,
-    first_token,
-    second,
-    second_batch,
-    second_head,
-    second_token,
-    third,
-    third_batch,
-    third_head,
-    third_token,
-    gates,
-    gate_branch,
-    gate_batch,
-    gate_head,
-    gate_token,
-    result,
+    p_o1, s_o1b, s_o1h, s_o1t,
+    p_o2, s_o2b, s_o2h, s_o2t,
+    p_o3, s_o3b, s_o3h, s_o3t,
+    p_g, s_gc, s_gb, s_gh, s_gt,
+    p_y,
     tokens,
-    BRANCHES: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    i_batch, o_row, m_row = _rows(tokens, HEADS, ROWS)
-    o_head, o_token = (o_row % HEADS).to(tl.int64), (o_row // HEADS).to(tl.int64)  # [R]
-    o_column = tl.arange(0, COLUMNS)[None, :]  # [1, E]
-    m_tile = m_row[:, None] & (o_column < WIDTH)  # [R, E]
-    p_gate = gates + i_batch * gate_batch + o_head * gate_head + o_token * gate_token  # [R]
-    p_output = first + i_batch * first_batch + o_head * first_head + o_token * first_token  # [R]
-    b_sum = _term(p_output, p_gate, o_column, m_row, m_tile, ACC)  # [R, E]
+    HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
+    p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
+    b_y = _term(p_o1, i_b * s_o1b + o_head * s_o1h + o_token * s_o1t, p_gate, m_row, E, E_PADDED, ACC)  # [R, E]
     if BRANCHES > 1:
-        p_output = second + i_batch * second_batch + o_head * second_head + o_token * second_token
-        p_gate += gate_branch
-        b_sum += _term(p_output, p_gate, o_column, m_row, m_tile, ACC)
+        p_gate += s_gc
+        b_y += _term(p_o2, i_b * s_o2b + o_head * s_o2h + o_token * s_o2t, p_gate, m_row, E, E_PADDED, ACC)
     if BRANCHES > 2:
-        p_output = third + i_batch * third_batch + o_head * third_head + o_token * third_token
-        p_gate += gate_branch
-        b_sum += _term(p_output, p_gate, o_column, m_row, m_tile, ACC)
-    p_result = result + (i_batch * tokens * HEADS + o_row) * WIDTH  # [R]
-    tl.store(p_result[:, None] + o_column, b_sum.to(result.dtype.element_ty), mask=m_tile)
+        p_gate += s_gc
+        b_y += _term(p_o3, i_b * s_o3b + o_head * s_o3h + o_token * s_o3t, p_gate, m_row, E, E_PADDED, ACC)
+    store_heads(p_y, (i_b * tokens * HEADS + o_row) * E, m_row, b_y, E, E_PADDED)
 
 
 @triton.jit
-def _term(p_output, p_gate, o_column, m_row, m_tile, ACC: tl.constexpr):
+def _term(p_o, o_row, p_gate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr, ACC: tl.constexpr):
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)  # [R]
-    return tl.load(p_output[:, None] + o_column, mask=m_tile, other=0.0).to(ACC) * b_gate[:, None]  # [R, E]
+    return load_heads(p_o, o_row, m_row, E, E_PADDED).to(ACC) * b_gate[:, None]  # [R, E]
 
 
 @triton.jit
 def mix_backward(
-    grad,
-    grad_batch,
-    grad_token,
-    grad_head,
-    first,
-    first_batch,
-    first_head,
-    first_token,
-    second,
-    second_batch,
-    second_head,
-    second_token,
-    third,
-    third_batch,
-    third_head,
-    third_token,
-    gates,
-    gate_branch,
-    gate_batch,
-    gate_head,
-    gate_token,
-    grad_first,
-    grad_second,
-    grad_third,
-    grad_gates,
-    batch,
-    tokens,
-    BRANCHES: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    i_batch, o_row, m_row = _rows(tokens, HEADS, ROWS)
-    o_head, o_token = (o_row % HEADS).to(tl.int64), (o_row // HEADS).to(tl.int64)  # [R]
-    o_column = tl.arange(0, COLUMNS)[None, :]  # [1, E]
-    m_tile = m_row[:, None] & (o_column < WIDTH)  # [R, E]
-    p_grad = grad + i_batch * grad_batch + o_head * grad_head + o_token * grad_token  # [R]
-    b_grad = tl.load(p_grad[:, None] + o_column, mask=m_tile, other=0.0).to(ACC)  # [R, E]
-    p_gate = gates + i_batch * gate_batch + o_head * gate_head + o_token * gate_token  # [R]
+    p_o1, s_o1b, s_o1h, s_o1t,
+    p_o2, s_o2b, s_o2h, s_o2t,
+    p_o3, s_o3b, s_o3h, s_o3t,
+    p_g, s_gc, s_gb, s_gh, s_gt,
+    p_dy, s_dyb, s_dyt, s_dyh,
+    p_do1, p_do2, p_do3, p_dg,
+    batch, tokens,
+    HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    i_b, _, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
+    b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
+    p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
     # Gradients are contiguous, those of the gates branch by branch.
-    o_out = (i_batch * HEADS + o_head) * tokens + o_token  # [R]
-    p_grad_gate = grad_gates + o_out  # [R]
+    o_out = (i_b * HEADS + o_head) * tokens + o_token  # [R]
+    p_dgate = p_dg + o_out  # [R]
     branch_rows = tl.cast(batch, tl.int64) * HEADS * tokens
-    p_output = first + i_batch * first_batch + o_head * first_head + o_token * first_token  # [R]
-    p_grad_output = grad_first + o_out * WIDTH  # [R]
-    _term_gradients(b_grad, p_output, p_gate, p_grad_output, p_grad_gate, o_column, m_row, m_tile)
+    o_in = i_b * s_o1b + o_head * s_o1h + o_token * s_o1t  # [R]
+    _term_gradients(b_dy, p_o1, o_in, p_gate, p_do1, o_out, p_dgate, m_row, E, E_PADDED)
     if BRANCHES > 1:
-        p_output = second + i_batch * second_batch + o_head * second_head + o_token * second_token
-        p_grad_output = grad_second + o_out * WIDTH
-        p_gate += gate_branch
-        p_grad_gate += branch_rows
-        _term_gradients(b_grad, p_output, p_gate, p_grad_output, p_grad_gate, o_column, m_row, m_tile)
+        o_in = i_b * s_o2b + o_head * s_o2h + o_token * s_o2t
+        p_gate += s_gc
+        p_dgate += branch_rows
+        _term_gradients(b_dy, p_o2, o_in, p_gate, p_do2, o_out, p_dgate, m_row, E, E_PADDED)
     if BRANCHES > 2:
-        p_output = third + i_batch * third_batch + o_head * third_head + o_token * third_token
-        p_grad_output = grad_third + o_out * WIDTH
-        p_gate += gate_branch
-        p_grad_gate += branch_rows
-        _term_gradients(b_grad, p_output, p_gate, p_grad_output, p_grad_gate, o_column, m_row, m_tile)
+        o_in = i_b * s_o3b + o_head * s_o3h + o_token * s_o3t
+        p_gate += s_gc
+        p_dgate += branch_rows
+        _term_gradients(b_dy, p_o3, o_in, p_gate, p_do3, o_out, p_dgate, m_row, E, E_PADDED)
 
 
 @triton.jit
-def _term_gradients(b_grad, p_output, p_gate, p_grad_output, p_grad_gate, o_column, m_row, m_tile):
-    b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(b_grad.dtype)  # [R]
-    b_grad_output = b_grad * b_gate[:, None]  # [R, E]
-    tl.store(p_grad_output[:, None] + o_column, b_grad_output.to(p_grad_output.dtype.element_ty), mask=m_tile)
-    b_output = tl.load(p_output[:, None] + o_column, mask=m_tile, other=0.0).to(b_grad.dtype)  # [R, E]
-    tl.store(p_grad_gate, tl.sum(b_grad * b_output, 1).to(p_grad_gate.dtype.element_ty), mask=m_row)
+def _term_gradients(
+    b_dy, p_o, o_in, p_gate, p_do, o_out, p_dgate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr
+):  # fmt: skip
+    b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(b_dy.dtype)  # [R]
+    store_heads(p_do, o_out * E, m_row, b_dy * b_gate[:, None], E, E_PADDED)
+    b_o = load_heads(p_o, o_in, m_row, E, E_PADDED).to(b_dy.dtype)  # [R, E]
+    tl.store(p_dgate, tl.sum(b_dy * b_o, 1).to(p_dgate.dtype.element_ty), mask=m_row)
 
 
 @triton.jit
 def _rows(tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """The sequence of this program, its rows within it, in the order of the sum, and which of them exist."""
+    """The sequence of this program, its rows in the order of the sum, their heads and tokens, and which exist."""
     row_tiles = tl.cdiv(tokens * HEADS, ROWS)
-    i_batch = (tl.program_id(0) // row_tiles).to(tl.int64)
+    i_b = (tl.program_id(0) // row_tiles).to(tl.int64)
     o_row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)  # [R]
-    return i_batch, o_row, o_row < tokens * HEADS
+    return i_b, o_row, (o_row % HEADS).to(tl.int64), (o_row // HEADS).to(tl.int64), o_row < tokens * HEADS

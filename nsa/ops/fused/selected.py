@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.fused import lists, tuning
-from nsa.ops.fused.device import (
+from .. import NAMESPACE
+from . import lists, tuning
+from .device import (
     as_exponent,
     forward_step,
     key_step,
@@ -31,7 +32,7 @@ from nsa.ops.fused.device import (
     store_heads,
     store_rows,
 )
-from nsa.ops.fused.launch import (
+from .launch import (
     NARROWEST,
     CannotLaunchError,
     Tile,
@@ -76,7 +77,7 @@ def selected(
     return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, select_len, scale, sizes, length)
 
 
-@torch.library.custom_op("nsa::selected_fused", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::selected_fused", mutates_args=())
 def _selected(
     q_BHTD: Tensor,
     k_BGTD: Tensor,
@@ -91,13 +92,13 @@ def _selected(
     o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
-    choice = lists.chosen(indices_BGTn, select_len=select_len, starts=starts)
+    of_query = lists.query_blocks(indices_BGTn, select_len=select_len, starts=starts)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
         tiled = _tiled(tile, sizes)
-        union = lists.unions(choice, tiled["ROWS"] // sizes["HEADS_PADDED"])
+        union = lists.unions(of_query, tiled["ROWS"] // sizes["HEADS_PADDED"])
         launch(
             selected_forward,
             union.count_Nx.numel(),
@@ -115,7 +116,7 @@ def _selected(
     return o_BHTE, lse_BHT
 
 
-@torch.library.custom_op("nsa::selected_fused_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::selected_fused_backward", mutates_args=())
 def _selected_backward(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
@@ -133,14 +134,14 @@ def _selected_backward(
     dq, dk, dv = _gradients(q_BHTD, k_BGTD, v_BGTE)
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
-    choice = lists.chosen(indices_BGTn, select_len=select_len, starts=starts)
+    of_query = lists.query_blocks(indices_BGTn, select_len=select_len, starts=starts)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     tensors = [argument for tensor in (q_BHTD, k_BGTD, v_BGTE, grad_BHTE) for argument in strided(tensor)]
     delta_BHT = torch.empty_like(lse_BHT)
 
     def run_queries(tile: Tile) -> None:
         tiled = _tiled(tile, sizes)
-        union = lists.unions(choice, tiled["ROWS"] // sizes["HEADS_PADDED"])
+        union = lists.unions(of_query, tiled["ROWS"] // sizes["HEADS_PADDED"])
         launch(
             selected_backward_queries,
             union.count_Nx.numel(),
@@ -151,10 +152,10 @@ def _selected_backward(
         )
 
     _run_best(run_queries, tile, selected_backward_queries, _backward_query_tiles, (q_BHTD, k_BGTD, v_BGTE))
-    cut = lists.segments(choice, segment)
+    cut = lists.segments(of_query, segment)
     room = (*cut.block_Ns.shape[:1], cut.partials, select_len, dk.shape[3] + dv.shape[3])
     parts = dk.new_empty(room, dtype=accumulated(dk.dtype))
-    table = (cut.query_NL, cut.block_Ns, cut.begin_Nb, cut.segment_Nb, cut.partial_Nb, choice.first_b)
+    table = (cut.query_NL, cut.block_Ns, cut.begin_Nb, cut.segment_Nb, cut.partial_Nb, of_query.first_b)
 
     def run_keys(tile: Tile) -> None:
         tiled = _tiled(tile, sizes)
@@ -162,14 +163,14 @@ def _selected_backward(
             selected_backward_keys,
             cut.block_Ns.numel() * triton.cdiv(select_len, tiled["KEYS"]),
             *(*tensors, dk, dv, parts, lse_BHT, delta_BHT, *table),
-            *(*k_BGTD.shape[1:3], cut.query_NL.shape[1], choice.blocks, cut.block_Ns.shape[1], cut.partials, segment),
+            *(*k_BGTD.shape[1:3], cut.query_NL.shape[1], of_query.blocks, cut.block_Ns.shape[1], cut.partials, segment),
             **tiled,
             **sizes,
         )
 
     _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE))
     if cut.partials:
-        _add_parts(parts, dk, dv, cut, choice)
+        _add_parts(parts, dk, dv, cut, of_query)
     return dq, dk, dv
 
 
@@ -211,9 +212,9 @@ def _keys_of_step(
     o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
     o_key = tl.load(p_first + i_place) + o_inside  # [K]
     m_key = (o_inside < SELECT_LEN) & (o_key < tokens)
-    m_chosen = ((tl.load(p_members + i_place) >> o_query) & 1) != 0  # [R]
+    m_selected = ((tl.load(p_members + i_place) >> o_query) & 1) != 0  # [R]
     # What lies behind a short last block belongs to a later sequence, and is later than every query of this one.
-    return o_key, m_key, m_chosen[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
+    return o_key, m_key, m_selected[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
 
 
 @triton.jit
@@ -223,11 +224,11 @@ def selected_forward(
     p_v, s_vb, s_vg, s_vt,
     p_o, s_ob, s_oh, s_ot,
     p_lse, p_first, p_members, p_count,
-    groups, tokens, tiles, places,
+    groups, tokens, places, tiles,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     # One group's tiles follow each other: its keys and values stay in the cache.
     i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
@@ -259,15 +260,15 @@ def selected_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_gb, s_gh, s_gt,
+    p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
-    p_dq, s_db, s_dh, s_dt,
+    p_dq, s_dqb, s_dqh, s_dqt,
     p_lse, p_delta, p_first, p_members, p_count,
-    groups, tokens, tiles, places,
+    groups, tokens, places, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """The same walk: gradient of the queries, and delta = sum(o * do), which the other kernel needs as well."""
     i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
@@ -278,7 +279,7 @@ def selected_backward_queries(
     m_row = (o_head < HEADS) & (o_token < tokens)
     o_head = i_g * HEADS + o_head
     b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_token * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_token * s_gt, m_row, E, E_PADDED)  # [R, E]
+    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_token * s_dot, m_row, E, E_PADDED)  # [R, E]
     b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_token * s_ot, m_row, E, E_PADDED)  # [R, E]
     o_stat = (i_b * groups * HEADS + o_head) * tokens + o_token
     # All of E at once: a kernel that split the values would subtract delta once for each part.
@@ -294,7 +295,7 @@ def selected_backward_queries(
         b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
         b_dq += query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, SCALE, EXPONENT, EXACT, ACC)
-    store_heads(p_dq, i_b * s_db + o_head * s_dh + o_token * s_dt, m_row, b_dq, D, D_PADDED)
+    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_token * s_dqt, m_row, b_dq, D, D_PADDED)
 
 
 @triton.jit
@@ -302,13 +303,13 @@ def selected_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_gb, s_gh, s_gt,
+    p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv, p_parts, p_lse, p_delta, p_query, p_block, p_begin, p_segment, p_partial, p_first,
     groups, tokens, places, blocks, segments, partials, length,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
@@ -340,7 +341,7 @@ def selected_backward_keys(
         o_token = tl.load(p_query + i_bg * places + o_place, mask=o_place < stop, other=-1).to(tl.int64)  # [R]
         m_row = m_head & (o_token >= 0)
         b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_token * s_qt, m_row, D, D_PADDED)  # [R, D]
-        b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_token * s_gt, m_row, E, E_PADDED)  # [R, E]
+        b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_token * s_dot, m_row, E, E_PADDED)  # [R, E]
         o_stat = (i_b * groups * HEADS + o_head) * tokens + o_token
         # A query of the list sees the first key of the block: its log-sum-exp is finite.
         b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
@@ -380,14 +381,14 @@ def selected_backward_sum(
     store_rows(p_dv + i_bg * tokens * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
-def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments, choice: lists.Chosen) -> None:
+def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments, of_query: lists.QueryBlocks) -> None:
     select_len, width, value_width = parts.shape[2], dk.shape[3], dv.shape[3]
     keys = min(NARROWEST, padded(select_len))
     launch(
         selected_backward_sum,
-        parts.shape[0] * choice.blocks * triton.cdiv(select_len, keys),
-        *(dk, dv, parts, cut.segment_Nb, cut.partial_Nb, choice.first_b),
-        *(dk.shape[2], choice.blocks, cut.partials),
+        parts.shape[0] * of_query.blocks * triton.cdiv(select_len, keys),
+        *(dk, dv, parts, cut.segment_Nb, cut.partial_Nb, of_query.first_b),
+        *(dk.shape[2], of_query.blocks, cut.partials),
         D=width,
         D_PADDED=padded(width),
         E=value_width,
@@ -441,7 +442,7 @@ def _walk(union: lists.Unions, k_BGTD: Tensor) -> tuple[Any, ...]:
     """A union as arguments, with the numbers that say where each tile's part of it lies."""
     groups, tokens = k_BGTD.shape[1:3]
     tiles, places = union.first_NxU.shape[1:]
-    return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, tiles, places
+    return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, places, tiles
 
 
 def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:

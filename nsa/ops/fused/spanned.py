@@ -1,15 +1,18 @@
 """Attention where each query sees one span of keys: the compressed and the sliding branch, as Triton kernels.
 
+`Spans` say which keys a query sees in them, where they lie side by side, and which queries see a key.
+
 Forward and the gradient of the queries: a program holds a tile of queries with all heads of their group and walks the
 keys from the first that any of them sees to the last. Gradients of keys and values: a program holds a tile of keys and
 walks the queries, so that the sum over queries and heads stays on the chip and needs no atomics.
 
 Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width; inside a kernel R rows
-(queries x heads of a group) and K keys of a tile.
+(queries x heads of a group) and K keys of a tile. A span is [start, stop); an empty one has start == stop.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.fused import tuning
-from nsa.ops.fused.device import (
+from .. import NAMESPACE
+from ..packed import alone, compressed_starts, sequence_of
+from . import tuning
+from .device import (
     as_exponent,
     forward_step,
     key_step,
@@ -29,8 +34,56 @@ from nsa.ops.fused.device import (
     store_heads,
     store_rows,
 )
-from nsa.ops.fused.launch import Tile, accumulated, check_attention, constants, launch, like_tokens, outputs, strided
-from nsa.ops.fused.spans import Spans
+from .launch import Tile, accumulated, check_attention, constants, launch, like_tokens, outputs, strided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """int32 tensors. The same relation twice: as the forward pass walks it, and as the keys' gradients do."""
+
+    first_key_T: Tensor
+    stop_key_T: Tensor
+    first_query_S: Tensor
+    stop_query_S: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
+
+
+def spans_of_completed_blocks(
+    queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
+) -> Spans:
+    """Query t sees block i of its sequence when the block's last token i*d + l - 1 is not after t."""
+    starts = alone(queries, device) if starts is None else starts
+    first_block = compressed_starts(starts, block_len, block_stride)
+    sequence_T, query_T = sequence_of(starts, queries), _places(queries, device)
+    inside_T = query_T - starts[sequence_T]
+    complete_T = (torch.div(inside_T + 1 - block_len, block_stride, rounding_mode="floor") + 1).clamp_min(0)
+    sequence_S = sequence_of(first_block, blocks)
+    inside_S = _places(blocks, device) - first_block[sequence_S]
+    return Spans(
+        first_key_T=first_block[sequence_T],
+        stop_key_T=first_block[sequence_T] + complete_T,
+        first_query_S=starts[sequence_S] + inside_S * block_stride + block_len - 1,
+        stop_query_S=starts[sequence_S + 1],
+    )
+
+
+def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
+    """Query t sees the tokens of its sequence in (t - w, t]."""
+    starts = alone(tokens, device) if starts is None else starts
+    sequence_T, token_T = sequence_of(starts, tokens), _places(tokens, device)
+    return Spans(
+        first_key_T=torch.maximum(starts[sequence_T], token_T - window + 1),
+        stop_key_T=token_T + 1,
+        first_query_S=token_T,
+        stop_query_S=torch.minimum(starts[sequence_T + 1], token_T + window),
+    )
+
+
+def _places(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)
+
 
 # Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
 ENOUGH_PROGRAMS = 1024
@@ -49,7 +102,7 @@ def spanned_attention(
     return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale)
 
 
-@torch.library.custom_op("nsa::spanned", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::spanned", mutates_args=())
 def _spanned(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
@@ -90,7 +143,7 @@ def _spanned(
     return o_BHTE, lse_BHT
 
 
-@torch.library.custom_op("nsa::spanned_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::spanned_backward", mutates_args=())
 def _spanned_backward(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
@@ -200,12 +253,12 @@ _spanned.register_autograd(_differentiate, setup_context=_keep)
 
 
 @triton.jit
-def rows_of(i_tile, p_first, p_stop, queries, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
+def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
     """Token and head of each row of a tile, whether the row exists, and its span of keys."""
     o_row = tl.arange(0, ROWS)
     o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
     o_head = o_row % HEADS_PADDED  # [R]
-    m_row = (o_token < queries) & (o_head < HEADS)
+    m_row = (o_token < tokens) & (o_head < HEADS)
     b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)  # [R]
     b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)  # [R]
     return o_token, o_head, m_row, b_first, b_stop
@@ -218,7 +271,7 @@ def spanned_forward(
     p_v, s_vb, s_vg, s_vs,
     p_o, s_ob, s_oh, s_ot,
     p_lse, p_first, p_stop,
-    groups, queries, tiles,
+    groups, tokens, tiles,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -228,7 +281,7 @@ def spanned_forward(
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, queries, ROWS, HEADS, HEADS_PADDED)
+    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head  # [R]
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
@@ -246,7 +299,7 @@ def spanned_forward(
     b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
     b_lse = log_sum(b_highest, b_total, EXACT)
     store_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
-    tl.store(p_lse + (i_b * groups * HEADS + o_head) * queries + o_wide, b_lse, mask=m_row)
+    tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide, b_lse, mask=m_row)
 
 
 @triton.jit
@@ -254,11 +307,11 @@ def spanned_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
     p_v, s_vb, s_vg, s_vs,
-    p_do, s_gb, s_gh, s_gt,
+    p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
-    p_dq, s_db, s_dh, s_dt,
+    p_dq, s_dqb, s_dqh, s_dqt,
     p_lse, p_delta, p_first, p_stop,
-    groups, queries, tiles,
+    groups, tokens, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -268,13 +321,13 @@ def spanned_backward_queries(
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, queries, ROWS, HEADS, HEADS_PADDED)
+    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_wide * s_gt, m_row, E, E_PADDED)  # [R, E]
+    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
     b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
-    o_stat = (i_b * groups * HEADS + o_head) * queries + o_wide
+    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
     tl.store(p_delta + o_stat, b_delta, mask=m_row)
     b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
@@ -287,7 +340,7 @@ def spanned_backward_queries(
         b_v = load_rows(p_values, s_vs, o_key, o_key < last, E, E_PADDED)  # [K, E]
         m_seen = (o_key[None, :] >= b_first[:, None]) & (o_key[None, :] < b_stop[:, None])
         b_dq += query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, SCALE, EXPONENT, EXACT, ACC)
-    store_heads(p_dq, i_b * s_db + o_head * s_dh + o_wide * s_dt, m_row, b_dq, D, D_PADDED)
+    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq, D, D_PADDED)
 
 
 @triton.jit
@@ -295,10 +348,10 @@ def spanned_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
     p_v, s_vb, s_vg, s_vs,
-    p_do, s_gb, s_gh, s_gt,
+    p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
     p_lse, p_delta, p_first, p_stop, p_first_query, p_stop_query,
-    groups, queries, keys, tiles, parts, batch_groups,
+    groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -325,8 +378,8 @@ def spanned_backward_keys(
         m_row = m_head & (o_token < last)
         o_wide = o_token.to(tl.int64)
         b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-        b_do = load_heads(p_do, i_b * s_gb + o_head * s_gh + o_wide * s_gt, m_row, E, E_PADDED)  # [R, E]
-        o_stat = (i_b * groups * HEADS + o_head) * queries + o_wide
+        b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
+        o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide
         b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
         b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
         b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)

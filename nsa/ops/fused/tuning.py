@@ -19,10 +19,10 @@ from filelock import FileLock
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from nsa.ops.fused.launch import Tile, padded
+from .launch import Tile, padded
 
 _REPEATS = 5
-_chosen: dict[Situation, Tile] = {}
+_tiles: dict[Situation, Tile] = {}
 _is_measuring = False
 
 
@@ -69,13 +69,13 @@ def run_best(
     run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], Sequence[Tile]]
 ) -> None:
     """Call `run` with the tile for this situation. Raises OutOfResources if no candidate fits the device."""
-    tile = _chosen.get(situation)
+    tile = _tiles.get(situation)
     if tile is not None:
         run(tile)
     elif _is_measuring and situation.device != "cpu":
-        run(_chosen.setdefault(situation, _fastest(run, candidates(situation))))
+        run(_tiles.setdefault(situation, _fastest(run, candidates(situation))))
     else:
-        _chosen[situation] = _run_first_that_fits(run, candidates(situation))
+        _tiles[situation] = _run_first_that_fits(run, candidates(situation))
 
 
 @contextmanager
@@ -91,27 +91,27 @@ def measuring() -> Iterator[None]:
 
 def forget() -> None:
     """As in a new process."""
-    _chosen.clear()
+    _tiles.clear()
 
 
 def table() -> list[list[object]]:
-    """All choices for a GPU as JSON, to be shared with other ranks or kept."""
-    rows = (row for row in _chosen.items() if row[0].device != "cpu")
+    """All tile sizes for a GPU as JSON, to be shared with other ranks or kept."""
+    rows = (row for row in _tiles.items() if row[0].device != "cpu")
     return [[asdict(situation), list(astuple(tile))] for situation, tile in rows]
 
 
 def adopt(rows: object) -> None:
-    """Take choices over that another process made. Rows that are not understood are left out."""
+    """Take tile sizes over that another process made. Rows that are not understood are left out."""
     for row in rows if isinstance(rows, list) else []:
         try:
             situation, (tile_rows, keys, warps, stages) = row
-            _chosen[Situation(**situation)] = Tile(rows=tile_rows, keys=keys, warps=warps, stages=stages)
+            _tiles[Situation(**situation)] = Tile(rows=tile_rows, keys=keys, warps=warps, stages=stages)
         except (TypeError, ValueError):
             continue
 
 
 def load(path: Path) -> None:
-    """Choices of earlier runs; a file that is missing or damaged is as good as none."""
+    """Tile sizes of earlier runs; a file that is missing or damaged is as good as none."""
     try:
         adopt(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -119,12 +119,12 @@ def load(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """Add this process's choices to the file. Raises OSError."""
+    """Add this process's tile sizes to the file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        own = dict(_chosen)
+        own = dict(_tiles)
         load(path)
-        _chosen.update(own)
+        _tiles.update(own)
         aside = path.with_name(f"{path.name}.{os.getpid()}")
         aside.write_text(json.dumps(table()) + "\n", encoding="utf-8")
         aside.replace(path)

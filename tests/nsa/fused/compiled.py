@@ -74,7 +74,7 @@ def run(inputs: Inputs) -> None:
     backend, selection, branches = FusedBackend(), inputs.selection, inputs.branches
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
     outputs = [backend.compressed(inputs.q, *branches.compressed, **lengths, scale=selection.scale)]
-    indices = backend.chosen(inputs.q.detach(), branches.compressed[0].detach(), outputs[0][1], selection)
+    indices = backend.select(inputs.q.detach(), branches.compressed[0].detach(), outputs[0][1], selection)
     indices.fill_(0)
     numbers = {"select_len": selection.select_len, "scale": selection.scale}
     outputs.append(backend.selected(inputs.q, *branches.selected, indices, **numbers))

@@ -24,9 +24,9 @@ from benchmarks.roofline import Shape
 from nsa_harness.nsa.config import CI, Implementation
 from nsa_harness.nsa.model import Recompute, TinyLM
 from nsa_harness.nsa.ops.backends import Backend
-from nsa_harness.nsa.ops.dispatch import choose, choose_sliding, torch_flash_reason
+from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
 from nsa_harness.nsa.ops.fused import launch, tuning
-from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
 from nsa_harness.nsa.warmup import warm_up
 from nsa_harness.nsa.world import World
@@ -73,8 +73,8 @@ class Problem:
             select_count=shape.select_count,
             scale=shape.width**-0.5,
         )
-        plain, _ = choose(Implementation.EAGER, self.q, self.k, self.v)
-        self.indices = plain.chosen(self.q, self.k_blocks, None, self.selection)
+        plain, _ = implementation_for(Implementation.EAGER, self.q, self.k, self.v)
+        self.indices = plain.select(self.q, self.k_blocks, None, self.selection)
 
     def results(self, backend: Backend, branch: str, dtype: torch.dtype) -> list[Tensor]:
         """Output and gradients of queries, keys and values."""
@@ -92,8 +92,8 @@ class Problem:
 
 
 def assert_at_most_twice_the_error_of_plain_torch(problem: Problem, branch: str) -> None:
-    plain, _ = choose(Implementation.EAGER, problem.q, problem.k, problem.v)
-    fused, _ = choose(Implementation.TRITON, problem.q, problem.k, problem.v)
+    plain, _ = implementation_for(Implementation.EAGER, problem.q, problem.k, problem.v)
+    fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     truth = problem.results(plain, branch, torch.float64)
     theirs = problem.results(plain, branch, problem.dtype)
     for name, our, their, true in zip(
@@ -150,7 +150,7 @@ def test_elements_beyond_two_to_the_31_are_read_and_written() -> None:
     """132 heads x 131072 tokens x 128: the last heads lie beyond. They must be what they are by themselves."""
     shape = replace(LARGE, tokens=131072, heads=132, groups=132, width=128, value_width=128)
     q, k, v = (torch.randn(1, 132, shape.tokens, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    fused, _ = choose(Implementation.TRITON, q, k, v)
+    fused, _ = implementation_for(Implementation.TRITON, q, k, v)
     whole, _ = fused.sliding(q, k, v, window=shape.window, scale=0.1)
     alone, _ = fused.sliding(q[:, -1:], k[:, -1:], v[:, -1:], window=shape.window, scale=0.1)
     assert whole.numel() > 2**31
@@ -161,7 +161,7 @@ def test_elements_beyond_two_to_the_31_are_read_and_written() -> None:
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_the_same_inputs_give_the_same_bits_on_a_gpu(dtype: torch.dtype) -> None:
     problem = Problem(LARGE, dtype, "cuda")
-    fused, _ = choose(Implementation.TRITON, problem.q, problem.k, problem.v)
+    fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     for branch in ("compressed", "selected", "sliding"):
         first = problem.results(fused, branch, dtype)
         for _ in range(5):
@@ -174,14 +174,14 @@ def test_the_same_inputs_give_the_same_bits_on_a_gpu(dtype: torch.dtype) -> None
 def test_the_chosen_blocks_are_as_important_as_those_of_plain_torch(dtype: torch.dtype) -> None:
     """Two selections are compared by the importance of what they chose: near ties may go either way."""
     problem = Problem(replace(LARGE, tokens=8192), dtype, "cuda")
-    fused, _ = choose(Implementation.TRITON, problem.q, problem.k, problem.v)
+    fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     shape, scale = problem.shape, problem.selection.scale
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     _, lse = fused.compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
-    ours = fused.chosen(problem.q, problem.k_blocks, lse, problem.selection)
+    ours = fused.select(problem.q, problem.k_blocks, lse, problem.selection)
     same = (ours.sort(-1).values == problem.indices.sort(-1).values).float().mean()
     assert float(same) > 0.999
-    assert torch.equal(ours, fused.chosen(problem.q, problem.k_blocks, lse, problem.selection))
+    assert torch.equal(ours, fused.select(problem.q, problem.k_blocks, lse, problem.selection))
 
 
 @needs_gpu
@@ -189,10 +189,10 @@ def test_torch_s_flash_attention_with_a_window_says_the_same() -> None:
     problem = Problem(replace(LARGE, tokens=3000), torch.bfloat16, "cuda")
     if reason := torch_flash_reason(problem.q, problem.v):
         pytest.skip(reason)
-    theirs, choice = choose_sliding(Implementation.TORCH, problem.q, problem.k, problem.v)
-    assert choice.name == "torch_flash"
+    theirs, used = implementation_of_sliding(Implementation.TORCH, problem.q, problem.k, problem.v)
+    assert used.name == "torch_flash"
     output, _ = theirs.sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
-    fused, _ = choose(Implementation.TRITON, problem.q, problem.k, problem.v)
+    fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     ours, _ = fused.sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
     torch.testing.assert_close(ours, output, rtol=2e-2, atol=2e-2)
 

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa_harness.nsa import reference
-from nsa_harness.nsa.ops import topk
+from nsa_harness.nsa.ops.attend import CompletedBlocks
 from nsa_harness.nsa.ops.fused import importance as fused
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
-from nsa_harness.nsa.ops.fused.importance import chosen_blocks
+from nsa_harness.nsa.ops.fused.importance import select_by_importance
 from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_harness.nsa.ops.fused.tuning import Situation
 from nsa_harness.nsa.ops.packed import compressed_starts
-from nsa_harness.nsa.ops.patterns import CompletedBlocks
-from nsa_harness.nsa.ops.topk import EMPTY, Selection, choose_blocks, overlap_weights
+from nsa_harness.nsa.ops.selection import EMPTY, Selection, _select, overlap_weights, select_blocks
 
 SMALL = Tile(rows=64, keys=16)
 # Groups, heads per group, tokens, l, d, l', n. Odd lengths, l = d = l', T < l, T < l', more places than blocks.
@@ -60,7 +59,7 @@ def log_sum_exp(q: Tensor, k: Tensor, selection: Selection) -> Tensor:
 def chosen(q: Tensor, k: Tensor, selection: Selection, tile: Tile | None = SMALL) -> Tensor:
     """The kernel's choice, after one launch of it."""
     before = launches["ranked_blocks"]
-    indices = chosen_blocks(q, k, log_sum_exp(q, k, selection), selection, tile=tile)
+    indices = select_by_importance(q, k, log_sum_exp(q, k, selection), selection, tile=tile)
     assert launches["ranked_blocks"] == before + (q.shape[2] > 0)
     return indices
 
@@ -78,7 +77,7 @@ def test_no_tile_changes_the_choice(case: tuple[int, ...], tile: Tile | None) ->
     groups, per_group, tokens, *lengths = case
     selection = numbers(*lengths)
     q, k = inputs(1, groups, per_group, tokens, selection)
-    assert torch.equal(chosen(q, k, selection, tile), choose_blocks(q, k, selection))
+    assert torch.equal(chosen(q, k, selection, tile), select_blocks(q, k, selection))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -88,10 +87,10 @@ def test_the_same_blocks_are_chosen_as_in_the_reference_and_by_the_tiles(case: t
     q, k = inputs(2 if tokens < 20 else 1, groups, per_group, tokens, selection)
     ours = chosen(q, k, selection)
     assert ours.dtype == torch.int32
-    assert torch.equal(ours, choose_blocks(q, k, selection))
+    assert torch.equal(ours, select_blocks(q, k, selection))
     for b in range(q.shape[0]):
         ranks = importance(q[b], k[b], selection)
-        theirs = reference.choose(ranks, select_len=selection.select_len, select_count=selection.select_count)
+        theirs = reference.select_blocks(ranks, select_len=selection.select_len, select_count=selection.select_count)
         assert torch.equal(ours[b].cpu(), theirs)
 
 
@@ -102,7 +101,7 @@ def test_half_types_choose_the_same_set_where_importance_differs_by_more_than_ro
     indices = chosen(q, k, selection)[0]
     exact = importance(q[0].double(), k[0].double(), selection)
     error = (importance(q[0].float(), k[0].float(), selection).double() - exact).abs().max()
-    theirs = reference.choose(exact, select_len=3, select_count=6)
+    theirs = reference.select_blocks(exact, select_len=3, select_count=6)
     # Forced blocks are in both; the least of the chosen others against the best that was left out.
     block, current = torch.arange(exact.shape[-1]), torch.arange(40)[:, None] // 3
     free = exact.masked_fill((block == 0) | (block >= current - 1), -1.0).sort(-1, descending=True).values
@@ -152,8 +151,8 @@ def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...])
         for i in range(len(lengths))
     ]
     lse = torch.cat([log_sum_exp(*part, selection) for part in parts], 2)
-    together = chosen_blocks(q, k, lse, selection, starts=starts, tile=Tile(rows=32, keys=16))
-    alone = [choose_blocks(*part, selection) for part in parts if part[0].shape[2]]
+    together = select_by_importance(q, k, lse, selection, starts=starts, tile=Tile(rows=32, keys=16))
+    alone = [select_blocks(*part, selection) for part in parts if part[0].shape[2]]
     assert torch.equal(together, torch.cat(alone, 2))
 
 
@@ -230,7 +229,7 @@ def test_any_shape_chooses_as_the_tiles_do(
     torch.manual_seed(seed)
     selection = numbers(stride + longer, stride, size, count)
     q, k = inputs(1, *heads, tokens, selection, width=3)
-    assert torch.equal(chosen(q, k, selection), choose_blocks(q, k, selection))
+    assert torch.equal(chosen(q, k, selection), select_blocks(q, k, selection))
 
 
 @pytest.mark.parametrize(("length", "stride", "size"), [(32, 16, 64), (6, 3, 5), (7, 5, 9), (4, 4, 4), (9, 1, 4)])
@@ -252,9 +251,9 @@ def test_what_cannot_be_ranked_is_refused_by_name() -> None:
     q, k = inputs(2, 1, 1, 9, selection)
     lse = log_sum_exp(q, k, selection)
     with pytest.raises(CannotLaunchError, match="q_BHTD has a batch of 2"):
-        chosen_blocks(q, k, lse, selection, starts=torch.tensor([0, 9], dtype=torch.int32))
+        select_by_importance(q, k, lse, selection, starts=torch.tensor([0, 9], dtype=torch.int32))
     with pytest.raises(CannotLaunchError, match="cast them to one"):
-        chosen_blocks(q, k.float(), lse, selection)
+        select_by_importance(q, k.float(), lse, selection)
 
 
 def test_the_operator_keeps_its_promises_to_torch() -> None:
@@ -263,4 +262,4 @@ def test_the_operator_keeps_its_promises_to_torch() -> None:
     starts = torch.tensor([0, 20], dtype=torch.int32)
     for begins in (starts, None):
         arguments = (q, k, 4, 2, 5, 4, 0.5, None, log_sum_exp(q, k, selection), begins, FusedBackend.name)
-        torch.library.opcheck(topk._choose, arguments)
+        torch.library.opcheck(_select, arguments)

@@ -38,9 +38,9 @@ def plainly(indices: Tensor, lengths: list[int], select_len: int) -> tuple[list[
     return sets, firsts
 
 
-def choice_of(indices: Tensor, lengths: list[int], select_len: int) -> lists.Chosen:
+def choice_of(indices: Tensor, lengths: list[int], select_len: int) -> lists.QueryBlocks:
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
-    return lists.chosen(indices, select_len=select_len, starts=starts if len(lengths) > 1 else None)
+    return lists.query_blocks(indices, select_len=select_len, starts=starts if len(lengths) > 1 else None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +99,7 @@ def test_only_blocks_of_several_segments_take_room_for_partial_sums_and_it_suffi
 
 def test_a_tile_of_32_queries_keeps_the_highest_bit_apart_from_the_sign() -> None:
     indices = torch.zeros(1, 1, 32, 2, dtype=torch.int32)
-    unions = lists.unions(lists.chosen(indices, select_len=64, starts=None), lists.MOST_QUERIES)
+    unions = lists.unions(lists.query_blocks(indices, select_len=64, starts=None), lists.MOST_QUERIES)
     assert unions.count_Nx.tolist() == [[1]]
     assert int(unions.members_NxU[0, 0, 0]) == 2**32 - 1
 
@@ -107,7 +107,7 @@ def test_a_tile_of_32_queries_keeps_the_highest_bit_apart_from_the_sign() -> Non
 def test_more_tokens_than_32_bits_of_block_times_query_are_sorted_as_64() -> None:
     tokens = 1 << 16
     indices = torch.arange(tokens, dtype=torch.int32).view(1, 1, tokens, 1)
-    choice = lists.chosen(indices, select_len=1, starts=None)
+    choice = lists.query_blocks(indices, select_len=1, starts=None)
     segments = lists.segments(choice, 4)
     assert (choice.blocks - 1) * tokens >= 1 << 31
     assert torch.equal(segments.query_NL[0], torch.arange(tokens, dtype=torch.int32))

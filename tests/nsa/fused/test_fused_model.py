@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from nsa_harness.nsa.config import Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.ops.dispatch import MissingImplementationError, choose
+from nsa_harness.nsa.ops.dispatch import MissingImplementationError, implementation_for
 from nsa_harness.nsa.ops.fused import launch, tuning
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.packed import compressed_starts
-from nsa_harness.nsa.ops.topk import Selection
+from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
 from nsa_harness.nsa.warmup import uses_fused_kernels, warm_up
@@ -204,7 +204,7 @@ class TestTheWarmUp:
     ) -> None:
         tensor = torch.empty(1, 1, 1, 1)
         measured = replace(tuning.Situation.of("any", tensor, tensor, tensor), device="a GPU")
-        monkeypatch.setitem(tuning._chosen, measured, Tile(rows=16, keys=16))
+        monkeypatch.setitem(tuning._tiles, measured, Tile(rows=16, keys=16))
         config = replace(small, branches=(Branch.WIN,))
         kept, blocked = tmp_path / "new" / "tuning.json", tmp_path / "file" / "tuning.json"
         (tmp_path / "file").write_text("")
@@ -227,9 +227,9 @@ def test_who_ran_is_counted_for_every_part(small: NSAConfig) -> None:
     }
     assert {name.rsplit(".", 1)[-1] for name in counted} == {"cmp", "sel", "chooser", "win", "gate_mlp"}
     for runs in counted.values():
-        assert [(choice.name, choice.reason, count) for choice, count in runs.items()] == [("triton", "asked for", 1)]
+        assert [(used.name, used.reason, count) for used, count in runs.items()] == [("triton", "asked for", 1)]
 
 
 def test_the_interpreter_is_never_chosen_for_anyone() -> None:
     q = torch.randn(1, 2, 5, 4)
-    assert choose(Implementation.AUTO, q, q, q)[1].name == "fused_cpu"
+    assert implementation_for(Implementation.AUTO, q, q, q)[1].name == "fused_cpu"

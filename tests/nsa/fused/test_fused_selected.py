@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa_harness.nsa import reference
+from nsa_harness.nsa.ops.attend import selected_attention
 from nsa_harness.nsa.ops.fused import selected as fused
 from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_harness.nsa.ops.fused.lists import EMPTY
 from nsa_harness.nsa.ops.fused.selected import selected
 from nsa_harness.nsa.ops.fused.tuning import Situation
 from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.selected import selected_attention
 
 TOLERANCE = 1e-10
 ALL = {"selected_forward", "selected_backward_queries", "selected_backward_keys", "selected_backward_sum"}

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa_harness.nsa import reference
-from nsa_harness.nsa.ops.compressed import compressed_attention
-from nsa_harness.nsa.ops.fused import launch, spanned, spans, tuning
+from nsa_harness.nsa.ops.attend import compressed_attention, sliding_attention
+from nsa_harness.nsa.ops.fused import launch, spanned, tuning
 from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile
-from nsa_harness.nsa.ops.fused.spanned import spanned_attention
-from nsa_harness.nsa.ops.fused.spans import Spans
+from nsa_harness.nsa.ops.fused.spanned import Spans, spanned_attention
 from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.sliding import sliding_attention
 
 TOLERANCE = 1e-10
 KERNELS = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
@@ -64,7 +62,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
     groups, per_group, tokens, length, stride, _, width, value_width = numbers
     blocks = max(0, (tokens - length) // stride + 1)
-    seen = spans.of_completed_blocks(tokens, blocks, length, stride, starts, torch.device("cpu"))
+    seen = spanned.spans_of_completed_blocks(tokens, blocks, length, stride, starts, torch.device("cpu"))
     lengths = {"block_len": length, "block_stride": stride}
     return Case(
         q=leaf(1, groups * per_group, tokens, width),
@@ -77,7 +75,7 @@ def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
 
 def sliding(numbers: tuple[int, ...]) -> Case:
     groups, per_group, tokens, _, _, window, width, value_width = numbers
-    seen = spans.of_last_tokens(tokens, window, None, torch.device("cpu"))
+    seen = spanned.spans_of_last_tokens(tokens, window, None, torch.device("cpu"))
     return Case(
         q=leaf(1, groups * per_group, tokens, width),
         k=leaf(1, groups, tokens, width),
@@ -126,7 +124,7 @@ def test_tensors_may_be_views_with_any_strides() -> None:
     q = wide[..., :32].unflatten(-1, (4, 8)).transpose(1, 2)
     k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in wide[..., 32:].chunk(2, -1))
     q = q[..., ::2]
-    seen = spans.of_last_tokens(30, 5, None, q.device)
+    seen = spanned.spans_of_last_tokens(30, 5, None, q.device)
     ours = spanned_attention(q, k, v, seen, 0.5)
     theirs = sliding_attention(q, k, v, window=5, scale=0.5, kernel=EagerKernel())
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
@@ -140,9 +138,15 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     q, k, v = leaf(1, 4, 40, 4), leaf(1, 2, 40, 4), leaf(1, 2, 40, 4)
     k_blocks, v_blocks = leaf(1, 2, sum(blocks), 4), leaf(1, 2, sum(blocks), 4)
     for seen, keys, values, per_sequence, alone in (
-        (spans.of_last_tokens(40, window, starts, q.device), k, v, lengths, lambda *t: sliding_alone(*t, window)),
         (
-            spans.of_completed_blocks(40, sum(blocks), block_len, stride, starts, q.device),
+            spanned.spans_of_last_tokens(40, window, starts, q.device),
+            k,
+            v,
+            lengths,
+            lambda *t: sliding_alone(*t, window),
+        ),
+        (
+            spanned.spans_of_completed_blocks(40, sum(blocks), block_len, stride, starts, q.device),
             k_blocks,
             v_blocks,
             blocks,
@@ -175,7 +179,7 @@ def compressed_alone(q: Tensor, k: Tensor, v: Tensor, block_len: int, stride: in
 def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> None:
     rounded = [torch.randn(1, heads, 40, 16).to(dtype) for heads in (4, 2, 2)]
     upstream = torch.randn(1, 4, 40, 16).to(dtype)
-    seen = spans.of_last_tokens(40, 12, None, torch.device("cpu"))
+    seen = spanned.spans_of_last_tokens(40, 12, None, torch.device("cpu"))
 
     def results(attention: Attention, kind: torch.dtype) -> list[Tensor]:
         inputs = [tensor.to(kind).requires_grad_() for tensor in rounded]
@@ -194,7 +198,7 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
     q, k, v = ((60 * torch.randn(1, heads, 40, 16)).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    output, lse = spanned_attention(q, k, v, spans.of_last_tokens(40, 12, None, q.device), 1.0)
+    output, lse = spanned_attention(q, k, v, spanned.spans_of_last_tokens(40, 12, None, q.device), 1.0)
     for tensor in (output, lse, *torch.autograd.grad(output.float().sum(), (q, k, v))):
         assert bool(tensor.isfinite().all())
 
@@ -212,7 +216,7 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
         leaf(1, 1, 40, 4, dtype=torch.float32),
         leaf(1, 1, 40, 4, dtype=torch.float32),
     )
-    seen = spans.of_last_tokens(40, 30, None, q.device)
+    seen = spanned.spans_of_last_tokens(40, 30, None, q.device)
 
     def once() -> list[Tensor]:
         output, lse = spanned_attention(q, k, v, seen, 0.5)
@@ -224,7 +228,7 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_torch_accepts_the_operators() -> None:
     q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
-    seen = spans.of_last_tokens(7, 3, None, q.device).tensors()
+    seen = spanned.spans_of_last_tokens(7, 3, None, q.device).tensors()
     torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5))
     output, lse = spanned._spanned(q, k, v, *seen, 0.5)
     saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
@@ -234,7 +238,7 @@ def test_torch_accepts_the_operators() -> None:
 def test_bfloat16_is_refused_under_the_interpreter() -> None:
     q = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)
     with pytest.raises(CannotLaunchError, match="bfloat16"):
-        spanned_attention(q, q, q, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, q, q, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +252,13 @@ def test_bfloat16_is_refused_under_the_interpreter() -> None:
 def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, text: str) -> None:
     q, k = torch.zeros(1, heads, 4, width), torch.zeros(1, groups, 4, width)
     with pytest.raises(CannotLaunchError, match=text):
-        spanned_attention(q, k, k, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, k, k, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
 
 
 def test_tensors_of_several_dtypes_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 4)
     with pytest.raises(CannotLaunchError, match=r"torch\.float32, torch\.float64"):
-        spanned_attention(q, q.double(), q, spans.of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, q.double(), q, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
 
 
 @given(
@@ -278,8 +282,8 @@ def test_both_directions_of_the_spans_tell_the_same_pairs(
             blocks += [(t, key) for t in range(begin + i * stride + block_len - 1, begin + length)]
             key += 1
     total = starts[-1]
-    assert pairs(spans.of_last_tokens(total, window, cumulative, device)) == (sorted(windows), sorted(windows))
-    found = spans.of_completed_blocks(total, key, block_len, stride, cumulative, device)
+    assert pairs(spanned.spans_of_last_tokens(total, window, cumulative, device)) == (sorted(windows), sorted(windows))
+    found = spanned.spans_of_completed_blocks(total, key, block_len, stride, cumulative, device)
     assert pairs(found) == (sorted(blocks), sorted(blocks))
 
 

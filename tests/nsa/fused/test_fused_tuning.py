@@ -20,11 +20,11 @@ HERE = Situation(kernel="k", device="NVIDIA H200", dtype="bfloat16", heads=16, w
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    before = dict(tuning._chosen)
+    before = dict(tuning._tiles)
     tuning.forget()
     yield
     tuning.forget()
-    tuning._chosen.update(before)
+    tuning._tiles.update(before)
 
 
 @pytest.fixture

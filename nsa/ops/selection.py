@@ -16,9 +16,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from nsa.ops.cores import shares, side_by_side
-from nsa.ops.patterns import CompletedBlocks
-from nsa.ops.tiles import compute_dtype, tiles
+from . import NAMESPACE
+from .attend import CompletedBlocks
+from .cores import shares, side_by_side
+from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
 
 EMPTY = -1
 LONGEST_TILE = 512
@@ -56,7 +57,7 @@ class SelectionMemo:
         return None if number is None else cls._living[int(number)]
 
 
-def choose_blocks(
+def select_blocks(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     selection: Selection,
@@ -66,7 +67,7 @@ def choose_blocks(
     starts: Tensor | None = None,
     ranked_by: str = "tiles",
 ) -> Tensor:
-    """Indices [B, G, T, n] (int32) of the chosen blocks, EMPTY where a query has fewer visible blocks than places.
+    """Indices [B, G, T, n] (int32) of the selected blocks, EMPTY where a query has fewer visible blocks than places.
 
     Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
     The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
@@ -74,7 +75,7 @@ def choose_blocks(
     one takes the log-sum-exp of the queries over the keys, and packed sequences by their starts (nsa/ops/packed.py).
     """
     with torch.no_grad():
-        return _choose(
+        return _select(
             q_BHTD,
             k_BGSD,
             selection.block_len,
@@ -89,8 +90,8 @@ def choose_blocks(
         )
 
 
-@torch.library.custom_op("nsa::choose_blocks", mutates_args=())
-def _choose(
+@torch.library.custom_op(f"{NAMESPACE}::select_blocks", mutates_args=())
+def _select(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     block_len: int,
@@ -115,12 +116,12 @@ def _choose(
     return indices
 
 
-@_choose.register_fake
+@_select.register_fake
 def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, *_: object) -> Tensor:
     return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
 
 
-def _chosen(
+def _by_tiles(
     q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, _starts: Tensor | None
 ) -> Tensor:
     batch, _, queries, width = q_BHTD.shape
@@ -131,26 +132,34 @@ def _chosen(
     indices = torch.full((rows, queries, selection.select_count), EMPTY, dtype=torch.int32, device=q_BHTD.device)
 
     def piece(rows: slice, _heads: slice) -> None:
-        _choose_tiles(q_NhTD[rows], k_NSD[rows], selection, indices[rows])
+        _fill_tiles(q_NhTD[rows], k_NSD[rows], selection, indices[rows])
 
     side_by_side([partial(piece, *share) for share in shares(q_BHTD.device, rows)])
     return indices.reshape(batch, groups, queries, selection.select_count)
 
 
-def _choose_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:
+def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:
     """Fill in the indices, which are empty."""
     rows, heads, queries, _ = q_NhTD.shape
     blocks = -(-queries // selection.select_len)
-    with torch.autocast(q_NhTD.device.type, enabled=False):
-        per_query = rows * max(heads * k_NSD.shape[1], 2 * blocks)
-        for start, stop in tiles(queries, per_query, LONGEST_TILE):
-            importance_NbC = _importance(q_NhTD[:, :, start:stop], k_NSD, start, selection)
-            chosen = _best(importance_NbC.transpose(1, 2), start, selection)
-            indices_NTn[:, start:stop, : chosen.shape[-1]] = chosen
+    per_query = rows * max(heads * k_NSD.shape[1], 2 * blocks)
+    for start, stop in tiles(queries, per_query, LONGEST_TILE):
+        best = best_blocks(q_NhTD[:, :, start:stop], k_NSD, start, selection)
+        indices_NTn[:, start:stop, : best.shape[-1]] = best
 
 
 # What computes a selection from queries, keys, numbers, log-sum-exp and starts. The fused kernels add theirs.
-RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {"tiles": _chosen}
+RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {"tiles": _by_tiles}
+
+
+def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
+    """Indices [N, C, at most n] (int32) for the tile of queries that begins with query `start`, best first.
+
+    `k_NSD` are the compressed keys from the first on, at least those that the last of these queries sees.
+    """
+    with exactly_in_the_dtype_of(q_NhCD):
+        importance_NbC = _importance(q_NhCD, k_NSD, start, selection)
+    return _best(importance_NbC.transpose(1, 2), start, selection)
 
 
 def overlap_weights(
