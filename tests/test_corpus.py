@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from documents import text
 from render.render_samples import PASSED
 
+from harness.core.diagnosed.causes import Cause
 from harness.core.health.accuracy import accuracy, accuracy_lines, accuracy_values
 from harness.core.health.corpus import Answer, Label, Trial, answer_line, answered, read_label, trials
 from harness.core.place import Place
@@ -239,16 +238,12 @@ def test_a_label_says_what_the_harness_can_say(label: Label) -> None:
     assert label.about.endswith(".")
     assert label.verdict in set(Status)
     assert label.kind is None or (label.verdict == Status.HANG and label.kind in set(HangKind))
-    assert label.cause is None or label.cause in documented_causes()
+    assert label.cause is None or label.cause in set(Cause)
     assert all(0 <= rank <= label.ranks for rank in label.culprit)  # one more: a rank that was never started
     assert set(label.needs) <= {"root", "gpu"}
 
 
 def test_every_cause_of_a_rule_is_reached_by_a_program_or_named_as_not_reachable_here() -> None:
     reached = {label.cause for label in LABELS}
-    assert documented_causes() - reached - NOT_BY_A_PROGRAM.keys() == set()
+    assert set(Cause) - reached - NOT_BY_A_PROGRAM.keys() == set()
     assert reached & NOT_BY_A_PROGRAM.keys() == set()
-
-
-def documented_causes() -> set[str]:
-    return set(re.findall(r"^## ([a-z0-9_]+)$", text("docs/findings.md"), re.MULTILINE))

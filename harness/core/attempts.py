@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.core.compared.flakiness import repetitions, with_flakiness
+from harness.core.diagnosed.causes import Cause
 from harness.core.report import Outcome, Status
 
 
@@ -44,4 +45,4 @@ def as_expected(outcome: Outcome) -> bool:
 
 
 def interrupted(outcome: Outcome) -> bool:
-    return outcome.verdict.cause == "interrupted"
+    return outcome.verdict.cause == Cause.INTERRUPTED

@@ -10,9 +10,9 @@ from harness.core.compared.config_matrix import Matrix, config_matrix
 from harness.core.compared.decisions import Decision, decided, fired
 from harness.core.compared.gates import State, failed
 from harness.core.compared.gathered import gathered
-from harness.core.compared.severity import Severity, severities
+from harness.core.compared.severity import severities
 from harness.core.compared.tree import Said, Step, Walk, walked
-from harness.core.report import Outcome, Report, Status
+from harness.core.report import Outcome, Report, Severity, Status
 from harness.render import words
 
 _RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)

@@ -12,8 +12,8 @@ from runs import RUNS, run
 
 from harness.core.compared.config_matrix import config_matrix
 from harness.core.compared.gathered import Gathered, gathered
-from harness.core.compared.severity import Severity, severities, severity
-from harness.core.report import Artifact, Finding, Outcome, Status
+from harness.core.compared.severity import severities, severity
+from harness.core.report import Artifact, Finding, Outcome, Severity, Status
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 ALONE = {"run.ranks": "1", "parallel.wrapper": "none"}

@@ -15,11 +15,11 @@ from harness.core.attempts import Policy, another_wanted, failed_enough
 from harness.core.compared.deepening import MOST_RUNS, deepened, next_change
 from harness.core.compared.deeper_runs import lesson, with_deeper_runs
 from harness.core.compared.flakiness import with_flakiness
-from harness.core.compared.severity import Severity, severity
+from harness.core.compared.severity import severity
 from harness.core.observed.evidence import Debugged
 from harness.core.place import Place
 from harness.core.plan import Deepening, RunSpec
-from harness.core.report import Culprit, Finding, Outcome, Report, Status, exit_code
+from harness.core.report import Culprit, Finding, Outcome, Report, Severity, Status, exit_code
 from harness.core.told.deeper import shown_deeper
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG

@@ -381,7 +381,7 @@ def test_a_closed_wait_that_no_rule_knows_is_told_as_seen() -> None:
 
 def test_nothing_seen_at_all_is_said_too() -> None:
     bare = case(deadline(rank_evidence(0)))
-    assert causes.unknown(bare).claim == "no rule names the cause; seen: nothing"
+    assert causes.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
 
 
 def test_a_failure_beside_a_proven_wait_keeps_the_rules_of_hangs_out() -> None:

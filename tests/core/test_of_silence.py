@@ -26,7 +26,8 @@ def rank(number: int, looks: Looks | None = None, **changes: Any) -> RankEvidenc
 
 
 def found(rule: Any, *ranks: RankEvidence) -> Any:
-    return rule(case(evidence(*ranks)))
+    explanation = rule(case(evidence(*ranks)))
+    return explanation.finding if explanation else None
 
 
 # NaN.

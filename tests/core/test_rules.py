@@ -20,7 +20,7 @@ def written() -> Iterator[Callable[..., object]]:
                 signature = inspect.signature(found)
                 of_a_case = [one.annotation for one in signature.parameters.values()] == ["Case"]
                 if found.__module__ == rules.__name__ and not name.startswith("_") and of_a_case:
-                    assert signature.return_annotation == "Finding | None", name
+                    assert signature.return_annotation == "Explanation | None", name
                     yield found
 
 

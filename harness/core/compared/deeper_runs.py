@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.core.compared.same_place import place_word
+from harness.core.diagnosed.causes import Cause, SecondRun
 from harness.core.place import Place
 from harness.core.plan import Deepening
 from harness.core.report import Culprit, Finding, Outcome, Status
@@ -13,12 +14,12 @@ from harness.core.report import Culprit, Finding, Outcome, Status
 _PASSED, _SAME, _OTHER = "passed", "the same", "another"
 # (change, how it ended beside the first attempt) -> what follows. One pair of runs makes it likely, not certain.
 _FOLLOWS = {
-    ("gloo", _PASSED): "so it needs NCCL: its transport, or the order of work on the device",
-    ("gloo", _SAME): "so it is not NCCL",
-    ("vanilla", _PASSED): "so the fault lies in NSA's attention",
-    ("vanilla", _SAME): "so it does not need NSA's attention",
-    ("again", _PASSED): "so it does not come each time: --repeat=5 says how often",
-    ("again", _SAME): "so it comes each time, as far as two attempts tell",
+    (SecondRun.OTHER_BACKEND, _PASSED): "so it needs NCCL: its transport, or the order of work on the device",
+    (SecondRun.OTHER_BACKEND, _SAME): "so it is not NCCL",
+    (SecondRun.OTHER_ATTENTION, _PASSED): "so the fault lies in NSA's attention",
+    (SecondRun.OTHER_ATTENTION, _SAME): "so it does not need NSA's attention",
+    (SecondRun.AGAIN, _PASSED): "so it does not come each time: --repeat=5 says how often",
+    (SecondRun.AGAIN, _SAME): "so it comes each time, as far as two attempts tell",
     ("launch_blocking", _SAME): "there the kernel that failed was launched",
     ("names", _PASSED): "so it does not come each time, or depends on time",
     ("anomaly", _PASSED): "so it does not come each time, or depends on time",
@@ -44,10 +45,10 @@ def lesson(base: Outcome, deeper: Outcome) -> Finding:
     how = _how(base, deeper)
     said = own.claim if own else _ended(base, deeper, how)
     follows = "" if own else _FOLLOWS.get((asked.change, how), "")
-    losses = _losses(base, deeper) if asked.change == "again" else ""
+    losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
     unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != _SAME else ""
     return Finding(
-        code="deepened",
+        code=Cause.DEEPENED,
         claim=f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {follows}' if follows else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
@@ -82,7 +83,7 @@ def _asks_about(one: Outcome, outcome: Outcome) -> bool:
 
 
 def _own(deeper: Outcome) -> Finding | None:
-    return next((one for one in deeper.findings if one.code == "deepened"), None)
+    return next((one for one in deeper.findings if one.code == Cause.DEEPENED), None)
 
 
 def _how(base: Outcome, deeper: Outcome) -> str:

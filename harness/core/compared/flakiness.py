@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.core.compared.same_place import same_place
+from harness.core.diagnosed.causes import Cause
 from harness.core.report import Outcome, Status, Verdict
 
 _SAYS_SOMETHING = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR tell nothing of the program
@@ -35,9 +36,9 @@ def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     same = [other for other in attempts if other.spec_hash == outcome.spec_hash]
     flaky = _disagree(same)
     outcome = _placed(outcome, same) if final else outcome
-    if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == "flaky":
+    if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == Cause.FLAKY:
         return replace(outcome, final=final, flaky=flaky)
-    verdict = Verdict(status=Status.FAIL, kind=None, cause="flaky", summary=_summary(same))
+    verdict = Verdict(status=Status.FAIL, kind=None, cause=Cause.FLAKY, summary=_summary(same))
     return replace(outcome, final=final, flaky=flaky, verdict=verdict, expected=_announced(outcome))
 
 
@@ -51,7 +52,7 @@ def _placed(outcome: Outcome, same: Sequence[Outcome]) -> Outcome:
 
 def _disagree(attempts: Iterable[Outcome]) -> bool:
     told = [attempt.verdict for attempt in attempts if attempt.verdict.status in _SAYS_SOMETHING]
-    return len({verdict.status for verdict in told}) > 1 or any(verdict.cause == "flaky" for verdict in told)
+    return len({verdict.status for verdict in told}) > 1 or any(verdict.cause == Cause.FLAKY for verdict in told)
 
 
 def _summary(attempts: Iterable[Outcome]) -> str:
@@ -63,4 +64,4 @@ def _summary(attempts: Iterable[Outcome]) -> str:
 
 def _announced(outcome: Outcome) -> bool:
     wanted = dict(outcome.criteria)
-    return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, "flaky")
+    return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, Cause.FLAKY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.core.diagnosed.causes import Cause
 from harness.core.place import Place
 from harness.core.report import Finding, Outcome, Status
 
@@ -23,13 +24,13 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
     there = f"{most} of {len(told)} attempts {_BAD[status]}{'s' if most == 1 else ''} at{_same(most)} {word}"
     return Finding(
-        code="same_place",
+        code=Cause.SAME_PLACE,
         claim="; ".join((there, *_elsewhere(told, ended, (word, status)))),
         ranks=(),
         place=next(_place(one) for one, where in bad if where == word),
         confidence=0.95,
         proof=tuple(f"{one.dir}/verdict.json" for one in told if one.dir),
-        advice="One line each time is a fault of that line or of what it waits for; several are a race before them.",
+        advice=Cause.SAME_PLACE.row.advice,
     )
 
 

@@ -10,6 +10,7 @@ from harness.core.compared.comparison import override_command, takes_our_keys
 from harness.core.compared.configuration import setting
 from harness.core.compared.decisions import decided
 from harness.core.compared.gates import Answer, State, failed
+from harness.core.diagnosed.causes import Cause
 from harness.core.report import Outcome
 
 _CERTAIN = 0.9
@@ -114,7 +115,7 @@ def _command(question: Question, bad: Sequence[Outcome]) -> str | None:
 def _certain(bad: Sequence[Outcome]) -> tuple[str, ...]:
     """Empty unless all of them are explained."""
     sure = [one for one in bad if one.findings[:1] and one.findings[0].confidence >= _CERTAIN]
-    causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, "unknown", "exception")}
+    causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, Cause.UNKNOWN, Cause.EXCEPTION)}
     return tuple(sorted(filter(None, causes))) if len(sure) == len(bad) else ()
 
 

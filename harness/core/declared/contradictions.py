@@ -18,7 +18,7 @@ from harness.core.declared.scenario_types import (
     Unit,
     Wrapper,
 )
-from harness.core.report import CAUSE_CODES
+from harness.core.diagnosed.causes import CAUSES_OF_VERDICTS
 from harness.core.suggest import did_you_mean
 
 _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
@@ -54,8 +54,8 @@ def _expectations(scenario: Scenario) -> Iterator[tuple[Location, str]]:
     expect = scenario.expect
     if expect.cause and expect.verdict is ExpectedVerdict.PASS:
         yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
-    if expect.cause and expect.cause not in CAUSE_CODES:
-        suggestion = did_you_mean(expect.cause, CAUSE_CODES)
+    if expect.cause and expect.cause not in CAUSES_OF_VERDICTS:
+        suggestion = did_you_mean(expect.cause, CAUSES_OF_VERDICTS)
         yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:

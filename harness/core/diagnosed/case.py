@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.core.diagnosed.causes import Cause
 from harness.core.judged.verdict import Failure, Judgement
 from harness.core.judged.wait import Wait
 from harness.core.observed.evidence import Board, Collective, Evidence, Frame, RankEvidence
@@ -18,7 +19,7 @@ from harness.core.parted.order import added, went_ahead
 from harness.core.parted.pace import GivenUp, OtherPace, given_up, other_pace
 from harness.core.parted.unlike import Unlike, first_unlike
 from harness.core.place import Place
-from harness.core.report import Finding, Status
+from harness.core.report import CollectiveRef, Finding, Status
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
@@ -194,17 +195,48 @@ def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
     return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
 
 
-def finding(
-    code: str,
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a rule answers: a finding, and what only the culprit of a verdict is told with."""
+
+    cause: Cause
+    finding: Finding
+    step: int | None  # that it speaks of; None: the one that its first rank is in
+    collective: CollectiveRef | None
+    parties: tuple[int, ...] | None  # who does not go together; None: whose calls differ, else every rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.finding.ranks
+
+    @property
+    def place(self) -> Place | None:
+        return self.finding.place
+
+
+def explained(
+    cause: Cause,
     claim: str,
     *,
     confidence: float,
-    advice: str,
+    advice: str | None = None,  # None: that of the cause
     ranks: tuple[int, ...] = (),
     place: Place | None = None,
     proof: tuple[str, ...] = (),
-) -> Finding:
-    return Finding(code=code, claim=claim, ranks=ranks, place=place, confidence=confidence, proof=proof, advice=advice)
+    step: int | None = None,
+    collective: CollectiveRef | None = None,
+    parties: tuple[int, ...] | None = None,
+) -> Explanation:
+    found = Finding(
+        code=cause.value,
+        claim=claim,
+        ranks=ranks,
+        place=place,
+        confidence=confidence,
+        proof=proof,
+        advice=cause.row.advice if advice is None else advice,
+    )
+    return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
 
 
 def at(place: Place | None) -> str:

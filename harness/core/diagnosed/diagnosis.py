@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.core.diagnosed.case import Case
+from harness.core.diagnosed.case import Case, Explanation
 from harness.core.diagnosed.certainty import as_sure_as_proven
 from harness.core.diagnosed.naming import meshes, with_coordinates
 from harness.core.diagnosed.progress import step_in_progress
 from harness.core.diagnosed.rules import BESIDES, CAUSES, unknown
-from harness.core.diagnosed.whereabouts import whereabouts
 from harness.core.judged.verdict import Judgement
 from harness.core.observed.evidence import Evidence
 from harness.core.parted.ledger import first_skipped
@@ -28,26 +27,26 @@ class Diagnosis:
 def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
     case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
-    main = None if judgement.status is Status.PASS else _first(case)
-    besides = [finding for rule in BESIDES if (finding := rule(case))]
+    first = None if judgement.status is Status.PASS else _first(case)
+    main = as_sure_as_proven(case, first) if first else None
+    besides = [found.finding for rule in BESIDES if (found := rule(case))]
     places = meshes(evidence)
     findings = tuple(
         replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
     )
-    return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, main), findings=findings)
+    return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
 
 
-def _first(case: Case) -> Finding:
+def _first(case: Case) -> Explanation:
     answers = (rule(case) for rule in CAUSES)
-    found = next((answer for answer in answers if answer is not None), None)
-    return as_sure_as_proven(case, found) if found else unknown(case)
+    return next((answer for answer in answers if answer is not None), None) or unknown(case)
 
 
-def _culprit(case: Case, main: Finding | None) -> Culprit | None:
-    if main is None or main.code in ("interrupted", "harness_error"):
+def _culprit(case: Case, first: Explanation | None) -> Culprit | None:
+    if first is None or not first.cause.row.blames:
         return None
-    rank = case.rank(main.ranks[0]) if main.ranks else None
-    step, collective = whereabouts(case, main.code)
+    found, step = first.finding, first.step
+    rank = case.rank(found.ranks[0]) if found.ranks else None
     if step is None and rank:
         step = step_in_progress(case, rank)
-    return Culprit(ranks=main.ranks, step=step, collective=collective, place=main.place)
+    return Culprit(ranks=found.ranks, step=step, collective=first.collective, place=found.place)

@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from harness.core.diagnosed.case import (
     Case,
+    Explanation,
     counted,
-    finding,
+    explained,
     layer_of,
     shorten,
     wait_place,
 )
+from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.of_autograd import (
     checkpoint_recompute_mismatch,
     inplace_modification,
@@ -81,83 +83,75 @@ from harness.core.diagnosed.of_transfer import p2p_unmatched
 from harness.core.judged.looked_at import still_moving
 from harness.core.observed.evidence import Ending
 from harness.core.place import Place
-from harness.core.report import Finding, Status
+from harness.core.report import Status
 
-Rule = Callable[[Case], "Finding | None"]
+Rule = Callable[[Case], "Explanation | None"]
 
 
-def _not_judged(case: Case) -> Finding | None:
+def _not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
     if case.evidence.ending is Ending.DETACHED:
         return _still_running(case)
     interrupted = case.evidence.ending in (Ending.INTERRUPTED, Ending.ABANDONED)
-    return finding(
-        "interrupted" if interrupted else "harness_error",
+    return explained(
+        Cause.INTERRUPTED if interrupted else Cause.HARNESS_ERROR,
         case.judgement.error or "the run could not be judged",
         confidence=1.0,
-        advice="Run it again with the command below."
-        if interrupted
-        else "Read test_execution.log; report this as a bug.",
         proof=("interrupted",) if case.evidence.ending is Ending.ABANDONED and not case.evidence.observed else (),
     )
 
 
-def _still_running(case: Case) -> Finding:
+def _still_running(case: Case) -> Explanation:
     moving = still_moving(case.evidence)
-    return finding(
-        "still_running" if moving else "suspected",
+    return explained(
+        Cause.STILL_RUNNING if moving else Cause.SUSPECTED,
         case.judgement.error or "",
         confidence=1.0,
         proof=("watch.jsonl",),
-        advice="Nothing to do; attach again when it goes quiet."
-        if moving
-        else "Attach again with a longer --for; dumps/ shows where each rank stands.",
     )
 
 
-def _retracted_hang(case: Case) -> Finding | None:
+def _retracted_hang(case: Case) -> Explanation | None:
     """Only an observed job can move again after its proof: one of ours is ended there."""
     retracted = case.evidence.retracted
     if not retracted:
         return None
     last = retracted[-1]
     times = "" if len(retracted) == 1 else f" ({len(retracted)} times, this was the last)"
-    return finding(
-        "retracted_hang",
+    return explained(
+        Cause.RETRACTED_HANG,
         f"proven to hang {last.at_s:.0f} s after the start ({last.kind}: {last.reason}), and it moved again after"
         f" {last.quiet_s:.0f} s{times}: that was no hang",
         confidence=1.0,
         proof=("watch.jsonl",),
-        advice="Something outside the job released it. Raise limits.stall_s beyond the pause if it is meant to be.",
     )
 
 
-def unknown(case: Case) -> Finding:
+def unknown(case: Case) -> Explanation:
     seen = [failure.text for failure in case.judgement.failures]
     seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
     ranks = sorted(
         {*(f.rank for f in case.judgement.failures[:1] if f.rank is not None), *(r.rank for r in case.roots)}
     )
-    return finding(
-        "unknown",
+    return explained(
+        Cause.UNKNOWN,
         "no rule names the cause; seen: " + ("; ".join(seen) or "nothing"),
         ranks=tuple(ranks),
         place=wait_place(case, case.roots[0]) if case.roots else None,
         confidence=0.3,
         proof=("output.log",),
-        advice="Read output.log and dumps/ from the earliest line on.",
     )
 
 
-def _no_gradient(case: Case) -> Finding | None:
+def _no_gradient(case: Case) -> Explanation | None:
     missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
     if not missing:
         return never_a_gradient(case)
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     ranks = tuple(rank.rank for rank in case.evidence.ranks if rank.traces.missing_parameters)
-    return finding(
-        "no_gradient",
+    return explained(
+        Cause.NO_GRADIENT,
         f"{counted(len(missing), 'parameter')} received no gradient: {shown}",
         ranks=ranks,
         place=Place(parameter=missing[0], module=missing[0].rpartition(".")[0] or None, layer=layer_of(missing[0])),
@@ -168,18 +162,17 @@ def _no_gradient(case: Case) -> Finding | None:
     )
 
 
-def _orphan_process(case: Case) -> Finding | None:
+def _orphan_process(case: Case) -> Explanation | None:
     left = case.evidence.leftovers
     if not left:
         return None
     outlived = counted(len(left), "process", "processes")
-    return finding(
-        "orphan_process",
+    return explained(
+        Cause.ORPHAN_PROCESS,
         f"{outlived} outlived the run, {'left alone' if case.evidence.observed else 'ended by the harness'}:"
         f" {shorten('; '.join(left))}",
         confidence=1.0,
         proof=("processes.jsonl",),
-        advice="Join or end child processes before the program leaves.",
     )
 
 

@@ -6,18 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.core.diagnosed.causes import Replay, row_of
 from harness.core.observed.evidence import Evidence
 from harness.core.plan import RunSpec
 from harness.core.report import Outcome, Status
 from harness.core.reproduced.calls import Made, NotRepeatableError, parting_calls, stands_elsewhere
 from harness.core.reproduced.script import MOST_LINES, script
-
-# Causes that lie in what the ranks asked of each other.
-_IN_CALLS = frozenset({
-    "collective_order_mismatch", "rank_conditional_collective", "rank0_only_collective", "uneven_inputs",
-    "shape_mismatch", "dtype_mismatch", "cross_group_deadlock", "no_sync_mismatch",
-})  # fmt: skip
-_IN_PYTHON_CALLS = frozenset({"p2p_unmatched", "group_creation_subset"})  # of which the flight recorder tells nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +30,19 @@ def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: s
 
 
 def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
-    cause = outcome.verdict.cause or ""
-    if cause not in _IN_CALLS | _IN_PYTHON_CALLS:
+    replay = row_of(outcome.verdict.cause).replay
+    if replay is Replay.NONE:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
     elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
     if elsewhere:
         return None, f"rank {elsewhere[0]} stood outside every recorded call, where a script of calls cannot bring it"
     try:
-        calls = parting_calls(evidence, from_python=cause in _IN_PYTHON_CALLS or not _recorded(evidence))
+        calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not _recorded(evidence))
     except NotRepeatableError as reason:
         return None, str(reason)
     if not _part(calls):
         return None, "the record holds no call in which the ranks part"
-    text = script(calls, cause)
+    text = script(calls, outcome.verdict.cause or "")
     return text, "" if text else f"the calls of {len(calls)} ranks do not fit into {MOST_LINES} lines"
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from harness.core.diagnosed.case import at, layer_of, shorten
+from harness.core.diagnosed.causes import Cause
 from harness.core.observed.evidence import Debugged, Evidence, Frame, RankEvidence
 from harness.core.observed.stacks import user_frame
 from harness.core.place import Place
@@ -75,7 +76,7 @@ def _names(texts: Sequence[str]) -> list[str]:
 
 def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
     return Finding(
-        code="deepened",
+        code=Cause.DEEPENED,
         claim=claim,
         ranks=(rank.rank,),
         place=place,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from harness.core.diagnosed.case import at
+from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.judged.verdict import Judgement, judge
 from harness.core.observed.evidence import Evidence, RankEvidence
@@ -97,7 +98,7 @@ def skipped(skip: Skip) -> Outcome:
         spec_hash="",
         attempt=1,
         final=True,
-        verdict=Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary=skip.reason),
+        verdict=Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason),
         expected=True,
         flaky=False,
         phase=None,
@@ -136,7 +137,7 @@ def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str) 
     failed = replace(
         empty,
         attempt=attempt,
-        verdict=Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary=error),
+        verdict=Verdict(status=Status.ERROR, kind=None, cause=Cause.HARNESS_ERROR, summary=error),
         expected=False,
         dir=directory,
         ended="see processes.jsonl",
@@ -188,7 +189,7 @@ def _steps_done(rank: RankEvidence) -> int | None:
 def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Finding]) -> Verdict:
     if misses:
         more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
-        return Verdict(status=Status.FAIL, kind=None, cause="expectation_missed", summary=misses[0].claim + more)
+        return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
     if judgement.status is Status.PASS:
         return Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
