@@ -216,6 +216,7 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
+        replay=Replay.PYTHON_CALLS,
         shown_by=(by_program("groups_broadcast_root"), by_program("groups_gather_root")),
         advice=(
             "Decide on one rank who the root is and share it, or compute it from what all ranks have alike. The"

@@ -10,7 +10,7 @@ from harness import protocol
 from harness.core.diagnosed.case import collectives_of
 from harness.core.observed.evidence import Board, Collective, Evidence, RankEvidence
 from harness.core.observed.marks import Call
-from harness.core.reproduced.operations import COLLECTIVES, DTYPES, MAKERS, MOST_ELEMENTS, TRANSFERS
+from harness.core.reproduced.operations import COLLECTIVES, DTYPES, MAKERS, MOST_ELEMENTS, ROOTED, TRANSFERS
 
 _SET_UP = ("init_process_group", "destroy_process_group")
 _DEFAULT = ("", "0")
@@ -29,6 +29,7 @@ class Made:
     elements: int
     dtype: str
     peer: int | None = None
+    root: int | None = None  # of a collective, where that is not the first member of its group
     number: int = 0  # in its channel, from 1
     done: bool = True
 
@@ -132,8 +133,15 @@ def _called(rank: int, call: Call, board: Board, everybody: Members) -> Made | N
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
     if operation is None or members is None:
         raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
-    group = _group(call.group)
-    return Made(operation=operation, group=group, members=members, elements=elements, dtype=dtype, done=done)
+    return Made(
+        operation=operation,
+        group=_group(call.group),
+        members=members,
+        elements=elements,
+        dtype=dtype,
+        root=call.peer if operation in ROOTED and call.peer != members[0] else None,
+        done=done,
+    )
 
 
 def _group(name: str) -> str:
@@ -168,4 +176,4 @@ def _agree(calls: Sequence[Made | None], *, transfer: bool) -> bool:
     there = [one for one in calls if one is not None and one.done]
     if len(there) < len(calls):
         return False
-    return transfer or len({(one.operation, one.elements, one.dtype) for one in there}) == 1
+    return transfer or len({(one.operation, one.elements, one.dtype, one.root) for one in there}) == 1

@@ -33,6 +33,7 @@ COLLECTIVES = {
     "broadcast_object_list": "broadcast_object_list",
 }
 MAKERS = {"new_group": "new_group"}
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "broadcast_object_list"})
 TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
 
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -50,7 +51,7 @@ _RECORDED = {
 }
 DTYPES = {**_RECORDED, **{prefix + name: name for name in _NAMES for prefix in ("", "torch.")}}
 
-# In terms of the script's names: tensor, where (the group), first (its first member), size, peer, started.
+# In terms of the script's names: tensor, where (the group), first (the root; its first member), size, peer, started.
 STATEMENTS = {
     "all_reduce": "dist.all_reduce(tensor, group=where)",
     "broadcast": "dist.broadcast(tensor, first, group=where)",

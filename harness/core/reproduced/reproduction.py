@@ -48,7 +48,9 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
 
 def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
     """Some rank does otherwise than another: equal calls would just pass."""
-    done = [[(one.operation, one.channel, one.elements, one.dtype) for one in made] for made in calls.values()]
+    done = [
+        [(one.operation, one.channel, one.elements, one.dtype, one.root) for one in made] for made in calls.values()
+    ]
     return any(one != done[0] for one in done)
 
 

@@ -21,6 +21,7 @@ def script(calls: Mapping[int, Sequence[Made]], cause: str) -> str | None:
 def _text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
     groups = _groups(calls)
     rows = {rank: [_row(one, groups) for one in made] for rank, made in sorted(calls.items())}
+    rooted = any(one.root is not None for made in calls.values() for one in made)
     used = dict.fromkeys(one.operation for made in calls.values() for one in made)
     lines = [
         f'"""The calls of {len(calls)} ranks around the point where they part ({cause}), and nothing else.',
@@ -42,6 +43,7 @@ def _text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
         "for operation, group, elements, kind, peer in CALLS[rank]:",
         "    where, first = (None, 0) if group is None else (groups[group], GROUPS[group][0])",
         "    tensor, size = torch.ones(elements, dtype=getattr(torch, kind)), dist.get_world_size(where)",
+        *(["    first = first if peer is None else peer"] if rooted else []),
         *_branches(list(used)),
         "for work in started:",
         "    work.wait()",
@@ -57,7 +59,7 @@ def _groups(calls: Mapping[int, Sequence[Made]]) -> list[tuple[str, Members]]:
 
 def _row(one: Made, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:
     group = groups.index((one.group, one.members)) if one.group else None
-    return (one.operation, group, one.elements, one.dtype, one.peer)
+    return (one.operation, group, one.elements, one.dtype, one.root if one.peer is None else one.peer)
 
 
 def _branches(operations: Sequence[str]) -> list[str]:
