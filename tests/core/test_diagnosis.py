@@ -31,9 +31,10 @@ from builders import (
 )
 
 from harness.core.diagnosed import of_failure as causes_of_failure
-from harness.core.diagnosed import rules as causes
+from harness.core.diagnosed import of_run as causes_of_run
 from harness.core.diagnosed.case import layer_of, shorten
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
+from harness.core.diagnosed.rules import RULES
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Ending, Evidence, Frame, RankEvidence
 from harness.core.observed.traces import RankTraces
@@ -381,7 +382,7 @@ def test_a_closed_wait_that_no_rule_knows_is_told_as_seen() -> None:
 
 def test_nothing_seen_at_all_is_said_too() -> None:
     bare = case(deadline(rank_evidence(0)))
-    assert causes.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
+    assert causes_of_run.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
 
 
 def test_a_failure_beside_a_proven_wait_keeps_the_rules_of_hangs_out() -> None:
@@ -484,8 +485,8 @@ def test_every_rule_has_a_run_above_that_it_answers() -> None:
             stalled(rank_snapshot(0, process=process(tasks=(task(syscall="read"),))), at_s=400.0),
         )
     }
-    modules = (causes.__name__, causes_of_failure.__name__)
-    assert len(reached) >= len([rule for rule in causes.CAUSES if rule.__module__ in modules])
+    modules = (causes_of_run.__name__, causes_of_failure.__name__)
+    assert len(reached) >= len([rule for rule in RULES if rule.explain.__module__ in modules])
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 from harness.core.diagnosed import of_divergence as causes_of_divergence
 from harness.core.diagnosed import of_order as causes_of_order
-from harness.core.diagnosed import rules as causes
 from harness.core.diagnosed.diagnosis import Diagnosis, diagnose
 from harness.core.diagnosed.entries import classes
+from harness.core.diagnosed.rules import RULES
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import (
     Board,
@@ -643,7 +643,7 @@ ALL = {
 
 def test_every_rule_of_divergence_has_a_run_that_it_answers() -> None:
     modules = (causes_of_divergence.__name__, causes_of_order.__name__)
-    rules = [rule for rule in causes.CAUSES if rule.__module__ in modules]
+    rules = [rule for rule in RULES if rule.explain.__module__ in modules]
     assert len(rules) == len(ALL)
     assert {code: diagnosed(seen()).cause for code, seen in ALL.items()} == {code: code for code in ALL}
 

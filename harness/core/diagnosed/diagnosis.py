@@ -8,7 +8,7 @@ from harness.core.diagnosed.case import Case, Explanation
 from harness.core.diagnosed.certainty import as_sure_as_proven
 from harness.core.diagnosed.naming import meshes, with_coordinates
 from harness.core.diagnosed.progress import step_in_progress
-from harness.core.diagnosed.rules import BESIDES, CAUSES, unknown
+from harness.core.diagnosed.rules import beside, cause_of
 from harness.core.judged.verdict import Judgement
 from harness.core.observed.evidence import Evidence
 from harness.core.parted.ledger import first_skipped
@@ -27,19 +27,14 @@ class Diagnosis:
 def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
     case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
-    first = None if judgement.status is Status.PASS else _first(case)
+    first = None if judgement.status is Status.PASS else cause_of(case)
     main = as_sure_as_proven(case, first) if first else None
-    besides = [found.finding for rule in BESIDES if (found := rule(case))]
+    besides = [one.finding for one in beside(case)]
     places = meshes(evidence)
     findings = tuple(
         replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
     )
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
-
-
-def _first(case: Case) -> Explanation:
-    answers = (rule(case) for rule in CAUSES)
-    return next((answer for answer in answers if answer is not None), None) or unknown(case)
 
 
 def _culprit(case: Case, first: Explanation | None) -> Culprit | None:

@@ -9,6 +9,7 @@ from harness.core.diagnosed.case import Case, Explanation, at, shorten
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.entries import on_ranks
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.refused import (
     hinted,
     hints_of,
@@ -23,6 +24,7 @@ from harness.core.judged.verdict import Failure
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
 
 
+@rule(Phase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
 def static_graph_changed(case: Case) -> Explanation | None:
     changed = raised_so(case, Cause.STATIC_GRAPH_CHANGED)
     if not changed:
@@ -41,6 +43,7 @@ def static_graph_changed(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
 def ready_twice(case: Case) -> Explanation | None:
     twice = raised_so(case, Cause.READY_TWICE)
     if not twice:
@@ -55,6 +58,7 @@ def ready_twice(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
 def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
     mismatch = raised_so(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
     if not mismatch:
@@ -72,6 +76,7 @@ def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
 def inplace_modification(case: Case) -> Explanation | None:
     modified = raised_so(case, Cause.INPLACE_MODIFICATION)
     if not modified:
@@ -93,6 +98,7 @@ def inplace_modification(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
 def model_mismatch(case: Case) -> Explanation | None:
     """DDP compares the models as it is made; the ranks that differ from the most are the culprits."""
     differing = raised_so(case, Cause.MODEL_MISMATCH)

@@ -38,6 +38,7 @@ from harness.core.diagnosed.entries import (
     undecided,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.progress import in_one_function, parting_frames, step_of_entry
 from harness.core.parted.divergence import Divergence, Entry, Kind, Link, elements
 from harness.core.parted.ledger import Skipped
@@ -50,6 +51,7 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 _LINKS = 4  # of a cycle, that a sentence names
 
 
+@rule(Phase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
 def cross_group_deadlock(case: Case) -> Explanation | None:
     cycle = case.analysis.cycle if parted(case) else ()
     if not cycle or (case.skipped is not None and not _one_point([link.entry for link in cycle])):
@@ -83,6 +85,7 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
     return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
 
 
+@rule(Phase.RANKS_DIFFER, Cause.NO_SYNC_MISMATCH, outranks=("swallowed_exception",))
 def no_sync_mismatch(case: Case) -> Explanation | None:
     """A step in which some rank reduced less than the others, with its gradients there."""
     found = case.step_difference if parted(case) else None
@@ -134,6 +137,7 @@ def _at_the_end(case: Case, skipped: Skipped) -> bool:
     )
 
 
+@rule(Phase.RANKS_DIFFER, Cause.UNEVEN_INPUTS, outranks=("shape_mismatch",))
 def uneven_inputs(case: Case) -> Explanation | None:
     finished = case.finished if parted(case) else None
     difference = case.step_difference
@@ -156,14 +160,17 @@ def uneven_inputs(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.RANKS_DIFFER, Cause.SHAPE_MISMATCH, outranks=("dtype_mismatch",))
 def shape_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, Kind.SHAPE)
 
 
+@rule(Phase.RANKS_DIFFER, Cause.DTYPE_MISMATCH, outranks=("root_mismatch",))
 def dtype_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, Kind.DTYPE)
 
 
+@rule(Phase.RANKS_DIFFER, Cause.ROOT_MISMATCH, outranks=("left_backward_early",))
 def root_mismatch(case: Case) -> Explanation | None:
     """One broadcast, gather or the like, whose ranks name different ranks as its root."""
     unlike = case.unlike if parted(case) else None

@@ -22,6 +22,7 @@ from harness.core.diagnosed.case import (
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.of_threads import line_behind
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.shutdown import ending
 from harness.core.judged.verdict import Failure, FailureKind
 from harness.core.observed.evidence import Raised
@@ -59,6 +60,7 @@ _REFUSED_TEXTS = (
 )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
 def host_oom(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.collateral:
@@ -120,6 +122,7 @@ def _memory(case: Case) -> str:
     return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
 
 
+@rule(Phase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
 def cuda_oom(case: Case) -> Explanation | None:
     first, raised = _raised_first(case)
     if first is None or raised is None:
@@ -137,6 +140,7 @@ def cuda_oom(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
 def cuda_assert(case: Case) -> Explanation | None:
     first = case.first_failure
     rank = case.rank(first.rank) if first and first.rank is not None else None
@@ -158,6 +162,7 @@ def cuda_assert(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.INFRA, outranks=("exception",))
 def infra(case: Case) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
     first, raised = _raised_first(case)
@@ -203,6 +208,7 @@ def _words(text: str) -> str | None:
     return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
 def shutdown_hang(case: Case) -> Explanation | None:
     """The program is over on this rank, and its process is not."""
     last = case.evidence.snapshots[-1:]

@@ -18,6 +18,7 @@ from harness.core.diagnosed.case import (
 )
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from harness.core.diagnosed.progress import late_for
 from harness.core.diagnosed.refused import raised_alike, ranks_of
@@ -32,6 +33,7 @@ _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
 
+@rule(Phase.SLOW, Cause.SLOW)
 def slow(case: Case) -> Explanation | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
@@ -56,6 +58,7 @@ def slow(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
 def came_too_late(case: Case) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
     skipped, first = late_for(case), case.first_failure
@@ -149,6 +152,7 @@ def _where(sampled: RankProfile) -> str:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.EXCEPTION)
 def exception(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
@@ -166,6 +170,7 @@ def exception(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
 def early_exit(case: Case) -> Explanation | None:
     left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
     first = case.first_failure
@@ -190,6 +195,7 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
     return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
 
+@rule(Phase.FALLBACK, Cause.KILLED, outranks=("crashed",))
 def killed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
@@ -207,6 +213,7 @@ def killed(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
 def crashed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
@@ -224,6 +231,7 @@ def crashed(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
 def bad_exit(case: Case) -> Explanation | None:
     """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
     first = case.first_failure

@@ -9,6 +9,7 @@ from harness.core.diagnosed.case import Case, Explanation, at, explained, layer_
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.entries import on_ranks
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.refused import (
     hints_of,
     names_of,
@@ -26,6 +27,7 @@ _SHOWN = 3
 _UNSURE = 0.75  # the others may only have been late
 
 
+@rule(Phase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
 def reentrant_no_grad_input(case: Case) -> Explanation | None:
     """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
     unfinished = raised_so(case, Cause.UNUSED_PARAMS)
@@ -46,6 +48,7 @@ def reentrant_no_grad_input(case: Case) -> Explanation | None:
     return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
 
+@rule(Phase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
 def nothing_to_differentiate(case: Case) -> Explanation | None:
     """A backward pass from a tensor that no parameter leads to."""
     refused = raised_so(case, Cause.NO_GRADIENT)
@@ -63,6 +66,7 @@ def nothing_to_differentiate(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.SILENT, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("no_gradient",))
 def silent_checkpoint(case: Case) -> Explanation | None:
     """The same without DDP, which nobody notices: the parameters never have a gradient."""
     unfed = _unfed(case)
@@ -86,6 +90,7 @@ def silent_checkpoint(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
 def find_unused_needless(case: Case) -> Explanation | None:
     """torch says so itself, after the first step; what a later step leaves out it cannot know."""
     ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
@@ -101,6 +106,7 @@ def find_unused_needless(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
 def gradient_order_differs(case: Case) -> Explanation | None:
     """A fact, and a sign that the ranks' graphs differ; the reduction itself keeps rank 0's order of buckets."""
     one = case.evidence.gradient_order
@@ -117,6 +123,7 @@ def gradient_order_differs(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
 def rank_conditional_unused_params(case: Case) -> Explanation | None:
     """Some ranks computed no gradient for parameters for which the others did, and waited."""
     unfinished = raised_so(case, Cause.UNUSED_PARAMS)
@@ -138,6 +145,7 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
 def unused_params(case: Case) -> Explanation | None:
     unfinished = raised_so(case, Cause.UNUSED_PARAMS)
     if not unfinished:

@@ -18,6 +18,7 @@ from harness.core.diagnosed.case import (
 )
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.group_wait import missing_rank
 from harness.core.judged.wait import Wait, WaitKind
 from harness.core.observed.evidence import Board, Evidence
@@ -31,11 +32,12 @@ _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
+@rule(Phase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
 def rendezvous_missing_rank(case: Case) -> Explanation | None:
-    """Some rank never came to init_process_group: the others wait for it, or gave up and said whose key was missing."""
+    """Some rank never came to init_process_group, and the others wait for it."""
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
     if not waiting:
-        return _gave_up(case)
+        return None
     absent = _absent(waiting)
     return explained(
         Cause.RENDEZVOUS_MISSING_RANK,
@@ -49,7 +51,9 @@ def rendezvous_missing_rank(case: Case) -> Explanation | None:
     )
 
 
-def _gave_up(case: Case) -> Explanation | None:
+@rule(Phase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
+def rendezvous_given_up(case: Case) -> Explanation | None:
+    """The others waited for a rank at the rendezvous, gave up and said whose key was missing."""
     first = case.first_failure
     raised = first.raised if first else None
     absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
@@ -66,6 +70,7 @@ def _gave_up(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
 def group_creation_subset(case: Case) -> Explanation | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
     call = waiting[0].call if waiting else None
@@ -122,6 +127,7 @@ def _since(call: Call, waiting: Wait) -> str:
     return f", so that {later.op}{at(later.place)} makes a group of another number there"
 
 
+@rule(Phase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
 def store_key_missing(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots or roots[0].call is None:
@@ -139,6 +145,7 @@ def store_key_missing(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.TRANSPORT)
 def transport(case: Case) -> Explanation | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]

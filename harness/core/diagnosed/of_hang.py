@@ -21,6 +21,7 @@ from harness.core.diagnosed.case import (
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.of_threads import line_behind
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.proof import loop_lines
 from harness.core.judged.wait import ChildWait, Wait, WaitKind
 from harness.core.place import Place
@@ -32,6 +33,7 @@ _NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multip
 _COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.STOPPED_PROCESS, outranks=("gil_held_native",))
 def stopped_process(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.HANG:
         return None
@@ -67,6 +69,7 @@ def _stopped_child(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
 def dataloader_worker_blocked(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.LOADER and root.child is not None]
     if not roots or roots[0].child is None:
@@ -85,6 +88,7 @@ def dataloader_worker_blocked(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
 def fork_lock(case: Case) -> Explanation | None:
     found = _below(case, _is_forked_lock)
     if found is None:
@@ -102,6 +106,7 @@ def fork_lock(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.PIPE_FULL, outranks=("backward_function_blocked",))
 def pipe_full(case: Case) -> Explanation | None:
     writers = [root for root in hung_roots(case) if root.kind is WaitKind.PIPE]
     found = (writers[0], None) if writers else _below(case, lambda child: child.kind is WaitKind.PIPE)
@@ -120,6 +125,7 @@ def pipe_full(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.BACKWARD_FUNCTION_BLOCKED, outranks=("lock_cycle",))
 def backward_function_blocked(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind is WaitKind.LOCK and root.in_backward]
     if not blocked:
@@ -137,6 +143,7 @@ def backward_function_blocked(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
 def lock_cycle(case: Case) -> Explanation | None:
     locked = [root for root in hung_roots(case) if root.kind in _LOCKS and root.closed]
     if not locked:
@@ -169,6 +176,7 @@ def _held_by_thread(behind: Place | None) -> str:
     return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
 def starved(case: Case) -> Explanation | None:
     sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
     if not sleeping:
@@ -193,6 +201,7 @@ def starved(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, outranks=("transport",))
 def blocked_io(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind in _OUTSIDE]
     if not blocked:
@@ -216,6 +225,7 @@ def blocked_io(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
 def infinite_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind in _COMPUTING]
     if not looping:

@@ -28,6 +28,7 @@ from harness.core.diagnosed.entries import (
     undecided,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.progress import late_for, left_before_it, stands_in, step_in_progress
 from harness.core.judged.wait import GROUP_KINDS, WaitKind
 from harness.core.observed.evidence import Ending
@@ -39,6 +40,7 @@ from harness.core.report import CollectiveRef
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 
 
+@rule(Phase.RANKS_DIFFER, Cause.SWALLOWED_EXCEPTION, outranks=("uneven_inputs",))
 def swallowed_exception(case: Case) -> Explanation | None:
     """A rank that is a batch short, and that began again in one of its steps."""
     if again := _went_round_again(case):
@@ -120,6 +122,7 @@ def _departed_before(case: Case, found: GivenUp) -> bool:
     return case.skipped is not None and case.skipped.step < found.step
 
 
+@rule(Phase.RANKS_DIFFER, Cause.RANK0_ONLY_COLLECTIVE, outranks=("rank_conditional_collective",))
 def rank0_only_collective(case: Case) -> Explanation | None:
     """One rank makes a call that nobody else makes, at a place where nobody made it before."""
     skipped = case.skipped
@@ -170,6 +173,7 @@ def _added_alone(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE, outranks=("unseen_collective",))
 def rank_conditional_collective(case: Case) -> Explanation | None:
     """A rank passed a call that the others made, and then some rank failed or waits for ever."""
     skipped = case.skipped
@@ -231,6 +235,7 @@ def _collective(skipped: Skipped) -> CollectiveRef:
     return CollectiveRef(group=skipped.call.group, seq=None, op=skipped.call.op)
 
 
+@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE)
 def unseen_collective(case: Case) -> Explanation | None:
     """The same as a skipped call, for collectives that are not called from Python: DDP's buckets, FSDP."""
     if not parted(case):

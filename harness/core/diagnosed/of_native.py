@@ -16,6 +16,7 @@ from harness.core.diagnosed.case import (
     wait_place,
 )
 from harness.core.diagnosed.causes import Cause
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.motion import rank_stack
 from harness.core.judged.proof import LOOP_SAMPLES, loop_lines
 from harness.core.judged.wait import Wait, WaitKind
@@ -26,6 +27,7 @@ _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whene
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
 def gil_held_native(case: Case) -> Explanation | None:
     held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
     waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
@@ -78,6 +80,7 @@ def _silent_in_all_samples(case: Case, root: Wait) -> bool:
     return len(lines) == 1 and bool(seen) and silent_s >= max(_SILENT_S, last.at_s - seen[0])
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
 def native_busy_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind is WaitKind.COMPUTE]
     native = [(root, stack) for root in looping if (stack := _stack(case, root)) and _stays_native(case, root, stack)]

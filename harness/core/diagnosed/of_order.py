@@ -14,12 +14,19 @@ from harness.core.diagnosed.entries import (
     undecided,
 )
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.diagnosed.progress import in_one_function, parting_frames
 from harness.core.observed.evidence import Frame
 from harness.core.parted.divergence import Kind
 from harness.core.parted.unlike import Unlike
 
 
+@rule(
+    Phase.RANKS_DIFFER,
+    Cause.COLLECTIVE_ORDER_MISMATCH,
+    Cause.RANK_CONDITIONAL_COLLECTIVE,
+    outranks=("rank0_only_collective",),
+)
 def collective_order_mismatch(case: Case) -> Explanation | None:
     unlike = case.unlike if parted(case) else None
     if unlike is None or unlike.kind is not Kind.OPERATION:

@@ -8,6 +8,7 @@ from harness.core.diagnosed.case import Case, Explanation, at, explained
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.entries import entered_place, flight_proof, parted
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.observed.evidence import Board
 from harness.core.parted.divergence import Divergence, Entry, Kind
 
@@ -22,6 +23,12 @@ class _Early:
     skipped_part: bool  # those that left went through less of the model than in their steps before
 
 
+@rule(
+    Phase.RANKS_DIFFER,
+    Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
+    Cause.NO_SYNC_MISMATCH,
+    outranks=("collective_order_mismatch",),
+)
 def left_backward_early(case: Case) -> Explanation | None:
     """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
     found = next((one for one in case.analysis.divergences if one.kind is Kind.OPERATION), None)

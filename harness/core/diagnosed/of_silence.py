@@ -13,6 +13,7 @@ from statistics import median
 from harness.core.diagnosed.case import Case, Explanation, at, counted, explained, layer_of, shorten
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.observed.evidence import RankEvidence
 from harness.core.observed.silence import Broken, LastWords, Looks, Memory, Replica
 from harness.core.parted.replicas import Parting, first_parting
@@ -31,6 +32,7 @@ _GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
+@rule(Phase.SILENT, Cause.NAN, outranks=("replica_divergence",))
 def nan(case: Case) -> Explanation | None:
     """Parameters that are not finite at the end, or losses that are not, up to the last."""
     seen = {rank.rank: rank.looks for rank in case.evidence.ranks if rank.looks is not None}
@@ -83,6 +85,7 @@ def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]
     )
 
 
+@rule(Phase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
 def replica_divergence(case: Case) -> Explanation | None:
     """Replicas that DDP made equal differ at the last look that all ranks have."""
     partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
@@ -141,6 +144,7 @@ def _amount(apart: float) -> str:
     return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
 
 
+@rule(Phase.SILENT, Cause.MEMORY_GROWTH, outranks=("gate_collapse",))
 def memory_growth(case: Case) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
     growing = [
@@ -204,7 +208,26 @@ def _bytes(amount: float) -> str:
     return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
-def never_a_gradient(case: Case) -> Explanation | None:
+@rule(Phase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
+def no_gradient(case: Case) -> Explanation | None:
+    missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
+    if not missing:
+        return _never_a_gradient(case)
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    ranks = tuple(rank.rank for rank in case.evidence.ranks if rank.traces.missing_parameters)
+    return explained(
+        Cause.NO_GRADIENT,
+        f"{counted(len(missing), 'parameter')} received no gradient: {shown}",
+        ranks=ranks,
+        place=Place(parameter=missing[0], module=missing[0].rpartition(".")[0] or None, layer=layer_of(missing[0])),
+        confidence=1.0,
+        proof=("traces.log",),
+        advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
+        " or a term of zero.",
+    )
+
+
+def _never_a_gradient(case: Case) -> Explanation | None:
     """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
     without = {
         rank.rank: rank.looks
@@ -230,6 +253,7 @@ def never_a_gradient(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
 def dirty_exit(case: Case) -> Explanation | None:
     """An end that failed or left something behind, although every rank left with 0."""
     if case.judgement.status is not Status.PASS:
@@ -262,6 +286,7 @@ def _left_behind(words: LastWords) -> str:
     }.get(words.kind, words.name)
 
 
+@rule(Phase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",))
 def gate_collapse(case: Case) -> Explanation | None:
     """A branch of nsa whose gate is shut for practically every token."""
     shut = [

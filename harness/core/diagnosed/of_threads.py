@@ -18,6 +18,7 @@ from harness.core.diagnosed.case import (
     wait_place,
 )
 from harness.core.diagnosed.causes import Cause
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.motion import rank_stack
 from harness.core.judged.threads import is_poller
 from harness.core.judged.wait import Wait, WaitKind
@@ -37,6 +38,7 @@ _POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
 def thread_died(case: Case) -> Explanation | None:
     """An exception ended a thread, which printed it and was gone, and the rank waits in another one."""
     found = next(((root, raised) for root in _in_a_lock(case) if (raised := _ended_thread(case, root))), None)
@@ -57,6 +59,7 @@ def thread_died(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
 def pool_worker_lost(case: Case) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
     roots = [root for root in hung_roots(case) if (seen := _seen(case, root)) and _awaits_pool(seen)]
@@ -75,6 +78,7 @@ def pool_worker_lost(case: Case) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.LIVELOCK, outranks=("starved",))
 def livelock(case: Case) -> Explanation | None:
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
     polling = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP]
@@ -114,6 +118,7 @@ def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
     )
 
 
+@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
 def open_thread_wait(case: Case) -> Explanation | None:
     waiting = [root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed]
     return next((found for root in waiting if (found := thread_waited_for(case, root))), None)

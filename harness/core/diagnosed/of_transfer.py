@@ -8,6 +8,7 @@ from harness.core.diagnosed.case import Case, Explanation, at, dump_proof, expla
 from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.naming import ranks_text
 from harness.core.diagnosed.of_group_wait import stuck_sockets
+from harness.core.diagnosed.phases import Phase, rule
 from harness.core.judged.group_wait import TRANSFERS, operation
 from harness.core.judged.wait import Wait, WaitKind
 from harness.core.observed.evidence import Board
@@ -15,6 +16,7 @@ from harness.core.observed.marks import Call
 from harness.core.parted.order import Departure, first_departure, other_partner
 
 
+@rule(Phase.WAIT_CYCLE, Cause.P2P_UNMATCHED, outranks=("store_key_missing",))
 def p2p_unmatched(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
