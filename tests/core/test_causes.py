@@ -1,13 +1,23 @@
-"""The one table of causes: what is read from it."""
+"""The one table of causes: what is read from it, and what each row needs beside itself."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
 from harness.core.declared.contradictions import contradictions
 from harness.core.declared.scenario import Scenario
 from harness.core.declared.scenario_types import ExpectedVerdict
-from harness.core.diagnosed.causes import Cause, row_of
+from harness.core.diagnosed.causes import Cause, Producer, Shown, ShownBy, row_of
+from harness.core.diagnosed.rules import RULES
+from harness.core.health.corpus import read_label
+from harness.core.report import Status
+
+TESTS = Path(__file__).resolve().parents[1]
+CORE = TESTS.parent / "harness" / "core"
+JUDGEMENTS = (TESTS / "frozen" / "judgements.jsonl").read_text(encoding="utf-8")
 
 
 def mistakes(cause: str) -> list[str]:
@@ -30,3 +40,74 @@ def test_a_run_whose_loss_leads_to_no_parameter_can_be_expected() -> None:
 def test_a_code_of_another_version_is_a_cause_that_is_unknown() -> None:
     assert row_of("of_tomorrow") is row_of(None) is Cause.UNKNOWN.row
     assert row_of("nan") is Cause.NAN.row
+
+
+def said_by_a_rule(cause: Cause) -> bool:
+    return any(cause in rule.causes for rule in RULES)
+
+
+def used_elsewhere(cause: Cause) -> list[str]:
+    """The modules beside the diagnosis and its readers that say this cause of a run."""
+    paths = [path for folder in ("told", "compared") for path in (CORE / folder).glob("*.py")]
+    return [path.name for path in paths if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b", path.read_text())]
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
+    if cause.row.producer is Producer.RULE:
+        assert said_by_a_rule(cause), (
+            f"{cause}: no rule names it: write one with @rule(Phase..., Cause.{cause.name}) in a module of"
+            " harness/core/diagnosed, or say in its row who else does (producer=)"
+        )
+    else:
+        assert used_elsewhere(cause), f"{cause}: its row says that {cause.row.producer} produces it, and nothing does"
+
+
+PROGRAMS = {path.stem: path.read_text() for path in (TESTS / "faults").glob("[!_]*.py")}
+
+
+def lacking(cause: Cause, shown: Shown) -> str | None:
+    """What has to be added before it is shown so; None where nothing is."""
+    match shown.by:
+        case ShownBy.PROGRAM | ShownBy.GPU_PROGRAM:
+            if shown.name not in PROGRAMS:
+                return f"write the program tests/faults/{shown.name}.py, which ends in its fault when told `fault`"
+            label = read_label(shown.name, PROGRAMS[shown.name])
+            if label.cause != cause:
+                return f'give LABEL in tests/faults/{shown.name}.py "cause": "{cause}"; it has {label.cause}'
+            return None if label.twin else f"let tests/faults/{shown.name}.py be healthy when told `healthy`"
+        case ShownBy.RECORDING:
+            path = TESTS / "evidence" / shown.name / "expected.json"
+            found = path.exists() and f'"{cause}"' in path.read_text()
+            return None if found else f"record a run: python tests/evidence/record.py ATTEMPT {shown.name}"
+        case ShownBy.EVIDENCE:
+            return None if f'"{cause}"' in JUDGEMENTS else "no judgement of tests/frozen/judgements.jsonl names it"
+        case ShownBy.TEST:
+            named = (TESTS.parent / shown.name).exists() and cause in (TESTS.parent / shown.name).read_text()
+            return None if named else f"write a test that reaches it in {shown.name}"
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_cause_is_shown_by_what_its_row_names(cause: Cause) -> None:
+    shown = cause.row.shown_by
+    assert shown, f"{cause}: shown_by in its row has to name a program of tests/faults with a healthy twin"
+    missing = [words for one in shown if (words := lacking(cause, one))]
+    assert missing == [], f"{cause}: {'; '.join(missing)}"
+    by_hand = [one for one in shown if one.by in (ShownBy.EVIDENCE, ShownBy.TEST)]
+    assert all(one.reason for one in by_hand), f"{cause}: say in its row why no program shows it (reason=)"
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_cause_has_a_section_of_three_parts_and_advice(cause: Cause) -> None:
+    row = cause.row
+    for part, words in (("means", row.means), ("proven_by", row.proven_by), ("remedy", row.remedy)):
+        assert words.strip().endswith("."), f"{cause}: {part} in its row is a part of its section in docs/findings.md"
+    assert row.code == cause.name.lower()
+    assert row.verdicts or row.beside, f"{cause}: its row says neither which verdicts it is the cause of nor beside"
+    assert bool(row.kinds) is (Status.HANG in row.verdicts), f"{cause}: kinds are those of a HANG"
+
+
+def test_every_program_of_the_corpus_has_a_cause_of_the_table_that_is_shown_by_one() -> None:
+    labels = [read_label(name, text) for name, text in PROGRAMS.items()]
+    shown = {cause for cause in Cause if any(one.by is ShownBy.PROGRAM for one in cause.row.shown_by)}
+    assert {label.cause for label in labels if label.cause} == shown

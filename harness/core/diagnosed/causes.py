@@ -1526,7 +1526,7 @@ class Cause(StrEnum):
         code="missing_need",
         verdicts=(Status.SKIP,),
         producer=Producer.NEEDS,
-        shown_by=(by_test("tests/core/test_resolve.py", "a machine that lacks something"),),
+        shown_by=(by_test("tests/core/test_outcome.py", "a machine that lacks something"),),
         means="""
         the machine lacks what the scenario needs: GPUs, nccl, flash-attn. The verdict is SKIP.
         """,
