@@ -486,6 +486,35 @@ class Cause(StrEnum):
         """,
     )
 
+    DATALOADER_WORKER_DIED = Row(
+        code="dataloader_worker_died",
+        verdicts=(Status.FAIL,),
+        signatures=(
+            re.compile(
+                r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
+                r" (is killed by signal: \w[\w ]*|exited unexpectedly with exit code -?\d+|exited unexpectedly)"
+            ),
+        ),
+        shown_by=(by_program("data_worker_killed"),),
+        advice=(
+            "Look for what ended the worker: memory (the kernel's log, a control group's limit), /dev/shm, a native"
+            " crash in the dataset. num_workers=0 runs the dataset in the rank, where the fault shows itself."
+        ),
+        means="""
+        a worker of a rank's DataLoader was killed or left, and the rank raised as it waited for a batch. Where the
+        kernel killed it for want of memory it is a host_oom, where the machine refused it something infra. An exception
+        that the dataset raised is handed on by the worker, and is an exception.
+        """,
+        proven_by="""
+        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. The place is the line
+        of the rank that asked for the batch.
+        """,
+        remedy="""
+        look for what ended the worker: memory, `/dev/shm`, a native crash in the dataset. With `num_workers=0` the
+        dataset runs in the rank, where the fault shows itself.
+        """,
+    )
+
     FORK_LOCK = Row(
         code="fork_lock",
         verdicts=(Status.HANG,),

@@ -162,7 +162,25 @@ def cuda_assert(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.INFRA, outranks=("exception",))
+@rule(Phase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
+def dataloader_worker_died(case: Case) -> Explanation | None:
+    """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
+    first, raised = _raised_first(case)
+    lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message) if raised else None
+    if first is None or raised is None or lost is None:
+        return None
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    return explained(
+        Cause.DATALOADER_WORKER_DIED,
+        f"rank {first.rank} lost a worker of its DataLoader{at(place)}: process {lost[1]} {lost[2]}",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.95,
+        proof=(raised.proof,),
+    )
+
+
+@rule(Phase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
 def infra(case: Case) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
     first, raised = _raised_first(case)
