@@ -111,3 +111,13 @@ def test_every_program_of_the_corpus_has_a_cause_of_the_table_that_is_shown_by_o
     labels = [read_label(name, text) for name, text in PROGRAMS.items()]
     shown = {cause for cause in Cause if any(one.by is ShownBy.PROGRAM for one in cause.row.shown_by)}
     assert {label.cause for label in labels if label.cause} == shown
+
+
+SAID = "\n".join(path.read_text() for path in (TESTS / "core").glob("test_*.py") if path.name != Path(__file__).name)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_cause_is_named_by_a_test_of_the_core(cause: Cause) -> None:
+    assert f'"{cause}"' in SAID or f"Cause.{cause.name}" in SAID, (
+        f"{cause}: write tests in tests/core: its rule answers, and something else explains the run"
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
+from harness.core.diagnosed.causes import Cause
 from harness.core.diagnosed.diagnosis import diagnose
 from harness.core.judged.looked_at import looked_at, moving_ranks, still_moving
 from harness.core.judged.verdict import judge
 from harness.core.observed.evidence import Ending, Retraction
-from harness.core.report import STILL_RUNNING, Status
+from harness.core.report import Status
 
 
 def seen(*samples, ranks=2, **changes):
@@ -50,7 +51,7 @@ def test_where_no_rank_could_be_looked_at_nothing_moves():
     )
 
 
-@pytest.mark.parametrize(("motion", "cause"), [("moving", STILL_RUNNING), ("waiting", "suspected")])
+@pytest.mark.parametrize(("motion", "cause"), [("moving", Cause.STILL_RUNNING), ("waiting", "suspected")])
 def test_a_job_that_was_only_looked_at_is_no_pass_and_no_failure(motion, cause):
     found = seen(sample(0, motion), sample(0, motion))
     judgement = judge(found)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from re import Match, Pattern
 
-from harness.core.report import HangKind, Severity, Status
+from harness.core.report import STILL_RUNNING, HangKind, Severity, Status
 
 
 class Doubt(StrEnum):
@@ -1587,7 +1587,7 @@ class Cause(StrEnum):
     )
 
     STILL_RUNNING = Row(
-        code="still_running",
+        code=STILL_RUNNING,
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it moves. Nobody has seen its end.",
         shown_by=(by_evidence("a job that is only looked at"),),
