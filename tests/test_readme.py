@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -10,10 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from documents import REPOSITORY, SAMPLE, blocks, text
+from documents import REPOSITORY, SAMPLE, blocks, text, tool
 
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.errors import StoredRunError
@@ -22,15 +20,6 @@ from nsa_harness.supervisor.store.rundir import find_run
 
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
 LAUNCHES = 2  # commands that start torchrun in the quick suite; the slow suite runs all
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_readme_shows_the_stored_sample_word_for_word() -> None:

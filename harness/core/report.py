@@ -19,21 +19,6 @@ class Status(StrEnum):
     ERROR = "ERROR"
 
 
-CAUSE_CODES = (
-    "cross_group_deadlock", "no_sync_mismatch", "uneven_inputs", "shape_mismatch", "dtype_mismatch",
-    "collective_order_mismatch", "rank0_only_collective", "root_mismatch", "swallowed_exception",
-    "rank_conditional_collective", "backward_function_blocked", "lock_cycle", "infinite_loop", "starved", "blocked_io",
-    "rendezvous_missing_rank", "group_creation_subset", "p2p_unmatched", "store_key_missing", "transport", "pipe_full",
-    "fork_lock", "dataloader_worker_blocked",
-    "stopped_process", "unused_params", "rank_conditional_unused_params", "reentrant_no_grad_input", "ready_twice",
-    "static_graph_changed", "checkpoint_recompute_mismatch", "inplace_modification", "model_mismatch",
-    "exception", "early_exit", "killed", "segfault", "aborted", "bad_exit", "slow",
-    "expectation_missed", "flaky", "missing_need", "interrupted", "harness_error", "unknown",
-    "still_running", "suspected", "gil_held_native", "native_busy_loop",
-    "host_oom", "cuda_oom", "cuda_assert", "infra", "livelock", "shutdown_hang", "pool_worker_lost",
-)  # fmt: skip
-
-
 STILL_RUNNING = "still_running"  # a job that was only looked at, and moves: nobody has seen its end
 
 
@@ -42,6 +27,14 @@ class HangKind(StrEnum):
     LIVELOCK = "livelock"
     STARVED = "starved"
     STOPPED = "stopped"
+
+
+class Severity(StrEnum):
+    """How much a finding matters."""
+
+    CRITICAL = "critical"  # the run cannot be used
+    WARNING = "warning"  # it ended, and something in it is wrong or unsure
+    INFO = "info"  # announced, or nothing to do with the program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.comparison.repeats import repetitions, with_flakiness
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome, Status
 
 
@@ -44,7 +45,7 @@ def as_expected(outcome: Outcome) -> bool:
 
 
 def interrupted(outcome: Outcome) -> bool:
-    return outcome.verdict.cause == "interrupted"
+    return outcome.verdict.cause == Cause.INTERRUPTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Report, Standing, Status, counts
 from nsa_harness.core.trouble import Trouble
@@ -19,7 +20,7 @@ def meaning(outcome: Outcome) -> str:
     if verdict.kind is not None:
         return _MEANING_OF_KIND[verdict.kind]
     if verdict.status in (Status.FAIL, Status.ERROR):
-        return _MEANING_OF_CAUSE.get(verdict.cause or "", _MEANING[verdict.status])
+        return row_of(verdict.cause).verdict_means or _MEANING[verdict.status]
     return _MEANING[verdict.status]
 
 
@@ -28,13 +29,6 @@ _MEANING_OF_KIND = {
     HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
     HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
     HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
-}
-_MEANING_OF_CAUSE = {
-    "still_running": "It was only looked at, and it moves. Nobody has seen its end.",
-    "suspected": "It was only looked at, and it did not move. That is no proof.",
-    "slow": "Slow, not stuck: it was still moving at its deadline.",
-    "expectation_missed": "The program ended by itself and missed what was expected of it.",
-    "flaky": "The same launch does not always end the same way; a single attempt proves nothing.",
 }
 _MEANING = {
     Status.HANG: "Proven to move no more.",

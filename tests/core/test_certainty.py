@@ -29,6 +29,8 @@ from builders import (
     task,
 )
 
+from nsa_harness.core.diagnosis.case import Explanation, explained
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
@@ -43,13 +45,14 @@ def main(seen: Evidence) -> Finding:
     return diagnose(seen, judge(seen)).findings[0]
 
 
-def said(code: str, *ranks: int, **changes: Any) -> Finding:
-    facts: dict[str, Any] = {"claim": "so it is", "place": LINE, "confidence": 0.95, "proof": (), "advice": ""}
-    return Finding(code=code, ranks=ranks, **{**facts, **changes})
+def said(cause: str, *ranks: int, **changes: Any) -> Explanation:
+    return explained(
+        Cause(cause), **{"claim": "so it is", "place": LINE, "confidence": 0.95, "ranks": ranks, **changes}
+    )
 
 
-def weighed(seen: Evidence, found: Finding) -> tuple[float, str]:
-    one = as_sure_as_proven(case(seen), found)
+def weighed(seen: Evidence, explanation: Explanation) -> tuple[float, str]:
+    one = as_sure_as_proven(case(seen), explanation)
     return one.confidence, one.claim
 
 
@@ -66,7 +69,7 @@ def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wron
 
 def test_what_a_rule_held_for_likely_stays_as_it_is() -> None:
     found = said("shape_mismatch", 0, 1, confidence=0.8)
-    assert as_sure_as_proven(case(CROSSED), found) is found
+    assert as_sure_as_proven(case(CROSSED), found) is found.finding
 
 
 def in_a_sleep(rank: int) -> RankSnapshot:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Ending, Retraction
-from nsa_harness.core.report import STILL_RUNNING, Status
+from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
 
 
@@ -49,7 +50,7 @@ def test_where_no_rank_could_be_looked_at_nothing_moves():
     )
 
 
-@pytest.mark.parametrize(("motion", "cause"), [("moving", STILL_RUNNING), ("waiting", "suspected")])
+@pytest.mark.parametrize(("motion", "cause"), [("moving", Cause.STILL_RUNNING), ("waiting", "suspected")])
 def test_a_job_that_was_only_looked_at_is_no_pass_and_no_failure(motion, cause):
     found = seen(sample(0, motion), sample(0, motion))
     judgement = judge(found)

@@ -102,7 +102,29 @@ def test_a_data_loader_that_lost_its_worker_to_the_kernel_ran_out_of_memory() ->
     found = diagnosed(failed("RuntimeError", message, memory=replace(QUIET, killed=log)))
     assert found.cause == "host_oom"
     assert "lost its process 207" in found.findings[0].claim
-    assert diagnosed(failed("RuntimeError", message)).cause == "exception"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("DataLoader worker (pid 207) is killed by signal: Segmentation fault. ", "process 207 is killed by signal"),
+        ("DataLoader worker (pid(s) 207, 208) exited unexpectedly", "process 207, 208 exited unexpectedly"),
+        ("DataLoader worker (pid 207) exited unexpectedly with exit code 3. Details are lost", "with exit code 3"),
+    ],
+)
+def test_a_data_loader_whose_worker_died_is_no_exception_of_the_rank(message: str, words: str) -> None:
+    found = diagnosed(failed("RuntimeError", message)).findings[0]
+    assert (found.code, found.ranks, found.confidence) == ("dataloader_worker_died", (1,), 0.95)
+    assert words in found.claim
+    assert found.place is not None
+    assert f":{found.place.line}: process" in found.claim
+
+
+def test_what_a_worker_raised_and_what_the_machine_refused_it_are_told_as_themselves() -> None:
+    handed_on = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):"
+    assert diagnosed(failed("ValueError", handed_on)).cause == "exception"
+    bus = "DataLoader worker (pid 7) is killed by signal: Bus error. Its workers may be out of shared memory."
+    assert diagnosed(failed("RuntimeError", bus)).cause == "infra"
 
 
 @pytest.mark.parametrize(

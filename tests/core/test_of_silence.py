@@ -26,7 +26,8 @@ def rank(number: int, looks: Looks | None = None, **changes: Any) -> RankEvidenc
 
 
 def found(rule: Any, *ranks: RankEvidence) -> Any:
-    return rule(case(evidence(*ranks)))
+    explanation = rule(case(evidence(*ranks)))
+    return explanation.finding if explanation else None
 
 
 # NaN.
@@ -200,7 +201,7 @@ def test_memory_that_does_not_grow_on_is_no_finding(amounts: dict[int, float]) -
 
 def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -> None:
     looks = Looks(never=("encoder.weight", "encoder.bias"), never_count=2, looks=6)
-    one = found(of_silence.never_a_gradient, rank(0, looks), rank(1, looks))
+    one = found(of_silence.no_gradient, rank(0, looks), rank(1, looks))
     assert (one.code, one.ranks, one.confidence) == ("no_gradient", (0, 1), 0.85)
     assert one.place == Place(parameter="encoder.weight", module="encoder")
 
@@ -208,14 +209,14 @@ def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -
 def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
     used = Place(file="/home/ada/train.py", line=30, function="features")
     looks = Looks(never=("encoder.weight",), never_count=1, looks=6, never_place=used)
-    one = found(of_silence.never_a_gradient, rank(0), rank(1, looks))
+    one = found(of_silence.no_gradient, rank(0), rank(1, looks))
     assert one.place == replace(used, parameter="encoder.weight", module="encoder")
     assert one.claim.endswith("encoder.weight; used at ada/train.py:30")
 
 
 def test_after_few_looks_nothing_is_said_of_gradients() -> None:
     looks = Looks(never=("encoder.weight",), never_count=1, looks=3)
-    assert found(of_silence.never_a_gradient, rank(0, looks)) is None
+    assert found(of_silence.no_gradient, rank(0, looks)) is None
 
 
 # Dirty ends.

@@ -118,6 +118,35 @@ def test_transfers_come_from_the_calls_of_each_rank() -> None:
     assert names(made_calls) == {0: ["send 1", "send 2"], 1: ["recv 1", "barrier 1"]}
 
 
+def with_calls(*ranks: Any) -> Evidence:
+    return evidence_of(*(rank_evidence(number, board=board(calls=calls)) for number, calls in enumerate(ranks)))
+
+
+def test_ranks_that_name_other_roots_are_repeated_with_their_roots() -> None:
+    parted = with_calls(
+        *((call(1, left_s=2.0), call(2, "broadcast", peer=root, left_s=None)) for root in (1, 2, 1)),
+    )
+    told = made(parted, hung("root_mismatch"))
+    assert told.why_not == ""
+    assert told.script is not None
+    assert calls_of(told.script) == {
+        rank: [("all_reduce", None, 4, "float32", None), ("broadcast", None, 4, "float32", root)]
+        for rank, root in enumerate((1, 2, 1))
+    }
+    assert "    first = first if peer is None else peer\n" in told.script
+
+
+def test_a_root_that_is_the_first_of_its_group_needs_no_word() -> None:
+    parted = with_calls((call(1, "broadcast", peer=0, left_s=None),), (call(1, "broadcast", peer=1, left_s=None),))
+    told = made(parted, hung("root_mismatch"))
+    assert told.script is not None
+    assert {rank: made[0][-1] for rank, made in calls_of(told.script).items()} == {0: None, 1: 1}
+    alike = with_calls(
+        *[(call(1, "broadcast", peer=0, left_s=2.0), call(2, left_s=None)), (call(1, "broadcast", peer=0),)]
+    )
+    assert "first = first" not in (made(alike, hung("p2p_unmatched")).script or "")
+
+
 def test_only_steps_that_every_rank_remembers_whole_are_counted() -> None:
     long = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(5, 9)))
     short = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(1, 8)))

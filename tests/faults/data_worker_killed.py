@@ -7,7 +7,7 @@ import torch
 from _job import FAULT, Trainer, begin, end
 from torch.utils.data import DataLoader, Dataset
 
-LABEL = {"verdict": "FAIL", "cause": "exception", "culprit": [1]}
+LABEL = {"verdict": "FAIL", "cause": "dataloader_worker_died", "culprit": [1]}
 
 rank, _ = begin()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from nsa_harness.core.diagnosis.causes import Cause, row_of
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.scenario.resolve import shown_setting
 from nsa_harness.core.scenario.scenario import Scenario
@@ -20,8 +21,6 @@ _DEFAULTS: dict[str, str] = {
     for key, value in values.items()
 }
 _EVIDENCE = frozenset({Status.PASS, Status.FAIL, Status.HANG})
-# A verdict with such a cause rests on numbers of the scenario, so that the other run must have the same ones.
-_RESTS_ON = {"slow": "limits.", "expectation_missed": "expect."}
 
 _STEPS = "train.steps"
 _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
@@ -122,7 +121,7 @@ def _told_apart(contrast: Contrast, pair: Pair) -> set[str]:
 def _steps_do_not_matter(pair: Pair) -> bool:
     """More steps only ask more: the longer run passed, or it failed in a step that the shorter one has too."""
     shorter, longer = sorted((pair.control, pair.changed), key=_steps)
-    if "expectation_missed" in (shorter.verdict.cause, longer.verdict.cause):
+    if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False
     failed_in = longer.culprit.step if longer.culprit else None
     return passed(longer) or (failed_in is not None and failed_in <= _steps(shorter))
@@ -150,7 +149,7 @@ def _comparable(pair: Pair) -> bool:
     if not (is_evidence(pair.control) and is_evidence(pair.changed)):
         return False
     causes = (pair.control.verdict.cause, pair.changed.verdict.cause)
-    prefixes = tuple(_RESTS_ON[cause] for cause in causes if cause in _RESTS_ON)
+    prefixes = tuple(prefix for cause in causes if (prefix := row_of(cause).criteria))
     return _criteria(pair.control, prefixes) == _criteria(pair.changed, prefixes)
 
 

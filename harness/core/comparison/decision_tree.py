@@ -9,6 +9,7 @@ from enum import StrEnum
 from nsa_harness.core.comparison.comparison import override_command, takes_our_keys
 from nsa_harness.core.comparison.configuration import setting
 from nsa_harness.core.comparison.decisions import Answer, State, decided, failed
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome
 
 _CERTAIN = 0.9
@@ -113,7 +114,7 @@ def _command(question: Question, bad: Sequence[Outcome]) -> str | None:
 def _certain(bad: Sequence[Outcome]) -> tuple[str, ...]:
     """Empty unless all of them are explained."""
     sure = [one for one in bad if one.findings[:1] and one.findings[0].confidence >= _CERTAIN]
-    causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, "unknown", "exception")}
+    causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, Cause.UNKNOWN, Cause.EXCEPTION)}
     return tuple(sorted(filter(None, causes))) if len(sure) == len(bad) else ()
 
 

@@ -20,6 +20,7 @@ from nsa_harness.core.comparison.configuration import (
     passed,
     setting,
 )
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome
 
 
@@ -144,7 +145,7 @@ def _unstable(outcomes: Sequence[Outcome]) -> Answer:
 
 
 def _slow(outcomes: Sequence[Outcome]) -> Answer:
-    slow = [one for one in outcomes if failed(one) and one.verdict.cause == "slow"]
+    slow = [one for one in outcomes if failed(one) and one.verdict.cause == Cause.SLOW]
     if not slow:
         return does_not_apply("no run was still moving at its deadline")
     deadline = dict(slow[0].criteria).get("limits.deadline_s", "")
@@ -256,7 +257,7 @@ def _may_checkpoint(run: Outcome) -> bool:
 
 
 def _says_twice(run: Outcome) -> bool:
-    return run.verdict.cause == "ready_twice" or _READY_TWICE.search(run.verdict.summary) is not None
+    return run.verdict.cause == Cause.READY_TWICE or _READY_TWICE.search(run.verdict.summary) is not None
 
 
 def _one_process(outcomes: Sequence[Outcome]) -> Answer:

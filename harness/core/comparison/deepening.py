@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from nsa_harness import protocol
 from nsa_harness.core.comparison.repeats import place_word
+from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
 from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Deepening, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Status
@@ -29,7 +30,7 @@ _CALLS_BACKWARD = re.compile(r"\bbackward\(|\.grad\(")
 class Change:
     """One thing that a deeper launch does otherwise."""
 
-    name: str
+    name: SecondRun
     says: str
     env: tuple[tuple[str, str], ...] = ()
     option: tuple[str, str] | None = None  # of nsa.train, and its other value
@@ -37,51 +38,49 @@ class Change:
     setting: tuple[str, str] | None = None  # the same as a key of a scenario
 
 
-NAMES = Change(name="names", says=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
+NAMES = Change(name=SecondRun.NAMES, says=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
 ANOMALY = Change(
-    name="anomaly",
+    name=SecondRun.ANOMALY,
     says="autograd's anomaly detection",
     env=((protocol.ENV_ANOMALY, "1"),),
 )
 OUR_ANOMALY = Change(
-    name="anomaly",
+    name=SecondRun.ANOMALY,
     says="autograd's anomaly detection",
     switch=(_NO_ANOMALY, _ANOMALY),
     setting=("trace.detect_anomaly", "true"),
 )
 CHECKPOINT_DEBUG = Change(
-    name="checkpoint_debug",
+    name=SecondRun.CHECKPOINT_DEBUG,
     says="checkpoint's debug mode",
     env=((protocol.ENV_CHECKPOINT_DEBUG, "1"),),
 )
-LAUNCH_BLOCKING = Change(name="launch_blocking", says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),))
+LAUNCH_BLOCKING = Change(
+    name=SecondRun.LAUNCH_BLOCKING, says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
+)
 GLOO = Change(
-    name="gloo", says="gloo in place of nccl", option=("--backend", "gloo"), setting=("needs.backend", "gloo")
+    name=SecondRun.OTHER_BACKEND,
+    says="gloo in place of nccl",
+    option=("--backend", "gloo"),
+    setting=("needs.backend", "gloo"),
 )
 VANILLA = Change(
-    name="vanilla",
+    name=SecondRun.OTHER_ATTENTION,
     says="vanilla attention",
     option=("--attention", "vanilla"),
     setting=("model.attention", "vanilla"),
 )
-AGAIN = Change(name="again", says="nothing changed, the same seed")
+AGAIN = Change(name=SecondRun.AGAIN, says="nothing changed, the same seed")
 
-# What a further run shows of a cause that is certain. Every other one is asked only where it is not.
-_WORTH_MORE: dict[str, tuple[Change, ...]] = {
-    "ready_twice": (NAMES,),
-    "unused_params": (NAMES,),
-    "rank_conditional_unused_params": (NAMES,),
-    "static_graph_changed": (NAMES,),
-    "model_mismatch": (NAMES,),
-    "inplace_modification": (ANOMALY,),
-    "nan": (ANOMALY,),
-    "checkpoint_recompute_mismatch": (CHECKPOINT_DEBUG,),
-    "cuda_assert": (LAUNCH_BLOCKING,),
-    "transport": (GLOO, AGAIN),
-    "unknown": (),
+_CHANGES = {
+    SecondRun.NAMES: NAMES,
+    SecondRun.CHECKPOINT_DEBUG: CHECKPOINT_DEBUG,
+    SecondRun.ANOMALY: ANOMALY,
+    SecondRun.LAUNCH_BLOCKING: LAUNCH_BLOCKING,
+    SecondRun.OTHER_BACKEND: GLOO,
+    SecondRun.OTHER_ATTENTION: VANILLA,
+    SecondRun.AGAIN: AGAIN,
 }
-_UNSURE = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING, GLOO, VANILLA, AGAIN)
-_NO_QUESTION = frozenset({"flaky", "slow", "expectation_missed", "interrupted"})
 
 
 def next_change(spec: RunSpec, outcome: Outcome, made: Collection[str], *, probe: str) -> Change | None:
@@ -89,11 +88,12 @@ def next_change(spec: RunSpec, outcome: Outcome, made: Collection[str], *, probe
 
     `outcome` is the attempt of `spec` that counts, `made` the changes that were made already.
     """
-    if outcome.verdict.status not in (Status.FAIL, Status.HANG) or outcome.verdict.cause in _NO_QUESTION:
+    more = row_of(outcome.verdict.cause).second_run
+    if outcome.verdict.status not in (Status.FAIL, Status.HANG) or more is None:
         return None
     if len(made) >= MOST_RUNS:
         return None
-    wanted = (_fitting(change, spec) for change in _worth_asking(outcome))
+    wanted = (_fitting(_CHANGES[run], spec) for run in _worth_asking(outcome, more))
     can = (change for change in wanted if change.name not in made and _can(change, spec, outcome, probe))
     return next(can, None)
 
@@ -111,21 +111,19 @@ def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
         settings=tuple(sorted(settings.items())),
         notes=(*spec.notes, f"to look deeper into attempt {of}: {change.says}"),
         spec_hash=hashlib.sha256(f"{spec.spec_hash} deeper {change.name}".encode()).hexdigest()[:12],
-        deepening=Deepening(of=of, change=change.name, says=change.says),
+        deepening=Deepening(of=of, change=change.name.value, says=change.says),
     )
 
 
-def _worth_asking(outcome: Outcome) -> Iterator[Change]:
-    cause, text = outcome.verdict.cause or "", outcome.verdict.summary
-    yield from _WORTH_MORE.get(cause, ())
-    if _BY_INDEX.search(text):
-        yield NAMES
-    if _RECOMPUTED.search(text):
-        yield CHECKPOINT_DEBUG
-    if cause == "exception" and _in_backward(outcome):
-        yield ANOMALY
-    if min((one.confidence for one in outcome.findings[:1]), default=0.0) < CERTAIN or cause == "unknown":
-        yield from _UNSURE
+def _worth_asking(outcome: Outcome, more: Sequence[SecondRun]) -> Iterator[SecondRun]:
+    """What the words of the failure leave open, what tells more of the cause, and anything of what is not certain."""
+    if _BY_INDEX.search(outcome.verdict.summary):
+        yield SecondRun.NAMES
+    if _RECOMPUTED.search(outcome.verdict.summary):
+        yield SecondRun.CHECKPOINT_DEBUG
+    yield from more
+    if min((one.confidence for one in outcome.findings[:1]), default=0.0) < CERTAIN:
+        yield from _CHANGES
 
 
 def _in_backward(outcome: Outcome) -> bool:
@@ -149,23 +147,22 @@ def _can(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
     """The change is one for this launch, and says something about an end of this kind."""
     declared, failed = dict(spec.env), outcome.verdict.status is Status.FAIL
     match change.name:
-        case "names":
+        case SecondRun.NAMES:
             return failed and spec.ranks > 1 and declared.get(_DEBUG, "OFF") == "OFF" and not _named(outcome)
-        case "anomaly":
+        case SecondRun.ANOMALY:
             on = _ANOMALY in spec.program or protocol.ENV_ANOMALY in declared
             return (
                 failed and not on and _in_backward(outcome) and (probe != protocol.PROBE_OFF or change is OUR_ANOMALY)
             )
-        case "checkpoint_debug":
-            about = outcome.verdict.cause == "checkpoint_recompute_mismatch" or _RECOMPUTED.search(
-                outcome.verdict.summary
-            )
+        case SecondRun.CHECKPOINT_DEBUG:
+            asked = outcome.verdict.cause == Cause.CHECKPOINT_RECOMPUTE_MISMATCH
+            about = asked or _RECOMPUTED.search(outcome.verdict.summary)
             return failed and probe != protocol.PROBE_OFF and bool(about)
-        case "launch_blocking":
+        case SecondRun.LAUNCH_BLOCKING:
             return spec.device == "cuda" and "CUDA_LAUNCH_BLOCKING" not in declared
-        case "gloo":
+        case SecondRun.OTHER_BACKEND:
             return _value(spec.program, "--backend") == "nccl"
-        case "vanilla":
+        case SecondRun.OTHER_ATTENTION:
             return _value(spec.program, "--attention") == "nsa" and _value(spec.program, "--branch") == "all"
     return True
 
@@ -190,12 +187,12 @@ def _reworded(program: tuple[str, ...], change: Change) -> tuple[str, ...]:
 _PASSED, _SAME, _OTHER = "passed", "the same", "another"
 # (change, how it ended beside the first attempt) -> what follows. One pair of runs makes it likely, not certain.
 _FOLLOWS = {
-    ("gloo", _PASSED): "so it needs NCCL: its transport, or the order of work on the device",
-    ("gloo", _SAME): "so it is not NCCL",
-    ("vanilla", _PASSED): "so the fault lies in NSA's attention",
-    ("vanilla", _SAME): "so it does not need NSA's attention",
-    ("again", _PASSED): "so it does not come each time: --repeat=5 says how often",
-    ("again", _SAME): "so it comes each time, as far as two attempts tell",
+    (SecondRun.OTHER_BACKEND, _PASSED): "so it needs NCCL: its transport, or the order of work on the device",
+    (SecondRun.OTHER_BACKEND, _SAME): "so it is not NCCL",
+    (SecondRun.OTHER_ATTENTION, _PASSED): "so the fault lies in NSA's attention",
+    (SecondRun.OTHER_ATTENTION, _SAME): "so it does not need NSA's attention",
+    (SecondRun.AGAIN, _PASSED): "so it does not come each time: --repeat=5 says how often",
+    (SecondRun.AGAIN, _SAME): "so it comes each time, as far as two attempts tell",
     ("launch_blocking", _SAME): "there the kernel that failed was launched",
     ("names", _PASSED): "so it does not come each time, or depends on time",
     ("anomaly", _PASSED): "so it does not come each time, or depends on time",
@@ -221,10 +218,10 @@ def lesson(base: Outcome, deeper: Outcome) -> Finding:
     how = _how(base, deeper)
     said = own.claim if own else _ended(base, deeper, how)
     follows = "" if own else _FOLLOWS.get((asked.change, how), "")
-    losses = _losses(base, deeper) if asked.change == "again" else ""
+    losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
     unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != _SAME else ""
     return Finding(
-        code="deepened",
+        code=Cause.DEEPENED,
         claim=f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {follows}' if follows else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
@@ -259,7 +256,7 @@ def _asks_about(one: Outcome, outcome: Outcome) -> bool:
 
 
 def _own(deeper: Outcome) -> Finding | None:
-    return next((one for one in deeper.findings if one.code == "deepened"), None)
+    return next((one for one in deeper.findings if one.code == Cause.DEEPENED), None)
 
 
 def _how(base: Outcome, deeper: Outcome) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Finding, Outcome, Status, Verdict
 
@@ -24,13 +25,13 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
     there = f"{most} of {len(told)} attempts {_BAD[status]}{'s' if most == 1 else ''} at{_same(most)} {word}"
     return Finding(
-        code="same_place",
+        code=Cause.SAME_PLACE,
         claim="; ".join((there, *_elsewhere(told, ended, (word, status)))),
         ranks=(),
         place=next(_place(one) for one, where in bad if where == word),
         confidence=0.95,
         proof=tuple(f"{one.dir}/verdict.json" for one in told if one.dir),
-        advice="One line each time is a fault of that line or of what it waits for; several are a race before them.",
+        advice=Cause.SAME_PLACE.row.advice,
     )
 
 
@@ -92,9 +93,9 @@ def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     same = [other for other in attempts if other.spec_hash == outcome.spec_hash]
     flaky = _disagree(same)
     outcome = _placed(outcome, same) if final else outcome
-    if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == "flaky":
+    if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == Cause.FLAKY:
         return replace(outcome, final=final, flaky=flaky)
-    verdict = Verdict(status=Status.FAIL, kind=None, cause="flaky", summary=_summary(same))
+    verdict = Verdict(status=Status.FAIL, kind=None, cause=Cause.FLAKY, summary=_summary(same))
     return replace(outcome, final=final, flaky=flaky, verdict=verdict, expected=_announced(outcome))
 
 
@@ -108,7 +109,7 @@ def _placed(outcome: Outcome, same: Sequence[Outcome]) -> Outcome:
 
 def _disagree(attempts: Iterable[Outcome]) -> bool:
     told = [attempt.verdict for attempt in attempts if attempt.verdict.status in _SAYS_SOMETHING]
-    return len({verdict.status for verdict in told}) > 1 or any(verdict.cause == "flaky" for verdict in told)
+    return len({verdict.status for verdict in told}) > 1 or any(verdict.cause == Cause.FLAKY for verdict in told)
 
 
 def _summary(attempts: Iterable[Outcome]) -> str:
@@ -120,4 +121,4 @@ def _summary(attempts: Iterable[Outcome]) -> str:
 
 def _announced(outcome: Outcome) -> bool:
     wanted = dict(outcome.criteria)
-    return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, "flaky")
+    return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, Cause.FLAKY)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
 from nsa_harness.core.divergence.ledger import (
     Finished,
@@ -22,7 +23,7 @@ from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.report import CollectiveRef, Finding, Status
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
 
@@ -200,17 +201,48 @@ def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
     return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
 
 
-def finding(
-    code: str,
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a rule answers: a finding, and what only the culprit of a verdict is told with."""
+
+    cause: Cause
+    finding: Finding
+    step: int | None  # that it speaks of; None: the one that its first rank is in
+    collective: CollectiveRef | None
+    parties: tuple[int, ...] | None  # who does not go together; None: whose calls differ, else every rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.finding.ranks
+
+    @property
+    def place(self) -> Place | None:
+        return self.finding.place
+
+
+def explained(
+    cause: Cause,
     claim: str,
     *,
     confidence: float,
-    advice: str,
+    advice: str | None = None,  # None: that of the cause
     ranks: tuple[int, ...] = (),
     place: Place | None = None,
     proof: tuple[str, ...] = (),
-) -> Finding:
-    return Finding(code=code, claim=claim, ranks=ranks, place=place, confidence=confidence, proof=proof, advice=advice)
+    step: int | None = None,
+    collective: CollectiveRef | None = None,
+    parties: tuple[int, ...] | None = None,
+) -> Explanation:
+    found = Finding(
+        code=cause.value,
+        claim=claim,
+        ranks=ranks,
+        place=place,
+        confidence=confidence,
+        proof=proof,
+        advice=cause.row.advice if advice is None else advice,
+    )
+    return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
 
 
 def at(place: Place | None) -> str:

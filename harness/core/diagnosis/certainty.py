@@ -8,77 +8,61 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nsa_harness.core.diagnosis.case import Case, at, shorten
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, shorten
+from nsa_harness.core.diagnosis.causes import Doubt
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.progress import on_its_way
 from nsa_harness.core.diagnosis.refused import raised_alike
-from nsa_harness.core.evidence.evidence import Board, RankSnapshot
+from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
-from nsa_harness.core.verdict.verdict import Failure, FailureKind
+from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 CERTAIN = 0.9
 LIKELY = 0.85
 _RACE_S = 1.0  # two ranks that fail of themselves so close together: the later one need not follow from the first
 _NOT_TOLD_APART = "which of them is wrong the run does not show"
-# Ranks that do not go together: one side of them is wrong, and somebody of the other side is not.
-_BETWEEN_RANKS = frozenset(
-    {
-        "collective_order_mismatch",
-        "cross_group_deadlock",
-        "dtype_mismatch",
-        "no_sync_mismatch",
-        "p2p_unmatched",
-        "rank0_only_collective",
-        "rank_conditional_collective",
-        "root_mismatch",
-        "shape_mismatch",
-        "uneven_inputs",
-    }
-)
+_OUT_OF_A_COLLECTIVE = "that came out of a collective, so another rank may be to blame"
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
 _TO_THE_EYE = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # the kernel says so, without a stack
 
-Doubt = Callable[[Case, Finding], "str | None"]
+Check = Callable[[Case, Explanation], "str | None"]
 
 
-def as_sure_as_proven(case: Case, found: Finding) -> Finding:
+def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     """The finding as it is, or likely, with what else is possible."""
+    found = explanation.finding
     if found.confidence < CERTAIN or case.judgement.status not in (Status.FAIL, Status.HANG):
         return found
-    doubts = (doubt(case, found) for doubt in _DOUBTS)
-    left_open = next((words for words in doubts if words is not None), None)
+    doubts = explanation.cause.row.doubts
+    answers = (_LEFT_OPEN[doubt](case, explanation) for doubt in Doubt if doubt in doubts)
+    left_open = next((words for words in answers if words is not None), None)
     if left_open is None:
         return found
     claim = found.claim if left_open in found.claim else f"{found.claim}; {left_open}"
     return replace(found, claim=claim, confidence=LIKELY)
 
 
-def _all_are_blamed(case: Case, found: Finding) -> str | None:
+def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
     """Where ranks do not go together and no party is left that did right."""
-    if found.code not in _BETWEEN_RANKS or len(found.ranks) < 2:
-        return None
-    parties = _parties(case, found.code)
-    return _NOT_TOLD_APART if parties <= set(found.ranks) else None
+    blamed = set(explanation.ranks)
+    return _NOT_TOLD_APART if len(blamed) > 1 and _parties(case, explanation) <= blamed else None
 
 
-def _parties(case: Case, code: str) -> set[int]:
-    if code == "cross_group_deadlock":
-        return {link.entry.rank for link in case.analysis.cycle}
-    if code == "p2p_unmatched":
-        waiting = [root for root in case.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
-        return {rank for root in waiting for rank in (root.rank, *root.peers)}
+def _parties(case: Case, explanation: Explanation) -> set[int]:
+    if explanation.parties is not None:
+        return set(explanation.parties)
     if case.unlike is not None:
         return {rank for rank, _ in case.unlike.calls}
     return {rank.rank for rank in case.evidence.ranks}
 
 
-def _some_rank_stands_elsewhere(case: Case, found: Finding) -> str | None:
+def _some_rank_stands_elsewhere(case: Case, explanation: Explanation) -> str | None:
     """A root that does not wait for those who are blamed, and that they do not wait for: it hangs by itself."""
-    if case.judgement.status is not Status.HANG or not found.ranks:
+    if case.judgement.status is not Status.HANG or not explanation.ranks:
         return None
-    blamed = set(found.ranks)
+    blamed = set(explanation.ranks)
     alone = [root for root in case.roots if root.kind is not WaitKind.GONE and not _tied(root, blamed, case.roots)]
     if not alone:
         return None
@@ -100,14 +84,14 @@ def _tied(root: Wait, blamed: set[int], roots: Sequence[Wait]) -> bool:
     return False
 
 
-def _some_rank_is_unseen(case: Case, found: Finding) -> str | None:
+def _some_rank_is_unseen(case: Case, explanation: Explanation) -> str | None:
     """A rank of which nothing is known may be the one that the others wait for."""
     if case.judgement.status is not Status.HANG:
         return None
     proof = case.judgement.proof
     known = {wait.rank: wait for wait in proof.graph.waits} if proof else {}
     looked = {rank.rank: rank for look in case.evidence.snapshots[-1:] for rank in look.ranks}
-    unseen = [rank.rank for rank in case.evidence.ranks if rank.rank not in found.ranks]
+    unseen = [rank.rank for rank in case.evidence.ranks if rank.rank not in explanation.ranks]
     unseen = [rank for rank in unseen if not _is_seen(known.get(rank), looked.get(rank))]
     return f"nothing is known of {ranks_text(unseen)}" if unseen else None
 
@@ -118,56 +102,53 @@ def _is_seen(wait: Wait | None, looked: RankSnapshot | None) -> bool:
     return wait.kind in _TO_THE_EYE or (looked is not None and (bool(looked.stacks) or looked.board is not None))
 
 
-def _another_failed_too(case: Case, found: Finding) -> str | None:
+def _another_failed_too(case: Case, explanation: Explanation) -> str | None:
     """A rank that failed of itself just after: what came first in time need not be what came first in cause."""
     first = case.first_failure
     if first is None or first.collateral:
         return None
-    others = [one for one in case.judgement.failures if one.rank not in (*found.ranks, first.rank)]
+    others = [one for one in case.judgement.failures if one.rank not in (*explanation.ranks, first.rank)]
     close = [one for one in others if not one.collateral and one.at_s - first.at_s < _RACE_S]
     other = next((one for one in close if one.kind is not FailureKind.LEFT and not raised_alike(one, first)), None)
     return None if other is None else f"rank {other.rank} failed of itself too: {shorten(other.text, 120)}"
 
 
-def _failed_inside_a_collective(case: Case, found: Finding) -> str | None:
+def _raised_in_a_collective(case: Case, _: Explanation) -> str | None:
     """What a rank is told there may be about another one."""
     first = case.first_failure
-    if found.code not in ("exception", "aborted") or first is None or first.rank is None:
-        return None
-    inside = _raised_inside(first) if found.code == "exception" else _stood_in_a_call(case.boards.get(first.rank))
-    return "that came out of a collective, so another rank may be to blame" if inside else None
+    frames = first.raised.frames if first and first.raised else ()
+    inside = bool(frames) and (in_probe(frames[0].file) or any(word in frames[0].file for word in _BETWEEN_FILES))
+    return _OUT_OF_A_COLLECTIVE if inside else None
 
 
-def _raised_inside(first: Failure) -> bool:
-    frames = first.raised.frames if first.raised else ()
-    return bool(frames) and (in_probe(frames[0].file) or any(word in frames[0].file for word in _BETWEEN_FILES))
+def _died_in_a_collective(case: Case, _: Explanation) -> str | None:
+    first = case.first_failure
+    board = case.boards.get(first.rank) if first and first.rank is not None else None
+    inside = board is not None and any(call.left_s is None for call in board.calls)
+    return _OUT_OF_A_COLLECTIVE if inside else None
 
 
-def _stood_in_a_call(board: Board | None) -> bool:
-    return board is not None and any(call.left_s is None for call in board.calls)
-
-
-def _no_line_of_the_program(case: Case, found: Finding) -> str | None:
+def _no_line_of_the_program(case: Case, explanation: Explanation) -> str | None:
     """Of a hang whose place is inside a library the cause may lie in what led there."""
-    if case.judgement.status is not Status.HANG or (found.place is not None and found.place.file is not None):
+    if case.judgement.status is not Status.HANG or (
+        explanation.place is not None and explanation.place.file is not None
+    ):
         return None
     return "no line of the program is known for it"
 
 
-def _caught_something(case: Case, found: Finding) -> str | None:
+def _caught_something(case: Case, explanation: Explanation) -> str | None:
     """An exception that only the blamed ranks caught may be why they went another way."""
-    if found.code not in _BETWEEN_RANKS:
-        return None
-    others = {one.type for rank, board in case.boards.items() if rank not in found.ranks for one in board.caught}
-    own = [(rank, one) for rank in found.ranks if rank in case.boards for one in case.boards[rank].caught]
+    others = {one.type for rank, board in case.boards.items() if rank not in explanation.ranks for one in board.caught}
+    own = [(rank, one) for rank in explanation.ranks if rank in case.boards for one in case.boards[rank].caught]
     alone = next(((rank, one) for rank, one in own if one.type not in others), None)
     return None if alone is None else f"rank {alone[0]} caught {alone[1].type}{at(alone[1].place)}, which may be why"
 
 
-def _may_yet_call_it(case: Case, found: Finding) -> str | None:
+def _may_yet_call_it(case: Case, _: Explanation) -> str | None:
     """A rank that stands in another call at the same point of the program may make both in another order."""
     skipped = case.skipped
-    if found.code != "rank_conditional_collective" or skipped is None or case.judgement.status is not Status.HANG:
+    if skipped is None or case.judgement.status is not Status.HANG:
         return None
     board = case.boards[skipped.rank]
     newest = board.calls[-1] if board.calls else None
@@ -175,65 +156,60 @@ def _may_yet_call_it(case: Case, found: Finding) -> str | None:
     return "or it makes both in another order" if stands and board.position == skipped.call.position else None
 
 
-def _may_not_have_come_to_it(case: Case, found: Finding) -> str | None:
+def _may_not_have_come_to_it(case: Case, explanation: Explanation) -> str | None:
     """Forward passes of its own move a rank on to the next step, and still it may come to the call."""
-    if found.code not in _BETWEEN_RANKS or case.skipped is None or case.skipped.rank not in found.ranks:
+    if case.skipped is None or case.skipped.rank not in explanation.ranks:
         return None
     return "or it had not come to it yet" if case.judgement.status is Status.FAIL and on_its_way(case) else None
 
 
-def _waits_for_anybody(_: Case, found: Finding) -> str | None:
-    return "who should have set it the run does not show" if found.code == "store_key_missing" else None
+def _waits_for_anybody(_: Case, __: Explanation) -> str | None:
+    return "who should have set it the run does not show"
 
 
-def _a_lost_wake_up(case: Case, found: Finding) -> str | None:
+def _a_lost_wake_up(case: Case, explanation: Explanation) -> str | None:
     """A lock has a holder. A condition, an event or a queue waits for what was never done, for whatever reason."""
-    if found.code != "lock_cycle":
-        return None
-    root = next((one for one in case.roots if one.rank in found.ranks), None)
+    root = next((one for one in case.roots if one.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")
     return "why nobody ends that wait the stacks do not show" if waits else None
 
 
-def _a_lock_of_its_own(_: Case, found: Finding) -> str | None:
+def _a_lock_of_its_own(_: Case, __: Explanation) -> str | None:
     """Which thread took a lock the stacks do not show: the child may have taken it twice itself."""
-    return "or that process took it twice itself" if found.code == "fork_lock" else None
+    return "or that process took it twice itself"
 
 
-def _of_a_loop_without_a_beat(case: Case, found: Finding) -> str | None:
+def _of_a_loop_without_a_beat(case: Case, explanation: Explanation) -> str | None:
     """Only the beat of the process tells a loop in Python from a call that keeps the interpreter's lock."""
-    if found.code != "infinite_loop":
-        return None
-    boards = [case.boards.get(rank) for rank in found.ranks]
+    boards = [case.boards.get(rank) for rank in explanation.ranks]
     blind = any(board is None or board.beat_s is None for board in boards)
     return "or a call of that line does not return" if blind else None
 
 
-def _ended_as_if_done(case: Case, found: Finding) -> str | None:
+def _ended_as_if_done(case: Case, explanation: Explanation) -> str | None:
     """A rank that left between two steps may have had fewer of them to do."""
-    if found.code != "early_exit":
-        return None
-    boards = [board for rank in found.ranks if (board := case.boards.get(rank))]
+    boards = [board for rank in explanation.ranks if (board := case.boards.get(rank))]
     if any(board.left_from for board in boards):
         return None
     between = [board for board in boards if board.training is not None and board.training.kind in ("step", "data")]
     return "or it had fewer steps to do than the others" if between else None
 
 
-_DOUBTS: tuple[Doubt, ...] = (
-    _all_are_blamed,
-    _some_rank_stands_elsewhere,
-    _some_rank_is_unseen,
-    _another_failed_too,
-    _failed_inside_a_collective,
-    _no_line_of_the_program,
-    _caught_something,
-    _may_yet_call_it,
-    _may_not_have_come_to_it,
-    _waits_for_anybody,
-    _a_lost_wake_up,
-    _a_lock_of_its_own,
-    _of_a_loop_without_a_beat,
-    _ended_as_if_done,
-)
+_LEFT_OPEN: dict[Doubt, Check] = {
+    Doubt.ALL_ARE_BLAMED: _all_are_blamed,
+    Doubt.A_RANK_STANDS_ELSEWHERE: _some_rank_stands_elsewhere,
+    Doubt.A_RANK_IS_UNSEEN: _some_rank_is_unseen,
+    Doubt.ANOTHER_FAILED_TOO: _another_failed_too,
+    Doubt.RAISED_IN_A_COLLECTIVE: _raised_in_a_collective,
+    Doubt.DIED_IN_A_COLLECTIVE: _died_in_a_collective,
+    Doubt.NO_LINE_OF_THE_PROGRAM: _no_line_of_the_program,
+    Doubt.CAUGHT_SOMETHING: _caught_something,
+    Doubt.MAY_TAKE_ANOTHER_ORDER: _may_yet_call_it,
+    Doubt.MAY_YET_COME_TO_IT: _may_not_have_come_to_it,
+    Doubt.WAITS_FOR_ANYBODY: _waits_for_anybody,
+    Doubt.LOST_WAKE_UP: _a_lost_wake_up,
+    Doubt.LOCK_OF_ITS_OWN: _a_lock_of_its_own,
+    Doubt.LOOP_WITHOUT_A_BEAT: _of_a_loop_without_a_beat,
+    Doubt.ENDED_AS_IF_DONE: _ended_as_if_done,
+}

@@ -1,19 +1,59 @@
-"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and everything else worth knowing."""
+"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and everything else worth knowing.
+
+A rule is a function with `@rule` in one of the modules of rules/; nothing else has to name it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
 from nsa_harness.core.diagnosis.naming import meshes, with_coordinates
+from nsa_harness.core.diagnosis.phases import Phase, Rule, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
-from nsa_harness.core.diagnosis.rules.phases import BESIDES, CAUSES, unknown
-from nsa_harness.core.diagnosis.whereabouts import whereabouts
+from nsa_harness.core.diagnosis.rules import (
+    autograd,
+    call_mismatch,
+    call_order,
+    failures,
+    gradients,
+    group_waits,
+    host_waits,
+    native,
+    numerics,
+    p2p,
+    reduction,
+    resources,
+    skipped_collectives,
+    threads,
+    whole_run,
+)
 from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.report import Culprit, Finding, Status
 from nsa_harness.core.verdict.verdict import Judgement
+
+_FAMILIES = (
+    autograd,
+    call_mismatch,
+    call_order,
+    failures,
+    gradients,
+    group_waits,
+    host_waits,
+    native,
+    numerics,
+    p2p,
+    reduction,
+    resources,
+    skipped_collectives,
+    threads,
+    whole_run,
+)
+RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
+IN_PHASE = {phase: in_order(one for one in RULES if one.phase is phase) for phase in Phase}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +68,32 @@ class Diagnosis:
 def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
     case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
-    main = None if judgement.status is Status.PASS else _first(case)
-    besides = [finding for rule in BESIDES if (finding := rule(case))]
+    first = None if judgement.status is Status.PASS else _cause(case)
+    main = as_sure_as_proven(case, first) if first else None
+    besides = [one.finding for one in _beside(case)]
     places = meshes(evidence)
     findings = tuple(
         replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
     )
-    return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, main), findings=findings)
+    return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
 
 
-def _first(case: Case) -> Finding:
-    answers = (rule(case) for rule in CAUSES)
-    found = next((answer for answer in answers if answer is not None), None)
-    return as_sure_as_proven(case, found) if found else unknown(case)
+def _cause(case: Case) -> Explanation:
+    """The first answer. The last rule of the fallback answers every case."""
+    rules = (one for phase in Phase if phase is not Phase.SILENT for one in IN_PHASE[phase])
+    return next(answer for one in rules if (answer := one(case)) is not None)
 
 
-def _culprit(case: Case, main: Finding | None) -> Culprit | None:
-    if main is None or main.code in ("interrupted", "harness_error"):
+def _beside(case: Case) -> Iterator[Explanation]:
+    """What is noted beside any verdict."""
+    yield from (answer for one in IN_PHASE[Phase.SILENT] if (answer := one(case)) is not None)
+
+
+def _culprit(case: Case, first: Explanation | None) -> Culprit | None:
+    if first is None or not first.cause.row.blames:
         return None
-    rank = case.rank(main.ranks[0]) if main.ranks else None
-    step, collective = whereabouts(case, main.code)
+    found, step = first.finding, first.step
+    rank = case.rank(found.ranks[0]) if found.ranks else None
     if step is None and rank:
         step = step_in_progress(case, rank)
-    return Culprit(ranks=main.ranks, step=step, collective=collective, place=main.place)
+    return Culprit(ranks=found.ranks, step=step, collective=first.collective, place=found.place)

@@ -70,6 +70,11 @@ def number_of(case: Case, unlike: Unlike) -> int | None:
     return next((entry.collective.seq for entry in entries if entry.call in calls), None)
 
 
+def call_reference(case: Case, unlike: Unlike, rank: int) -> CollectiveRef:
+    """What this rank called where the calls differ."""
+    return CollectiveRef(group=unlike.group, seq=number_of(case, unlike), op=unlike.call(rank).op)
+
+
 def number_text(case: Case, unlike: Unlike) -> str:
     """Which one of its group it is, behind the name of the operation."""
     seq = number_of(case, unlike)

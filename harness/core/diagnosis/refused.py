@@ -1,45 +1,15 @@
-"""What torch refused: its words as signatures, who said so, in which step, and the user's own line for it."""
+"""What torch refused: who said so, in which step, and the user's own line for it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from nsa_harness.core.diagnosis.case import Case, counted, finding, layer_of, module_of, place_of
+from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained, layer_of, module_of, place_of
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Board, Hint
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
-
-# torch raises plain RuntimeErrors here, so its words are the only mechanism; the same in 2.11 and 2.13.
-UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")
-STATIC_GRAPH = re.compile(r"this is not compatible with static_graph set to True")
-NO_GRAPH = re.compile(r"does not require grad and does not have a grad_fn")
-READY_TWICE = re.compile(r"Expected to mark a variable ready only once")
-RECOMPUTED = re.compile(
-    r"torch\.utils\.checkpoint: (?:A different number of tensors was saved|Recomputed values for the following"
-    r"|trying to save more tensors during recomputation)"
-)
-IN_PLACE = re.compile(r"modified by an inplace operation: \[\S+ \[(.*?)\]\], which is output \d+ of (\w+?),")
-OTHER_COUNT = re.compile(
-    r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+)"
-    r" has inconsistent (\d+) params"
-)
-OTHER_SHAPE = re.compile(r"params\[(\d+)\] in this process with (sizes|strides) \[(.*?)\] appears not to match")
-
-# The causes whose step is told by the failure itself.
-REFUSALS = frozenset(
-    {
-        "static_graph_changed",
-        "reentrant_no_grad_input",
-        "rank_conditional_unused_params",
-        "unused_params",
-        "ready_twice",
-        "checkpoint_recompute_mismatch",
-        "inplace_modification",
-    }
-)
 
 _FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 _SHOWN = 3
@@ -52,15 +22,16 @@ def step_of(case: Case, failure: Failure) -> int | None:
     board = rank.board if rank else None
     if board is None:
         return None
-    return board.step - 1 if UNFINISHED.search(failure.text) and _found_out_later(case, board) else board.step
+    unfinished = Cause.UNUSED_PARAMS.said_in(failure.text) is not None
+    return board.step - 1 if unfinished and _found_out_later(case, board) else board.step
 
 
-def raised_so(case: Case, signature: re.Pattern[str]) -> list[Failure]:
+def raised_so(case: Case, cause: Cause) -> list[Failure]:
     """Those that say so, the first in time in front; none where something else failed first."""
     first = case.first_failure
-    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not signature.search(first.text):
+    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not cause.said_in(first.text):
         return []
-    return [one for one in case.judgement.failures if not one.collateral and signature.search(one.text)]
+    return [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
 
 
 def raised_alike(one: Failure, other: Failure) -> bool:
@@ -81,19 +52,21 @@ def refusal(
     failures: Sequence[Failure],
     claim: str,
     *,
-    code: str,
+    cause: Cause,
     confidence: float,
-    advice: str,
+    advice: str | None = None,
     ranks: tuple[int, ...] | None = None,
-) -> Finding:
-    return finding(
-        code,
+    step: int | None = None,
+) -> Explanation:
+    return explained(
+        cause,
         claim,
         ranks=ranks_of(failures) if ranks is None else ranks,
         place=_place(case, failures[0]),
         confidence=confidence,
         proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
         advice=advice,
+        step=step,
     )
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.diagnosis.case import at, layer_of, shorten
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Debugged, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
@@ -75,7 +76,7 @@ def _names(texts: Sequence[str]) -> list[str]:
 
 def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
     return Finding(
-        code="deepened",
+        code=Cause.DEEPENED,
         claim=claim,
         ranks=(rank.rank,),
         place=place,

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Finding, Status
@@ -79,11 +80,11 @@ def _violated(bound: Bound, value: float) -> Iterator[str]:
 
 def _finding(claim: str, ranks: tuple[int, ...]) -> Finding:
     return Finding(
-        code="expectation_missed",
+        code=Cause.EXPECTATION_MISSED,
         claim=claim,
         ranks=ranks,
         place=None,
         confidence=1.0,
         proof=("spec.json",),
-        advice="The run itself ended well. Correct the number in the scenario, or find what changed it.",
+        advice=Cause.EXPECTATION_MISSED.row.advice,
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from nsa_harness.core.diagnosis.case import at, counted
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.divergence.ledger import last_agreed
@@ -236,7 +237,7 @@ def skipped(skip: Skip) -> Outcome:
         spec_hash="",
         attempt=1,
         final=True,
-        verdict=Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary=skip.reason),
+        verdict=Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason),
         expected=True,
         flaky=False,
         phase=None,
@@ -275,7 +276,7 @@ def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str) 
     failed = replace(
         empty,
         attempt=attempt,
-        verdict=Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary=error),
+        verdict=Verdict(status=Status.ERROR, kind=None, cause=Cause.HARNESS_ERROR, summary=error),
         expected=False,
         dir=directory,
         ended="see processes.jsonl",
@@ -327,7 +328,7 @@ def _steps_done(rank: RankEvidence) -> int | None:
 def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Finding]) -> Verdict:
     if misses:
         more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
-        return Verdict(status=Status.FAIL, kind=None, cause="expectation_missed", summary=misses[0].claim + more)
+        return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
     if judgement.status is Status.PASS:
         return Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None

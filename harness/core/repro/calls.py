@@ -41,6 +41,7 @@ COLLECTIVES = {
     "broadcast_object_list": "broadcast_object_list",
 }
 MAKERS = {"new_group": "new_group"}
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "broadcast_object_list"})
 TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
 
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -58,7 +59,7 @@ _RECORDED = {
 }
 DTYPES = {**_RECORDED, **{prefix + name: name for name in _NAMES for prefix in ("", "torch.")}}
 
-# In terms of the script's names: tensor, where (the group), first (its first member), size, peer, started.
+# In terms of the script's names: tensor, where (the group), first (the root; its first member), size, peer, started.
 STATEMENTS = {
     "all_reduce": "dist.all_reduce(tensor, group=where)",
     "broadcast": "dist.broadcast(tensor, first, group=where)",
@@ -98,6 +99,7 @@ class Made:
     elements: int
     dtype: str
     peer: int | None = None
+    root: int | None = None  # of a collective, where that is not the first member of its group
     number: int = 0  # in its channel, from 1
     done: bool = True
 
@@ -201,8 +203,15 @@ def _called(rank: int, call: Call, board: Board, everybody: Members) -> Made | N
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
     if operation is None or members is None:
         raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
-    group = _group(call.group)
-    return Made(operation=operation, group=group, members=members, elements=elements, dtype=dtype, done=done)
+    return Made(
+        operation=operation,
+        group=_group(call.group),
+        members=members,
+        elements=elements,
+        dtype=dtype,
+        root=call.peer if operation in ROOTED and call.peer != members[0] else None,
+        done=done,
+    )
 
 
 def _group(name: str) -> str:
@@ -237,4 +246,4 @@ def _agree(calls: Sequence[Made | None], *, transfer: bool) -> bool:
     there = [one for one in calls if one is not None and one.done]
     if len(there) < len(calls):
         return False
-    return transfer or len({(one.operation, one.elements, one.dtype) for one in there}) == 1
+    return transfer or len({(one.operation, one.elements, one.dtype, one.root) for one in there}) == 1

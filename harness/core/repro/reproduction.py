@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pprint import pformat
 
+from nsa_harness.core.diagnosis.causes import Replay, row_of
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
@@ -25,6 +26,7 @@ def script(calls: Mapping[int, Sequence[Made]], cause: str) -> str | None:
 def _text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
     groups = _groups(calls)
     rows = {rank: [_row(one, groups) for one in made] for rank, made in sorted(calls.items())}
+    rooted = any(one.root is not None for made in calls.values() for one in made)
     used = dict.fromkeys(one.operation for made in calls.values() for one in made)
     lines = [
         f'"""The calls of {len(calls)} ranks around the point where they part ({cause}), and nothing else.',
@@ -46,6 +48,7 @@ def _text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
         "for operation, group, elements, kind, peer in CALLS[rank]:",
         "    where, first = (None, 0) if group is None else (groups[group], GROUPS[group][0])",
         "    tensor, size = torch.ones(elements, dtype=getattr(torch, kind)), dist.get_world_size(where)",
+        *(["    first = first if peer is None else peer"] if rooted else []),
         *_branches(list(used)),
         "for work in started:",
         "    work.wait()",
@@ -61,7 +64,7 @@ def _groups(calls: Mapping[int, Sequence[Made]]) -> list[tuple[str, Members]]:
 
 def _row(one: Made, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:
     group = groups.index((one.group, one.members)) if one.group else None
-    return (one.operation, group, one.elements, one.dtype, one.peer)
+    return (one.operation, group, one.elements, one.dtype, one.root if one.peer is None else one.peer)
 
 
 def _branches(operations: Sequence[str]) -> list[str]:
@@ -69,14 +72,6 @@ def _branches(operations: Sequence[str]) -> list[str]:
     for number, operation in enumerate(operations):
         lines += [f'    {"elif" if number else "if"} operation == "{operation}":', f"        {STATEMENTS[operation]}"]
     return lines
-
-
-# Causes that lie in what the ranks asked of each other.
-_IN_CALLS = frozenset({
-    "collective_order_mismatch", "rank_conditional_collective", "rank0_only_collective", "uneven_inputs",
-    "shape_mismatch", "dtype_mismatch", "cross_group_deadlock", "no_sync_mismatch",
-})  # fmt: skip
-_IN_PYTHON_CALLS = frozenset({"p2p_unmatched", "group_creation_subset"})  # of which the flight recorder tells nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,25 +90,27 @@ def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: s
 
 
 def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
-    cause = outcome.verdict.cause or ""
-    if cause not in _IN_CALLS | _IN_PYTHON_CALLS:
+    replay = row_of(outcome.verdict.cause).replay
+    if replay is Replay.NONE:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
     elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
     if elsewhere:
         return None, f"rank {elsewhere[0]} stood outside every recorded call, where a script of calls cannot bring it"
     try:
-        calls = parting_calls(evidence, from_python=cause in _IN_PYTHON_CALLS or not _recorded(evidence))
+        calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not _recorded(evidence))
     except NotRepeatableError as reason:
         return None, str(reason)
     if not _part(calls):
         return None, "the record holds no call in which the ranks part"
-    text = script(calls, cause)
+    text = script(calls, outcome.verdict.cause or "")
     return text, "" if text else f"the calls of {len(calls)} ranks do not fit into {MOST_LINES} lines"
 
 
 def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
     """Some rank does otherwise than another: equal calls would just pass."""
-    done = [[(one.operation, one.channel, one.elements, one.dtype) for one in made] for made in calls.values()]
+    done = [
+        [(one.operation, one.channel, one.elements, one.dtype, one.root) for one in made] for made in calls.values()
+    ]
     return any(one != done[0] for one in done)
 
 

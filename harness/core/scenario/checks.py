@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from nsa_harness.core.report import CAUSE_CODES
+from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
 from nsa_harness.core.scenario.env_names import name_mistakes
 from nsa_harness.core.scenario.layers import named_layers
 from nsa_harness.core.scenario.scenario import (
@@ -80,8 +80,8 @@ def _expectations(scenario: Scenario) -> Iterator[tuple[Location, str]]:
     expect = scenario.expect
     if expect.cause and expect.verdict is ExpectedVerdict.PASS:
         yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
-    if expect.cause and expect.cause not in CAUSE_CODES:
-        suggestion = did_you_mean(expect.cause, CAUSE_CODES)
+    if expect.cause and expect.cause not in CAUSES_OF_VERDICTS:
+        suggestion = did_you_mean(expect.cause, CAUSES_OF_VERDICTS)
         yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.report import Outcome, Status
 
@@ -203,25 +204,27 @@ _CRAWL_S = 6.0
 _SLOW_S = 90.0
 
 _DEADLOCK = Kind(
-    name="deadlock", fault="deadlock", verdict=Status.HANG, cause="backward_function_blocked", heals_s=_HEALS_S
+    name="deadlock", fault="deadlock", verdict=Status.HANG, cause=Cause.BACKWARD_FUNCTION_BLOCKED, heals_s=_HEALS_S
 )
 # Not in the last step: the rank would be done and leave, so its peers fail rather than wait.
 _SKIP = Kind(
     name="skip_collective",
     fault="skip_collective",
     verdict=Status.HANG,
-    cause="rank_conditional_collective",
+    cause=Cause.RANK_CONDITIONAL_COLLECTIVE,
     heals_s=_HEALS_S,
     layered=False,
     steps=STEPS - 1,
 )
-_RAISE = Kind(name="raise", fault="raise", verdict=Status.FAIL, cause="exception", heals_s=_AT_ONCE_S)
-_KILL = Kind(name="sigkill", fault="sigkill", verdict=Status.FAIL, cause="killed", heals_s=_AT_ONCE_S)
+_RAISE = Kind(name="raise", fault="raise", verdict=Status.FAIL, cause=Cause.EXCEPTION, heals_s=_AT_ONCE_S)
+_KILL = Kind(name="sigkill", fault="sigkill", verdict=Status.FAIL, cause=Cause.KILLED, heals_s=_AT_ONCE_S)
 # Nobody can tell who will resume a stopped rank, so this twin goes on before the stall limit.
-_STOP = Kind(name="sigstop", fault="sigstop", verdict=Status.HANG, cause="stopped_process", heals_s=_STOPPED_S)
-_EXIT = Kind(name="exit0", fault="exit0", verdict=Status.FAIL, cause="early_exit", heals_s=_AT_ONCE_S)
-_LOOP = Kind(name="endless_loop", fault="endless_loop", verdict=Status.HANG, cause="infinite_loop", heals_s=_HEALS_S)
-_SLOW = Kind(name="slow_step", fault="slow_step", verdict=Status.FAIL, cause="slow", heals_s=_CRAWL_S)
+_STOP = Kind(name="sigstop", fault="sigstop", verdict=Status.HANG, cause=Cause.STOPPED_PROCESS, heals_s=_STOPPED_S)
+_EXIT = Kind(name="exit0", fault="exit0", verdict=Status.FAIL, cause=Cause.EARLY_EXIT, heals_s=_AT_ONCE_S)
+_LOOP = Kind(
+    name="endless_loop", fault="endless_loop", verdict=Status.HANG, cause=Cause.INFINITE_LOOP, heals_s=_HEALS_S
+)
+_SLOW = Kind(name="slow_step", fault="slow_step", verdict=Status.FAIL, cause=Cause.SLOW, heals_s=_CRAWL_S)
 
 KINDS = (
     *(replace(kind, quick=True) for kind in (_DEADLOCK, _SKIP, _RAISE, _KILL, _STOP, _EXIT, _LOOP)),

@@ -10,8 +10,8 @@ from nsa_harness.core.comparison.comparison import NO_CONTROL, Result, Row, comp
 from nsa_harness.core.comparison.config_matrix import Matrix, config_matrix
 from nsa_harness.core.comparison.decision_tree import Said, Step, Walk, walked
 from nsa_harness.core.comparison.decisions import Decision, State, decided, failed, fired
-from nsa_harness.core.comparison.severity import Severity, severities
-from nsa_harness.core.report import Outcome, Report, Status
+from nsa_harness.core.comparison.severity import severities
+from nsa_harness.core.report import Outcome, Report, Severity, Status
 from nsa_harness.render import words
 
 _RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)

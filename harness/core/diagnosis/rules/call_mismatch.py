@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsa_harness.core.diagnosis.case import Case, at, finding, place_of
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, place_of
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import (
     added_between_steps,
     apart,
     backward_place,
     call_proof,
+    call_reference,
     classes,
     counts_text,
     entered_place,
@@ -25,25 +27,26 @@ from nsa_harness.core.diagnosis.entries import (
     on_ranks,
     parted,
     pending_place,
+    reference,
     shown_later,
     undecided,
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
 from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind, Link, elements
 from nsa_harness.core.divergence.ledger import Skipped
 from nsa_harness.core.divergence.mismatch import Unlike
 from nsa_harness.core.divergence.order import turned
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
-from nsa_harness.core.verdict.wait import WaitKind
+from nsa_harness.core.report import CollectiveRef
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _LINKS = 4  # of a cycle, that a sentence names
-_FOR_RANKS = frozenset({WaitKind.COLLECTIVE, WaitKind.GONE})
 
 
-def cross_group_deadlock(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
+def cross_group_deadlock(case: Case) -> Explanation | None:
     cycle = case.analysis.cycle if parted(case) else ()
     if not cycle or (case.skipped is not None and not _one_point([link.entry for link in cycle])):
         return None
@@ -54,17 +57,18 @@ def cross_group_deadlock(case: Case) -> Finding | None:
     why = f"; {ranks_text(other)} took another order before" if 0 < len(other) < len(everyone) else ""
     began = step_of_entry(case, cycle[0].entry)
     step = "" if began is None else f" in step {began}"
-    return finding(
-        "cross_group_deadlock",
+    return explained(
+        Cause.CROSS_GROUP_DEADLOCK,
         f"{len(everyone)} ranks wait for each other in different groups{step}:"
         f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}{why}",
         ranks=ranks,
         place=_crossing(case, ranks, everyone)
         or entered_place(case, next(link.entry for link in cycle if link.entry.rank in ranks)),
+        step=began,
+        collective=reference(cycle[0].entry),
+        parties=everyone,
         confidence=0.95,
         proof=flight_proof(case, everyone),
-        advice="Enter the collectives of these groups in the same order on every rank. Where the order depends on data,"
-        " do the work of one group to its end before any rank begins the other's.",
     )
 
 
@@ -75,7 +79,8 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
     return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
 
 
-def no_sync_mismatch(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.NO_SYNC_MISMATCH, outranks=("swallowed_exception",))
+def no_sync_mismatch(case: Case) -> Explanation | None:
     """A step in which some rank reduced less than the others, with its gradients there."""
     found = case.step_difference if parted(case) else None
     if found is None:
@@ -83,13 +88,15 @@ def no_sync_mismatch(case: Case) -> Finding | None:
     if found.called or found.op not in _REDUCTIONS or not found.alone or found.without_gradients:
         return None
     ranks = apart(found)
-    return finding(
-        "no_sync_mismatch",
+    return explained(
+        Cause.NO_SYNC_MISMATCH,
         f"{ranks_text(ranks)} reduced gradients otherwise than the rest in step {found.step} ({found.op} of group"
         f" {found.group}: {counts_text(found.counts)}); from there on reductions of different steps were paired"
         f"{shown_later(case)}",
         ranks=ranks,
         place=backward_place(case) or pending_place(case, ranks),
+        step=found.step,
+        collective=CollectiveRef(group=found.group, seq=None, op=found.op),
         confidence=0.95,
         proof=("step_ledger.txt",),
         advice="Enter no_sync, and leave it, in the same steps on every rank. The gradients are wrong from that step"
@@ -97,14 +104,14 @@ def no_sync_mismatch(case: Case) -> Finding | None:
     )
 
 
-def _other_accumulation(case: Case) -> Finding | None:
+def _other_accumulation(case: Case) -> Explanation | None:
     """As many reductions a step on every rank, but of another number of batches."""
     found = case.other_pace if parted(case) and case.analysis.divergences else None
     if found is None or (case.skipped is not None and not _at_the_end(case, case.skipped)):
         return None
     marks = ", ".join(f"{text} on {ranks}" for ranks, text in classes([(rank, str(n)) for rank, n in found.marks]))
-    return finding(
-        "no_sync_mismatch",
+    return explained(
+        Cause.NO_SYNC_MISMATCH,
         f"the ranks take another number of batches to a step: {marks} marks of training in each{shown_later(case)}",
         ranks=found.ranks,
         place=pending_place(case, found.ranks),
@@ -124,7 +131,8 @@ def _at_the_end(case: Case, skipped: Skipped) -> bool:
     )
 
 
-def uneven_inputs(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.UNEVEN_INPUTS, outranks=("shape_mismatch",))
+def uneven_inputs(case: Case) -> Explanation | None:
     finished = case.finished if parted(case) else None
     difference = case.step_difference
     if finished is None or (difference is not None and difference.step <= finished.step):
@@ -132,48 +140,51 @@ def uneven_inputs(case: Case) -> Finding | None:
     instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
     place = finished.calls[0][1].place if finished.calls else None
     waiting = entered_text(case, [entry for entry in first_entries(case) if entry.rank in finished.others])
-    return finding(
-        "uneven_inputs",
+    return explained(
+        Cause.UNEVEN_INPUTS,
         f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
         f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
         f" {finished.step + 1}{f': {waiting}' if waiting else ''}",
         ranks=finished.ranks,
         place=place,
+        step=finished.step + 1,  # that the others are in: the first one for which this rank had nothing
+        collective=next((reference(entry) for entry in first_entries(case)), None),
         confidence=0.9,
         proof=("step_ledger.txt", *call_proof(case, finished.ranks)),
-        advice="Give every rank the same number of batches: a DistributedSampler that pads, drop_last=True, or the"
-        " context torch.distributed.algorithms.Join. If the data is even, look for a swallowed exception or a break.",
     )
 
 
-def shape_mismatch(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.SHAPE_MISMATCH, outranks=("dtype_mismatch",))
+def shape_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, Kind.SHAPE)
 
 
-def dtype_mismatch(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.DTYPE_MISMATCH, outranks=("root_mismatch",))
+def dtype_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, Kind.DTYPE)
 
 
-def root_mismatch(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.ROOT_MISMATCH, outranks=("left_backward_early",))
+def root_mismatch(case: Case) -> Explanation | None:
     """One broadcast, gather or the like, whose ranks name different ranks as its root."""
     unlike = case.unlike if parted(case) else None
     if unlike is None or unlike.kind is not Kind.ROOT:
         return None
     roots = on_ranks([(rank, f"rank {call.peer}{at(call.place)}") for rank, call in unlike.calls])
-    return finding(
-        "root_mismatch",
+    return explained(
+        Cause.ROOT_MISMATCH,
         f"{unlike.calls[0][1].op}{number_text(case, unlike)} in step {unlike.step} has another root: {roots}"
         f"{undecided(unlike.differ, unlike.calls)}",
         ranks=unlike.differ,
         place=unlike.call(unlike.differ[0]).place,
+        step=unlike.step,
+        collective=call_reference(case, unlike, unlike.differ[0]),
         confidence=0.95,
         proof=call_proof(case, [rank for rank, _ in unlike.calls]),
-        advice="Decide on one rank who the root is and share it, or compute it from what all ranks have alike. The"
-        " argument is a global rank, unless it is group_src or group_dst.",
     )
 
 
-def _mismatch(case: Case, kind: Kind) -> Finding | None:
+def _mismatch(case: Case, kind: Kind) -> Explanation | None:
     if not parted(case):
         return None
     unlike = case.unlike
@@ -187,41 +198,36 @@ def _mismatch(case: Case, kind: Kind) -> Finding | None:
     return _unlike_below(case, found)
 
 
-def _unlike_sizes(case: Case, unlike: Unlike) -> Finding:
+def _unlike_sizes(case: Case, unlike: Unlike) -> Explanation:
     first = unlike.calls[0][1]
     sizes = [
         (rank, f"{_payload(unlike.kind, call.elements, call.dtype)}{at(call.place)}") for rank, call in unlike.calls
     ]
-    return finding(
-        "shape_mismatch" if unlike.kind is Kind.SHAPE else "dtype_mismatch",
+    return explained(
+        Cause.SHAPE_MISMATCH if unlike.kind is Kind.SHAPE else Cause.DTYPE_MISMATCH,
         f"{first.op}{number_text(case, unlike)} in step {unlike.step} has {on_ranks(sizes)}"
         f"{undecided(unlike.differ, unlike.calls)}",
         ranks=unlike.differ,
         place=unlike.call(unlike.differ[0]).place,
+        step=unlike.step,
+        collective=call_reference(case, unlike, unlike.differ[0]),
         confidence=0.95,
         proof=call_proof(case, [rank for rank, _ in unlike.calls]),
-        advice=_SIZE_ADVICE,
     )
 
 
-def _unlike_below(case: Case, found: Divergence) -> Finding:
+def _unlike_below(case: Case, found: Divergence) -> Explanation:
     sizes = [(entry.rank, _entry_payload(case, found.kind, entry)) for entry in found.entries]
-    return finding(
-        "shape_mismatch" if found.kind is Kind.SHAPE else "dtype_mismatch",
+    return explained(
+        Cause.SHAPE_MISMATCH if found.kind is Kind.SHAPE else Cause.DTYPE_MISMATCH,
         f"{found.entries[0].collective.op} #{found.seq} of group {found.group}, below DDP or FSDP, has"
         f" {on_ranks(sizes)}{undecided(found.differ, found.entries)}",
         ranks=found.differ,
         place=entered_place(case, entry_of(found, found.differ[0])),
+        collective=reference(found.entries[0]),
         confidence=0.9,
         proof=flight_proof(case, found.differ),
-        advice=_SIZE_ADVICE,
     )
-
-
-_SIZE_ADVICE = (
-    "Pad or gather the sizes first, so that every rank passes the same shape and dtype. gloo ends the rank that"
-    " receives too much, which is the victim; NCCL may go on with wrong numbers."
-)
 
 
 def _one_point(entries: Sequence[Entry]) -> bool:

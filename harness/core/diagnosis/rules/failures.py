@@ -6,23 +6,26 @@ import signal
 
 from nsa_harness.core.diagnosis.case import (
     Case,
+    Explanation,
     at,
     counted,
-    finding,
+    explained,
     last_line,
     last_place,
     last_seen,
     place_of,
     shorten,
 )
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.progress import late_for
 from nsa_harness.core.diagnosis.refused import raised_alike, ranks_of
 from nsa_harness.core.evidence.evidence import Ending, Frame
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
+from nsa_harness.core.report import CollectiveRef
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait_graph import wait_for
 
@@ -30,7 +33,8 @@ _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
 
-def slow(case: Case) -> Finding | None:
+@rule(Phase.SLOW, Cause.SLOW)
+def slow(case: Case) -> Explanation | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
     sampled = busiest(profiles(case.evidence))
@@ -42,8 +46,8 @@ def slow(case: Case) -> Finding | None:
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
     stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
     idle = "" if sampled is None or works else f", at work in only {sampled.working} of {sampled.samples} samples"
-    return finding(
-        "slow",
+    return explained(
+        Cause.SLOW,
         f"{_still_there(case)}, {_pace(speed)};"
         f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
         ranks=() if sampled is None else (sampled.rank,),
@@ -54,7 +58,8 @@ def slow(case: Case) -> Finding | None:
     )
 
 
-def came_too_late(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
+def came_too_late(case: Case) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
     skipped, first = late_for(case), case.first_failure
     if skipped is None or first is None:
@@ -62,13 +67,15 @@ def came_too_late(case: Case) -> Finding | None:
     board, call = case.boards[skipped.rank], skipped.call
     moved = board.training is not None and board.training.at_s > call.entered_s
     place = last_place(case, skipped.rank)
-    return finding(
-        "slow",
+    return explained(
+        Cause.SLOW,
         f"rank {skipped.rank} had not come to {call.op}{at(call.place)} of step {skipped.step} when"
         f" {ranks_text(skipped.callers)} gave up waiting for it there ({shorten(first.text, 120)});"
         f" {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it left the call out",
         ranks=(skipped.rank,),
         place=place,
+        step=skipped.step,
+        collective=CollectiveRef(group=call.group, seq=None, op=call.op),
         confidence=0.75 if moved else 0.6,
         proof=(f"rank{skipped.rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
@@ -87,7 +94,7 @@ def _goes_on(speed: Pace) -> bool:
     return speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
 
 
-def _held_up(case: Case) -> Finding | None:
+def _held_up(case: Case) -> Explanation | None:
     """Nobody works: the ranks that no other rank holds up, where all others wait for them.
 
     That nobody moves the samples show; so one look is enough to see who waits for whom.
@@ -99,8 +106,8 @@ def _held_up(case: Case) -> Finding | None:
     root = graph.roots[0]
     ranks = tuple(sorted(one.rank for one in graph.roots))
     place = place_of(case, root.rank, (root.child.deepest.user if root.child else None) or root.user)
-    return finding(
-        "slow",
+    return explained(
+        Cause.SLOW,
         f"{_still_there(case)}, {_pace(pace(case.evidence))}; {ranks_text(ranks)}"
         f" {'stands' if len(ranks) == 1 else 'stand'} in"
         f" {root.stands_in}{at(place)}, which may yet end, and all others wait for it",
@@ -145,37 +152,37 @@ def _where(sampled: RankProfile) -> str:
     )
 
 
-def exception(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.EXCEPTION)
+def exception(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
         return None
     frame = user_frame(first.raised.frames)
     place = place_of(case, first.rank, frame)
     ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
-    return finding(
-        "exception",
+    return explained(
+        Cause.EXCEPTION,
         f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}",
         ranks=ranks,
         place=place,
         confidence=0.95,
         proof=(first.raised.proof,),
-        advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
     )
 
 
-def early_exit(case: Case) -> Finding | None:
+@rule(Phase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
+def early_exit(case: Case) -> Explanation | None:
     left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
     first = case.first_failure
     if not left or first is None or first.kind is not FailureKind.LEFT:
         return None
-    return finding(
-        "early_exit",
+    return explained(
+        Cause.EARLY_EXIT,
         f"{left[0].text}, {last_seen(case, left[0].rank)}",
         ranks=(left[0].rank,) if left[0].rank is not None else (),
         place=_left_at(case, left[0].rank) or last_place(case, left[0].rank),
         confidence=0.95,
         proof=("processes.jsonl",),
-        advice="Find the return, sys.exit or exhausted iterator that only this rank reaches.",
     )
 
 
@@ -188,55 +195,55 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
     return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
 
-def killed(case: Case) -> Finding | None:
+@rule(Phase.FALLBACK, Cause.KILLED, outranks=("crashed",))
+def killed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
         return None
     who = "the launcher" if first.rank is None else f"rank {first.rank}"
     name = signal.Signals(-first.status).name
-    return finding(
-        "killed",
+    return explained(
+        Cause.KILLED,
         f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
         f"{last_line(case, first.rank)}",
         ranks=() if first.rank is None else (first.rank,),
         place=last_place(case, first.rank),
         confidence=0.95,
         proof=("processes.jsonl",),
-        advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
     )
 
 
-def crashed(case: Case) -> Finding | None:
+@rule(Phase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
+def crashed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
         return None
     rank = case.rank(first.rank) if first.rank is not None else None
     frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
-    return finding(
-        "segfault" if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else "aborted",
+    return explained(
+        Cause.SEGFAULT if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else Cause.ABORTED,
         f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
         ranks=(first.rank,) if first.rank is not None else (),
         place=place,
         confidence=0.9,
         proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
-        advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
     )
 
 
-def bad_exit(case: Case) -> Finding | None:
+@rule(Phase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
+def bad_exit(case: Case) -> Explanation | None:
     """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
     first = case.first_failure
     if first is None or first.kind is not FailureKind.CODE or first.collateral or first.rank is None:
         return None
     rank = case.rank(first.rank)
     said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
-    return finding(
-        "bad_exit",
+    return explained(
+        Cause.BAD_EXIT,
         f"{first.text}, {last_seen(case, first.rank)}{said}",
         ranks=(first.rank,),
         place=last_place(case, first.rank),
         confidence=0.9,
         proof=(f"rank{first.rank}/stderr.log",),
-        advice="The program chose to leave: read the end of the rank's stderr.log.",
     )

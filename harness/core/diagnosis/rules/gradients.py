@@ -5,39 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nsa_harness.core.diagnosis.case import Case, at, finding, layer_of
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, layer_of
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.refused import (
-    NO_GRAPH,
-    UNFINISHED,
-    hints_of,
-    names_of,
-    raised_so,
-    ranks_of,
-    refusal,
-    step_of,
-)
+from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.refused import hints_of, names_of, raised_so, ranks_of, refusal, step_of
 from nsa_harness.core.evidence.evidence import Board, RankEvidence
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import Failure
 
 _SHOWN = 3
 _UNSURE = 0.75  # the others may only have been late
-_NO_INPUT_ADVICE = (
-    "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or call requires_grad_() on one of its inputs."
-)
-_USE_ALL = (
-    "Let every parameter take part in the loss on every rank (add 0 * output.sum() for a skipped branch), freeze what"
-    " is never used, or construct DDP with find_unused_parameters=True."
-)
 
 
-def reentrant_no_grad_input(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
+def reentrant_no_grad_input(case: Case) -> Explanation | None:
     """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
-    unfinished = raised_so(case, UNFINISHED)
+    unfinished = raised_so(case, Cause.UNUSED_PARAMS)
     unfed = _unfed(case)
     if not unfinished or unfinished[0].rank not in unfed:
         return None
@@ -49,16 +35,16 @@ def reentrant_no_grad_input(case: Case) -> Finding | None:
         ranks_of(unfinished),
         f"a reentrant checkpoint{at(place)} got inputs of which none requires a gradient, so"
         f" {names_of(unfinished[0])} had none",
-        code="reentrant_no_grad_input",
+        cause=Cause.REENTRANT_NO_GRAD_INPUT,
         confidence=0.9 if used and set(used) == {place.function} else 0.75,
-        advice=_NO_INPUT_ADVICE,
     )
-    return replace(found, place=_with_parameter(place, found.place))
+    return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
 
-def nothing_to_differentiate(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
+def nothing_to_differentiate(case: Case) -> Explanation | None:
     """A backward pass from a tensor that no parameter leads to."""
-    refused = raised_so(case, NO_GRAPH)
+    refused = raised_so(case, Cause.NO_GRADIENT)
     if not refused:
         return None
     return refusal(
@@ -66,14 +52,15 @@ def nothing_to_differentiate(case: Case) -> Finding | None:
         refused,
         f"the backward pass of {ranks_text(ranks_of(refused))} began at a tensor that no parameter that requires a"
         " gradient leads to",
-        code="no_gradient",
+        cause=Cause.NO_GRADIENT,
         confidence=0.85,
         advice="Look for what ended the graph: gradients switched off and not on again (set_grad_enabled, no_grad,"
         " inference_mode), detach or .item() before the loss, a model that is frozen whole.",
     )
 
 
-def silent_checkpoint(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("no_gradient",))
+def silent_checkpoint(case: Case) -> Explanation | None:
     """The same without DDP, which nobody notices: the parameters never have a gradient."""
     unfed = _unfed(case)
     without = {
@@ -85,55 +72,54 @@ def silent_checkpoint(case: Case) -> Finding | None:
         return None
     first = min(without)
     names = ", ".join(without[first][:_SHOWN])
-    return finding(
-        "reentrant_no_grad_input",
+    return explained(
+        Cause.REENTRANT_NO_GRAD_INPUT,
         f"a reentrant checkpoint{at(unfed[first])} got inputs of which none requires a gradient, and parameters never"
         f" had one: {names}",
         ranks=tuple(sorted(without)),
         place=_with_parameter(unfed[first], Place(parameter=without[first][0])),
         confidence=0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
-        advice=_NO_INPUT_ADVICE,
     )
 
 
-def find_unused_needless(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
+def find_unused_needless(case: Case) -> Explanation | None:
     """torch says so itself, after the first step; what a later step leaves out it cannot know."""
     ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
     if not ranks:
         return None
-    return finding(
-        "find_unused_needless",
+    return explained(
+        Cause.FIND_UNUSED_NEEDLESS,
         "DDP was given find_unused_parameters=True and found nothing unused in its first step: it walks the graph in"
         " every step for that",
         ranks=ranks,
         confidence=0.7,
         proof=(f"rank{ranks[0]}/stderr.log",),
-        advice="Leave it out, unless a later step or another rank skips a part of the model.",
     )
 
 
-def gradient_order_differs(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
+def gradient_order_differs(case: Case) -> Explanation | None:
     """A fact, and a sign that the ranks' graphs differ; the reduction itself keeps rank 0's order of buckets."""
     one = case.evidence.gradient_order
     if one is None:
         return None
-    return finding(
-        "gradient_order_differs",
+    return explained(
+        Cause.GRADIENT_ORDER_DIFFERS,
         f"in step {one.step} the gradients of rank {one.rank} arrived in another order than those of rank {one.other}:"
         f" number {one.position} was {one.name}, there {one.expected}",
         ranks=(one.rank,),
         place=_with_parameter(Place(), Place(parameter=one.name)),
         confidence=0.95,
         proof=(f"grad_order_rank{one.rank}.jsonl", f"grad_order_rank{one.other}.jsonl"),
-        advice="The ranks computed their graphs in another order: look for a branch or an iteration over a set or dict"
-        " that differs between ranks.",
     )
 
 
-def rank_conditional_unused_params(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
+def rank_conditional_unused_params(case: Case) -> Explanation | None:
     """Some ranks computed no gradient for parameters for which the others did, and waited."""
-    unfinished = raised_so(case, UNFINISHED)
+    unfinished = raised_so(case, Cause.UNUSED_PARAMS)
     if not unfinished or not (differing := _differing(case, unfinished)):
         return None
     ranks, confidence = differing
@@ -146,14 +132,15 @@ def rank_conditional_unused_params(case: Case) -> Finding | None:
         ranks,
         f"{ranks_text(ranks)} computed no gradient for {names_of(unfinished[0])}",
         tail=waiting,
-        code="rank_conditional_unused_params",
+        cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
         confidence=confidence,
-        advice=_USE_ALL,
+        advice=Cause.UNUSED_PARAMS.row.advice,
     )
 
 
-def unused_params(case: Case) -> Finding | None:
-    unfinished = raised_so(case, UNFINISHED)
+@rule(Phase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
+def unused_params(case: Case) -> Explanation | None:
+    unfinished = raised_so(case, Cause.UNUSED_PARAMS)
     if not unfinished:
         return None
     return _left_without(
@@ -161,9 +148,8 @@ def unused_params(case: Case) -> Finding | None:
         unfinished,
         tuple(rank.rank for rank in case.evidence.ranks),
         f"no rank computed a gradient for {names_of(unfinished[0])}",
-        code="unused_params",
+        cause=Cause.UNUSED_PARAMS,
         confidence=0.95 if len(unfinished) == len(case.evidence.ranks) else 0.85,
-        advice=_USE_ALL,
     )
 
 
@@ -207,11 +193,11 @@ def _left_without(
     ranks: tuple[int, ...],
     claim: str,
     *,
-    code: str,
+    cause: Cause,
     confidence: float,
-    advice: str,
+    advice: str | None = None,
     tail: str = "",
-) -> Finding:
+) -> Explanation:
     """Gradients that were missing: the line that uses the parameters, and how many there were a rank."""
     step = step_of(case, unfinished[0])
     counts = [(rank, f"{board.gradients[step]}") for rank, board in case.boards.items() if step in board.gradients]
@@ -220,10 +206,11 @@ def _left_without(
         case,
         unfinished,
         f"{claim} in step {step}{tail}{had}",
-        code=code,
+        cause=cause,
         ranks=ranks,
         confidence=confidence,
         advice=advice,
+        step=step,
     )
 
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nsa_harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, place_of, shorten, wait_place
+from nsa_harness.core.diagnosis.case import (
+    Case,
+    Explanation,
+    at,
+    dump_proof,
+    explained,
+    hung_roots,
+    place_of,
+    shorten,
+    wait_place,
+)
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -20,14 +31,15 @@ _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
-def rendezvous_missing_rank(case: Case) -> Finding | None:
-    """Some rank never came to init_process_group: the others wait for it, or gave up and said whose key was missing."""
+@rule(Phase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
+def rendezvous_missing_rank(case: Case) -> Explanation | None:
+    """Some rank never came to init_process_group, and the others wait for it."""
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
     if not waiting:
-        return _gave_up(case)
+        return None
     absent = _absent(waiting)
-    return finding(
-        "rendezvous_missing_rank",
+    return explained(
+        Cause.RENDEZVOUS_MISSING_RANK,
         f"{ranks_text(absent)} never entered init_process_group{at(wait_place(case, waiting[0]))}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
         f"{_elsewhere(case, absent)}",
@@ -35,31 +47,30 @@ def rendezvous_missing_rank(case: Case) -> Finding | None:
         place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
         confidence=0.95,
         proof=dump_proof(case, waiting[0]),
-        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
-        " Look at what the named rank does before it.",
     )
 
 
-def _gave_up(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
+def rendezvous_given_up(case: Case) -> Explanation | None:
+    """The others waited for a rank at the rendezvous, gave up and said whose key was missing."""
     first = case.first_failure
     raised = first.raised if first else None
     absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
     if first is None or first.rank is None or raised is None or absent is None:
         return None
-    return finding(
-        "rendezvous_missing_rank",
+    return explained(
+        Cause.RENDEZVOUS_MISSING_RANK,
         f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
         f" {shorten(raised.message, 120)}",
         ranks=(absent,),
         place=place_of(case, first.rank, user_frame(raised.frames)),
         confidence=0.9,
         proof=(raised.proof,),
-        advice="Every rank must call init_process_group, and world_size must be the number of ranks that are started."
-        " Look at what the named rank does before it.",
     )
 
 
-def group_creation_subset(case: Case) -> Finding | None:
+@rule(Phase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
+def group_creation_subset(case: Case) -> Explanation | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
     call = waiting[0].call if waiting else None
     if call is None:
@@ -68,8 +79,8 @@ def group_creation_subset(case: Case) -> Finding | None:
     waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
     call = _never_made(case, waiting, absent) or waiting[0].call or call
     op = call.op
-    return finding(
-        "group_creation_subset",
+    return explained(
+        Cause.GROUP_CREATION_SUBSET,
         f"{ranks_text(absent)} never called {op}{at(call.place)}{_since(call, waiting[0])}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
         f" the job{_elsewhere(case, absent)}",
@@ -77,8 +88,6 @@ def group_creation_subset(case: Case) -> Finding | None:
         place=call.place or wait_place(case, waiting[0]),
         confidence=0.95,
         proof=dump_proof(case, waiting[0]),
-        advice="new_group must be called by every rank of the job in the same order, members or not. Move it out of"
-        " the condition, or pass use_local_synchronization=True where only members call it.",
     )
 
 
@@ -117,26 +126,26 @@ def _since(call: Call, waiting: Wait) -> str:
     return f", so that {later.op}{at(later.place)} makes a group of another number there"
 
 
-def store_key_missing(case: Case) -> Finding | None:
+@rule(Phase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
+def store_key_missing(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots or roots[0].call is None:
         return None
     root, call = roots[0], roots[0].call
     place = call.place or wait_place(case, root)
     others = " and every other rank waits too" if root.closed else ""
-    return finding(
-        "store_key_missing",
+    return explained(
+        Cause.STORE_KEY_MISSING,
         f"rank {root.rank} waits for the store key {shorten(call.key, 80)}{at(place)}; nobody has set it{others}",
         ranks=tuple(one.rank for one in roots),
         place=place,
         confidence=0.9 if root.closed else 0.7,
         proof=dump_proof(case, root),
-        advice="Let a rank set the key before it waits for anything itself, under exactly this name and prefix, and"
-        " give the wait a timeout.",
     )
 
 
-def transport(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.TRANSPORT)
+def transport(case: Case) -> Explanation | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
     stuck = sorted(stuck_sockets(case.evidence), key=lambda pair: pair[0])
@@ -145,8 +154,8 @@ def transport(case: Case) -> Finding | None:
     ends = {(socket.local, socket.peer) for _, socket in stuck}
     both = any((peer, local) in ends for local, peer in ends)
     rank, socket = stuck[0]
-    return finding(
-        "transport",
+    return explained(
+        Cause.TRANSPORT,
         f"all ranks are in {roots[0].stands_in}, and the network does not deliver: rank {rank} has"
         f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
@@ -154,8 +163,6 @@ def transport(case: Case) -> Finding | None:
         place=wait_place(case, roots[0]),
         confidence=0.9 if both else 0.75,
         proof=dump_proof(case, roots[0]),
-        advice="Look at the path between these addresses: the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), a"
-        " firewall, the MTU, a switch. The program's collectives agree.",
     )
 
 

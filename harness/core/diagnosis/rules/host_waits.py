@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from nsa_harness.core.diagnosis.case import (
     Case,
+    Explanation,
     at,
     dump_proof,
-    finding,
+    explained,
     hung_roots,
     in_function,
     loop_place,
@@ -17,10 +18,12 @@ from nsa_harness.core.diagnosis.case import (
     verb,
     wait_place,
 )
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 
@@ -30,15 +33,16 @@ _NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multip
 _COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
-def stopped_process(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.STOPPED_PROCESS, outranks=("gil_held_native",))
+def stopped_process(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.HANG:
         return None
     stopped = [root for root in case.roots if root.kind is WaitKind.STOPPED]
     if not stopped:
         return _stopped_child(case)
     ranks = tuple(root.rank for root in stopped)
-    return finding(
-        "stopped_process",
+    return explained(
+        Cause.STOPPED_PROCESS,
         f"{ranks_text(ranks)} {verb(ranks)} stopped by a signal (state T): a debugger, Ctrl-Z or a foreign SIGSTOP",
         ranks=ranks,
         place=wait_place(case, stopped[0]),
@@ -48,14 +52,14 @@ def stopped_process(case: Case) -> Finding | None:
     )
 
 
-def _stopped_child(case: Case) -> Finding | None:
+def _stopped_child(case: Case) -> Explanation | None:
     found = _below(case, lambda child: child.kind is WaitKind.STOPPED)
     if found is None:
         return None
     root, child = found
     place = wait_place(case, root)
-    return finding(
-        "stopped_process",
+    return explained(
+        Cause.STOPPED_PROCESS,
         f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal",
         ranks=(root.rank,),
         place=place,
@@ -65,46 +69,45 @@ def _stopped_child(case: Case) -> Finding | None:
     )
 
 
-def dataloader_worker_blocked(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
+def dataloader_worker_blocked(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.LOADER and root.child is not None]
     if not roots or roots[0].child is None:
         return None
     root, worker = roots[0], roots[0].child
     place = _child_place(case, root, worker)
     forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
-    return finding(
-        "dataloader_worker_blocked",
+    return explained(
+        Cause.DATALOADER_WORKER_BLOCKED,
         f"rank {root.rank} waits for a batch{at(wait_place(case, root))}, and its data loader worker {worker.pid}"
         f" stands in {_stands_in(worker)}{at(place)}{forked}",
         ranks=(root.rank,),
         place=place,
         confidence=0.95 if worker.closed else 0.8,
         proof=dump_proof(case, root),
-        advice="Open files, clients and locks inside the worker (worker_init_fn), not before the fork, or use"
-        " multiprocessing_context='spawn'; give reads in the dataset a limit, and the loader a timeout.",
     )
 
 
-def fork_lock(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
+def fork_lock(case: Case) -> Explanation | None:
     found = _below(case, _is_forked_lock)
     if found is None:
         return None
     root, child = found
     place = _child_place(case, root, child)
-    return finding(
-        "fork_lock",
+    return explained(
+        Cause.FORK_LOCK,
         f"rank {root.rank} waits{at(wait_place(case, root))} for its child process {child.pid}, which waits for a"
         f" lock{at(place)} that no thread of the child holds: it was held when the child was forked",
         ranks=(root.rank,),
         place=place,
         confidence=0.9,
         proof=dump_proof(case, root),
-        advice="Start child processes before threads and locks exist, or use the start method 'spawn' in place of"
-        " 'fork'.",
     )
 
 
-def pipe_full(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.PIPE_FULL, outranks=("backward_function_blocked",))
+def pipe_full(case: Case) -> Explanation | None:
     writers = [root for root in hung_roots(case) if root.kind is WaitKind.PIPE]
     found = (writers[0], None) if writers else _below(case, lambda child: child.kind is WaitKind.PIPE)
     if found is None:
@@ -112,38 +115,36 @@ def pipe_full(case: Case) -> Finding | None:
     root, child = found
     place = _child_place(case, root, child) if child else wait_place(case, root)
     who = f"the child process {child.pid} of rank {root.rank} writes" if child else f"rank {root.rank} writes"
-    return finding(
-        "pipe_full",
+    return explained(
+        Cause.PIPE_FULL,
         f"{who} to a pipe that is full{at(place)}; whoever holds the reading end waits too, so nobody empties it",
         ranks=(root.rank,),
         place=place,
         confidence=0.95,
         proof=dump_proof(case, root),
-        advice="Read what is written before waiting for the writer: `communicate()` in place of `wait()`, a thread that"
-        " drains the pipe, a queue that is emptied before `join()`.",
     )
 
 
-def backward_function_blocked(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.BACKWARD_FUNCTION_BLOCKED, outranks=("lock_cycle",))
+def backward_function_blocked(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind is WaitKind.LOCK and root.in_backward]
     if not blocked:
         return None
     root, ranks = blocked[0], _alike(blocked)
     place = wait_place(case, root)
-    return finding(
-        "backward_function_blocked",
+    return explained(
+        Cause.BACKWARD_FUNCTION_BLOCKED,
         f"{_do(ranks, 'waits')} for a lock inside the backward pass{in_function(root)}{at(place)};"
         f" no thread of the process is left that could release it",
         ranks=ranks,
         place=place,
         confidence=0.95,
         proof=dump_proof(case, root),
-        advice="Code that runs during backward (autograd functions, hooks) must not wait for what another rank or this"
-        " same thread holds. Release the lock before backward, or use a timeout and fail.",
     )
 
 
-def lock_cycle(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
+def lock_cycle(case: Case) -> Explanation | None:
     locked = [root for root in hung_roots(case) if root.kind in _LOCKS and root.closed]
     if not locked:
         return None
@@ -155,8 +156,8 @@ def lock_cycle(case: Case) -> Finding | None:
         ranks = tuple(one.rank for one in locked)
         what = f"a lock on {root.target or 'a file'}"
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
-    return finding(
-        "lock_cycle",
+    return explained(
+        Cause.LOCK_CYCLE,
         f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{_held_by_thread(behind)}; {why}",
         ranks=ranks,
         place=place,
@@ -175,7 +176,8 @@ def _held_by_thread(behind: Place | None) -> str:
     return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
 
 
-def starved(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
+def starved(case: Case) -> Explanation | None:
     sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
     if not sleeping:
         return None
@@ -189,18 +191,18 @@ def starved(case: Case) -> Finding | None:
     what = f"{_do(ranks, 'sleeps')}{at(place)}"
     if root.child is not None:
         what = f"rank {root.rank} waits{at(place)} for its child process {_named(root.child.deepest)}, which sleeps"
-    return finding(
-        "starved",
+    return explained(
+        Cause.STARVED,
         f"{what}{until}{over}, and the others wait for it",
         ranks=ranks,
         place=place,
         confidence=0.95,
         proof=dump_proof(case, root),
-        advice="Find what the sleep waits for (a file, a lock, another job), and give it a limit.",
     )
 
 
-def blocked_io(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, outranks=("transport",))
+def blocked_io(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind in _OUTSIDE]
     if not blocked:
         return None
@@ -211,8 +213,8 @@ def blocked_io(case: Case) -> Finding | None:
     on = f" on {shorten(root.target, 80)}" if root.target and not root.target.startswith(("pipe:", "socket:")) else ""
     other = f"; its child process {_named(root.child)} stands in {_stands_in(root.child)}" if root.child else ""
     silent = "; whoever holds the other end waits too" if root.closed else ", and no byte came or went"
-    return finding(
-        "blocked_io",
+    return explained(
+        Cause.BLOCKED_IO,
         f"{_do(ranks, 'stands')} in {root.stands_in}{on}{at(place)} for {quiet_s:.0f} s{silent}{other}",
         ranks=ranks,
         place=place,
@@ -223,7 +225,8 @@ def blocked_io(case: Case) -> Finding | None:
     )
 
 
-def infinite_loop(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
+def infinite_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind in _COMPUTING]
     if not looping:
         return None
@@ -231,15 +234,14 @@ def infinite_loop(case: Case) -> Finding | None:
     lines = sorted({line for _, line in loop_lines(root.rank, case.evidence.samples)})
     place = loop_place(case, root)
     what = "compiles" if root.kind is WaitKind.COMPILE else "computes"
-    return finding(
-        "infinite_loop",
+    return explained(
+        Cause.INFINITE_LOOP,
         f"{_do(ranks, what)} without end{in_function(root)}{at(place)}: only line"
         f"{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in every sample, no mark, no step",
         ranks=ranks,
         place=place,
         confidence=0.9,
         proof=dump_proof(case, root),
-        advice="Give the loop an end that every rank reaches, and check the condition that should have ended it.",
     )
 
 

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from nsa_harness.core.diagnosis.case import (
     Case,
+    Explanation,
     at,
     dump_proof,
-    finding,
+    explained,
     hung_roots,
     in_function,
     loop_place,
     wait_place,
 )
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.evidence.evidence import Stack
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -25,15 +27,16 @@ _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whene
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
-def gil_held_native(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
+def gil_held_native(case: Case) -> Explanation | None:
     held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
     waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
     if waiting is None:
         return _computes_and_keeps(case, held)
     root, stack = waiting
     place = wait_place(case, root)
-    return finding(
-        "gil_held_native",
+    return explained(
+        Cause.GIL_HELD_NATIVE,
         f"rank {root.rank} stands in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
@@ -45,7 +48,7 @@ def gil_held_native(case: Case) -> Finding | None:
     )
 
 
-def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Finding | None:
+def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Explanation | None:
     """A function of the interpreter itself, such as a search with a regular expression, that never returns.
 
     A loop in Python hands the lock on when another thread asks for it; so the beat is heard.
@@ -55,8 +58,8 @@ def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Findi
     if root is None or stack is None:
         return None
     place = loop_place(case, root)
-    return finding(
-        "gil_held_native",
+    return explained(
+        Cause.GIL_HELD_NATIVE,
         f"rank {root.rank} computes without end in native code{_named(stack)} called{in_function(root)}{at(place)} and"
         " keeps the interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
@@ -77,23 +80,22 @@ def _silent_in_all_samples(case: Case, root: Wait) -> bool:
     return len(lines) == 1 and bool(seen) and silent_s >= max(_SILENT_S, last.at_s - seen[0])
 
 
-def native_busy_loop(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
+def native_busy_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind is WaitKind.COMPUTE]
     native = [(root, stack) for root in looping if (stack := _stack(case, root)) and _stays_native(case, root, stack)]
     if not native:
         return None
     root, stack = native[0]
     place = loop_place(case, root)
-    return finding(
-        "native_busy_loop",
+    return explained(
+        Cause.NATIVE_BUSY_LOOP,
         f"rank {root.rank} computes without end in native code ({_called(stack)}), called{in_function(root)}"
         f"{at(place)}: no mark, no step",
         ranks=(root.rank,),
         place=place,
         confidence=0.85 if stack.gil else 0.9,  # a lock that is kept is a fault of its own
         proof=dump_proof(case, root),
-        advice="The Python line only calls it: look at the arguments of that call (a size, a tolerance, a lock it spins"
-        " on), or repeat it alone with a native debugger.",
     )
 
 

@@ -10,13 +10,15 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
-from nsa_harness.core.diagnosis.case import Case, at, counted, finding, layer_of, shorten
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, counted, explained, layer_of, shorten
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.divergence.replicas import Parting, first_parting
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Replica
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.report import Status
 
 _BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
 _LOOKS_WITHOUT = 4  # at gradients, before "never" is said
@@ -30,7 +32,8 @@ _GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
-def nan(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.NAN, outranks=("replica_divergence",))
+def nan(case: Case) -> Explanation | None:
     """Parameters that are not finite at the end, or losses that are not, up to the last."""
     seen = {rank.rank: rank.looks for rank in case.evidence.ranks if rank.looks is not None}
     lost = {rank: one for rank, one in seen.items() if one.parameters or (one.loss and one.bad_in_a_row >= _BAD_LOSSES)}
@@ -39,16 +42,14 @@ def nan(case: Case) -> Finding | None:
     ranks, first, told = _first_broken(lost)
     name = next((one.parameters.names[0] for one in lost.values() if one.parameters and one.parameters.names), None)
     into = f"; {name} and other parameters hold it at the end" if name else ""
-    return finding(
-        "nan",
+    return explained(
+        Cause.NAN,
         f"{told}{into}",
         ranks=ranks,
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
         # What parameters hold on several ranks at once may have begun on one of them.
         confidence=0.8 if not name else 0.95 if first.place or len(ranks) == 1 else 0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
-        advice="Look at the loss of that step: a division, a logarithm or a root of zero, an overflow in half"
-        " precision; trace.detect_anomaly or torch.autograd.set_detect_anomaly(True) names the operation.",
     )
 
 
@@ -84,23 +85,22 @@ def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]
     )
 
 
-def replica_divergence(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
+def replica_divergence(case: Case) -> Explanation | None:
     """Replicas that DDP made equal differ at the last look that all ranks have."""
     partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
     if not partings:
         return None
     first = min(partings, key=lambda one: one.round)
     name = first.names[0] if first.names else None
-    return finding(
-        "replica_divergence",
+    return explained(
+        Cause.REPLICA_DIVERGENCE,
         f"the replicas differ since {_moment(first)}: {_departed(first)};"
         f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         ranks=first.ranks,
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
         confidence=0.95 if first.told else 0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
-        advice="DDP never compares parameters again: change them on every rank alike, or broadcast them after"
-        " the change. Results from that step on are of several models.",
     )
 
 
@@ -144,7 +144,8 @@ def _amount(apart: float) -> str:
     return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
 
 
-def memory_growth(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.MEMORY_GROWTH, outranks=("gate_collapse",))
+def memory_growth(case: Case) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
     growing = [
         (rank.rank, kind, growth)
@@ -157,16 +158,13 @@ def memory_growth(case: Case) -> Finding | None:
         return None
     _, kind, (slope, grown, begin, end) = max(growing, key=lambda one: one[2][1])
     ranks = tuple(sorted({rank for rank, one, _ in growing if one == kind}))
-    return finding(
-        "memory_growth",
+    return explained(
+        Cause.MEMORY_GROWTH,
         f"the {kind} memory of {ranks_text(ranks)} grows by {_bytes(slope)} a step and does not level off:"
         f" {_bytes(grown)} more from step {begin} to {end}",
         ranks=ranks,
         confidence=0.8,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
-        advice="Look for what a step appends to and nothing empties: losses kept with their graph (use .item() or"
-        " .detach()), caches without a bound, hooks registered in each step. Data that is cached for a first epoch"
-        " looks the same until that ends.",
     )
 
 
@@ -210,7 +208,26 @@ def _bytes(amount: float) -> str:
     return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
-def never_a_gradient(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
+def no_gradient(case: Case) -> Explanation | None:
+    missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
+    if not missing:
+        return _never_a_gradient(case)
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    ranks = tuple(rank.rank for rank in case.evidence.ranks if rank.traces.missing_parameters)
+    return explained(
+        Cause.NO_GRADIENT,
+        f"{counted(len(missing), 'parameter')} received no gradient: {shown}",
+        ranks=ranks,
+        place=Place(parameter=missing[0], module=missing[0].rpartition(".")[0] or None, layer=layer_of(missing[0])),
+        confidence=1.0,
+        proof=("traces.log",),
+        advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
+        " or a term of zero.",
+    )
+
+
+def _never_a_gradient(case: Case) -> Explanation | None:
     """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
     without = {
         rank.rank: rank.looks
@@ -223,8 +240,8 @@ def never_a_gradient(case: Case) -> Finding | None:
     most = max(looks.never_count for looks in without.values())
     shown = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")
     used = next((looks.never_place for looks in without.values() if looks.never_place), None) or Place()
-    return finding(
-        "no_gradient",
+    return explained(
+        Cause.NO_GRADIENT,
         f"{counted(most, 'parameter')} of the optimizer never had a gradient at any look, although the module ran:"
         f" {shown}{f'; used{at(used)}' if used.file else ''}",
         ranks=tuple(sorted(without)),
@@ -236,7 +253,8 @@ def never_a_gradient(case: Case) -> Finding | None:
     )
 
 
-def dirty_exit(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
+def dirty_exit(case: Case) -> Explanation | None:
     """An end that failed or left something behind, although every rank left with 0."""
     if case.judgement.status is not Status.PASS:
         return None
@@ -246,15 +264,13 @@ def dirty_exit(case: Case) -> Finding | None:
     rank, first = min(said, key=lambda one: _KINDS.index(one[1].kind))
     ranks = tuple(sorted({one for one, words in said if words.kind == first.kind}))
     more = f", and {counted(len(said) - len(ranks), 'more thing')}" if len(said) > len(ranks) else ""
-    return finding(
-        "dirty_exit",
+    return explained(
+        Cause.DIRTY_EXIT,
         f"{ranks_text(ranks)} left with exit code 0, but {_left_behind(first)}{more}",
         ranks=ranks,
         place=first.place,
         confidence=0.9,
         proof=(f"rank{rank}/stderr.log",),
-        advice="Close pools and queues, unlink shared segments, and call destroy_process_group before the program"
-        " leaves; what runs at exit must not need what the program has closed.",
     )
 
 
@@ -270,7 +286,8 @@ def _left_behind(words: LastWords) -> str:
     }.get(words.kind, words.name)
 
 
-def gate_collapse(case: Case) -> Finding | None:
+@rule(Phase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",))
+def gate_collapse(case: Case) -> Explanation | None:
     """A branch of nsa whose gate is shut for practically every token."""
     shut = [
         gate
@@ -281,13 +298,11 @@ def gate_collapse(case: Case) -> Finding | None:
     if not shut:
         return None
     first = min(shut, key=lambda gate: (gate.layer, gate.branch))
-    return finding(
-        "gate_collapse",
+    return explained(
+        Cause.GATE_COLLAPSE,
         f"{counted(len(shut), 'gate')} shut for every token in step {first.step}: first branch {first.branch} of layer"
         f" {first.layer}, mean {first.mean:.2g}",
         place=Place(layer=first.layer, module=f"blocks.{first.layer}.attn"),
         confidence=0.8,
         proof=("gate_health.csv",),
-        advice="A branch that is shut gets no gradient and never opens again: look at the gate's initial bias and at"
-        " the learning rate.",
     )

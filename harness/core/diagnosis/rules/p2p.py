@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsa_harness.core.diagnosis.case import Case, at, dump_proof, finding, hung_roots, wait_place
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
 from nsa_harness.core.divergence.order import Departure, first_departure, other_partner
 from nsa_harness.core.evidence.evidence import Board, Call
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
-def p2p_unmatched(case: Case) -> Finding | None:
+@rule(Phase.WAIT_CYCLE, Cause.P2P_UNMATCHED, outranks=("store_key_missing",))
+def p2p_unmatched(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
         return None
@@ -32,11 +34,13 @@ def p2p_unmatched(case: Case) -> Finding | None:
     departed = _departed(case, roots)
     ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
     why = f"; rank {departed[0]} {departed[2]}" if departed else ""
-    return finding(
-        "p2p_unmatched",
+    return explained(
+        Cause.P2P_UNMATCHED,
         f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{why}",
         ranks=ranks,
         place=departed[1].place if departed else wait_place(case, roots[0]),
+        step=_step_of_departure(case),
+        parties=_parties(case),
         confidence=0.9 if departed or _in_transfers(roots) else 0.8,
         proof=dump_proof(case, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
@@ -44,7 +48,7 @@ def p2p_unmatched(case: Case) -> Finding | None:
     )
 
 
-def _past_each_other(case: Case) -> Finding | None:
+def _past_each_other(case: Case) -> Explanation | None:
     """Both halves are there, the network has nothing left to deliver, and still neither ends."""
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
     if not roots or any(stuck_sockets(case.evidence)):
@@ -52,11 +56,13 @@ def _past_each_other(case: Case) -> Finding | None:
     told = ", and ".join(
         f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
     )
-    return finding(
-        "p2p_unmatched",
+    return explained(
+        Cause.P2P_UNMATCHED,
         f"{told}; nothing is under way between them: these are no two halves of one transfer",
         ranks=tuple(sorted(root.rank for root in roots)),
         place=wait_place(case, roots[0]),
+        step=_step_of_departure(case),
+        parties=_parties(case),
         confidence=0.75,
         proof=dump_proof(case, roots[0]),
         advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
@@ -85,6 +91,22 @@ def departures(case: Case, roots: Sequence[Wait]) -> dict[int, Departure]:
     """Of the ranks that wait and those waited for, where each left its order."""
     found = ((rank, first_departure(board)) for rank, board in _boards_of(case, roots).items())
     return {rank: one for rank, one in found if one is not None}
+
+
+def _step_of_departure(case: Case) -> int | None:
+    """Of a transfer that one rank left out: the step of its last call in order, if that was not between two steps."""
+    left_out = departures(case, [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT])
+    if len(left_out) != 1:
+        return None
+    ((rank, found),) = left_out.items()
+    done_s = dict(case.boards[rank].steps_s).get(found.after.step)
+    return None if done_s is not None and done_s <= found.after.entered_s else found.after.step
+
+
+def _parties(case: Case) -> tuple[int, ...]:
+    """Who waits in a transfer, and for whom."""
+    waiting = [root for root in case.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
+    return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 
 def _boards_of(case: Case, roots: Sequence[Wait]) -> dict[int, Board]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_harness.core.diagnosis.case import Case, at, finding
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import entered_place, flight_proof, parted
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind
 from nsa_harness.core.evidence.evidence import Board
-from nsa_harness.core.report import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,13 @@ class _Early:
     skipped_part: bool  # those that left went through less of the model than in their steps before
 
 
-def left_backward_early(case: Case) -> Finding | None:
+@rule(
+    Phase.RANKS_DIFFER,
+    Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
+    Cause.NO_SYNC_MISMATCH,
+    outranks=("collective_order_mismatch",),
+)
+def left_backward_early(case: Case) -> Explanation | None:
     """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
     found = next((one for one in case.analysis.divergences if one.kind is Kind.OPERATION), None)
     early = _early(case, found) if found is not None and parted(case) else None
@@ -33,12 +40,13 @@ def left_backward_early(case: Case) -> Finding | None:
     went = f"{early.left[0].collective.op}{at(entered_place(case, early.left[0]))}"
     either = ("a part of the model was left out there", "no_sync was on there, or nothing required a gradient")
     likely, other = either if early.skipped_part else either[::-1]
-    return finding(
-        "rank_conditional_unused_params" if early.skipped_part else "no_sync_mismatch",
+    return explained(
+        Cause.RANK_CONDITIONAL_UNUSED_PARAMS if early.skipped_part else Cause.NO_SYNC_MISMATCH,
         f"{ranks_text(ranks)} came out of the backward pass of step {early.step} and entered {went}, while {inside}"
         f" still wait{'s' if len(early.inside) == 1 else ''} in it for gradients: {likely}, or {other}",
         ranks=ranks,
         place=entered_place(case, early.inside[0]),
+        step=early.step,
         confidence=0.8,
         proof=flight_proof(case, [*ranks, *(entry.rank for entry in early.inside)]),
         advice="Use the same parameters on every rank (add 0 * output.sum() for a part that is skipped), and enter and"

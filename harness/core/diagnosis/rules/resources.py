@@ -7,9 +7,10 @@ import signal
 
 from nsa_harness.core.diagnosis.case import (
     Case,
+    Explanation,
     at,
     dump_proof,
-    finding,
+    explained,
     hung_roots,
     last_line,
     last_place,
@@ -18,20 +19,16 @@ from nsa_harness.core.diagnosis.case import (
     shorten,
     wait_place,
 )
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised
 from nsa_harness.core.evidence.host import killed_pids
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, ending
 
-# What allocators say on the host: torch's own, the C library's errno 12, and workers that found /dev/shm full.
-_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc")
-# torch's class name has moved between modules; its text begins like this in 2.11 and 2.13, on ROCm with HIP.
-_DEVICE_MEMORY = re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory")
-_DEVICE_ASSERT = re.compile(r"device-side assert")
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"})
@@ -61,13 +58,9 @@ _REFUSED_TEXTS = (
     (re.compile(r"out of shared memory|unable to open shared memory object"), "/dev/shm is full"),
 )
 
-_MACHINE_FIRST = (
-    "Look at the machine first: `df -h`, `df -i`, `ulimit -a`, `ss -ltnp`, /dev/shm. If the limit is a fair one, look"
-    " for what the program opens and never closes."
-)
 
-
-def host_oom(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
+def host_oom(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.collateral:
         return None
@@ -76,14 +69,14 @@ def host_oom(case: Case) -> Finding | None:
     return _killed_for_memory(case, first) if first.status == -signal.SIGKILL else None
 
 
-def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Finding | None:
+def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanation | None:
     worker = next((pid for pid in _kernel_killed(case) if f"(pid {pid})" in raised.message), None)
-    if raised.type != "MemoryError" and worker is None and not _HOST_MEMORY.search(raised.message):
+    if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
         return None
     place = place_of(case, first.rank, user_frame(raised.frames))
     what = "could not get memory" if worker is None else f"lost its process {worker}, killed by the kernel"
-    return finding(
-        "host_oom",
+    return explained(
+        Cause.HOST_OOM,
         f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(case)}",
         ranks=_ranks(first),
         place=place,
@@ -94,7 +87,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Finding |
     )
 
 
-def _killed_for_memory(case: Case, first: Failure) -> Finding | None:
+def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
     """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
     rank = case.rank(first.rank) if first.rank is not None else None
     named = rank is not None and rank.pid in _kernel_killed(case)
@@ -103,8 +96,8 @@ def _killed_for_memory(case: Case, first: Failure) -> Finding | None:
         return None
     who = f"rank {first.rank}" if rank else "the launcher"
     why = "the kernel's log says that it ran out of memory" if named else "the kernel killed for want of memory there"
-    return finding(
-        "host_oom",
+    return explained(
+        Cause.HOST_OOM,
         f"{who} was killed by SIGKILL, and {why}{_memory(case)}; {last_seen(case, first.rank)}"
         f"{last_line(case, first.rank)}",
         ranks=_ranks(first),
@@ -128,67 +121,83 @@ def _memory(case: Case) -> str:
     return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
 
 
-def cuda_oom(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
+def cuda_oom(case: Case) -> Explanation | None:
     first, raised = _raised_first(case)
     if first is None or raised is None:
         return None
-    if not raised.type.endswith("OutOfMemoryError") and not _DEVICE_MEMORY.search(raised.message):
+    if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
         return None
     place = place_of(case, first.rank, user_frame(raised.frames))
-    return finding(
-        "cuda_oom",
+    return explained(
+        Cause.CUDA_OOM,
         f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
         ranks=_ranks(first),
         place=place,
         confidence=0.95,
         proof=(raised.proof,),
-        advice="The line asked last, not for most: compare peak_gpu_bytes of the ranks. Smaller batch or sequence,"
-        " checkpointing, sharding; PYTORCH_ALLOC_CONF=expandable_segments:True where much is reserved and unused.",
     )
 
 
-def cuda_assert(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
+def cuda_assert(case: Case) -> Explanation | None:
     first = case.first_failure
     rank = case.rank(first.rank) if first and first.rank is not None else None
     if first is None or first.collateral or rank is None:
         return None
     said = " ".join(rank.error_lines)
-    if not _DEVICE_ASSERT.search(f"{first.text} {said}"):
+    if not Cause.CUDA_ASSERT.said_in(f"{first.text} {said}"):
         return None
     place = place_of(case, first.rank, user_frame(first.raised.frames)) if first.raised else None
     failed = _ASSERTION.search(said)
-    return finding(
-        "cuda_assert",
+    return explained(
+        Cause.CUDA_ASSERT,
         f"an assertion failed inside a kernel on the GPU of rank {first.rank}{f': {failed[0]}' if failed else ''};"
         f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
         ranks=_ranks(first),
         place=place,
         confidence=0.85,  # of the cause more: but the line is where it was noticed
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
-        advice="Run it again with CUDA_LAUNCH_BLOCKING=1: then the line is the one that launched the kernel. Most often"
-        " an index out of range: a label, a token, a position.",
     )
 
 
-def infra(case: Case) -> Finding | None:
+@rule(Phase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
+def dataloader_worker_died(case: Case) -> Explanation | None:
+    """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
+    first, raised = _raised_first(case)
+    lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message) if raised else None
+    if first is None or raised is None or lost is None:
+        return None
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    return explained(
+        Cause.DATALOADER_WORKER_DIED,
+        f"rank {first.rank} lost a worker of its DataLoader{at(place)}: process {lost[1]} {lost[2]}",
+        ranks=_ranks(first),
+        place=place,
+        confidence=0.95,
+        proof=(raised.proof,),
+    )
+
+
+@rule(Phase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
+def infra(case: Case) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
     first, raised = _raised_first(case)
     refused = _refused(raised) if raised else None
     if first is None or raised is None or refused is None:
         return _launcher_refused(case)
     place = place_of(case, first.rank, user_frame(raised.frames))
-    return finding(
-        "infra",
+    return explained(
+        Cause.INFRA,
         f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
         ranks=_ranks(first),
         place=place,
         confidence=0.85,  # a limit of the machine, or a program that takes and never gives back
         proof=(raised.proof,),
-        advice=_MACHINE_FIRST,
     )
 
 
-def _launcher_refused(case: Case) -> Finding | None:
+def _launcher_refused(case: Case) -> Explanation | None:
     """The launcher ended before it had a rank."""
     first = case.first_failure
     if first is None or first.kind is not FailureKind.LAUNCHER:
@@ -197,12 +206,11 @@ def _launcher_refused(case: Case) -> Finding | None:
     line, refused = next(((line, words) for line, words in told if words), ("", None))
     if refused is None:
         return None
-    return finding(
-        "infra",
+    return explained(
+        Cause.INFRA,
         f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
         confidence=0.8,
         proof=("output.log",),
-        advice=_MACHINE_FIRST,
     )
 
 
@@ -217,7 +225,8 @@ def _words(text: str) -> str | None:
     return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
 
 
-def shutdown_hang(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
+def shutdown_hang(case: Case) -> Explanation | None:
     """The program is over on this rank, and its process is not."""
     last = case.evidence.snapshots[-1:]
     looks = {rank.rank: rank for look in last for rank in look.ranks}
@@ -228,15 +237,13 @@ def shutdown_hang(case: Case) -> Finding | None:
     behind = line_behind(case, root)
     place: Place | None = behind or wait_place(case, root)
     what = "a thread that is no daemon waits" if behind else f"it stands in {root.stands_in}"
-    return finding(
-        "shutdown_hang",
+    return explained(
+        Cause.SHUTDOWN_HANG,
         f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
         ranks=ranks,
         place=place,
         confidence=0.9 if root.closed and place else 0.8,
         proof=dump_proof(case, root),
-        advice="End threads and executors before the program does (a sentinel in their queue, `shutdown()`, `daemon="
-        "True`); handlers at exit must not wait for what nobody does any more.",
     )
 
 

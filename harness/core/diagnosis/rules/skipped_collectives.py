@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from nsa_harness.core.diagnosis.case import Case, at, finding, hung_roots, ledger_proof, shorten
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, hung_roots, ledger_proof, shorten
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import (
     added_between_steps,
     apart,
@@ -18,25 +19,29 @@ from nsa_harness.core.diagnosis.entries import (
     entered_text,
     entry_of,
     entry_text,
+    first_entries,
     flight_proof,
     parted,
     pending_place,
+    reference,
     shown_later,
     undecided,
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.progress import late_for, left_before_it
+from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.progress import late_for, left_before_it, stands_in, step_in_progress
 from nsa_harness.core.divergence.divergence import Divergence, Kind
 from nsa_harness.core.divergence.ledger import Skipped, StepDifference
 from nsa_harness.core.divergence.pace import GivenUp, repeated
-from nsa_harness.core.evidence.evidence import Board, Call, Ending
-from nsa_harness.core.report import Finding
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.report import CollectiveRef
 from nsa_harness.core.verdict.wait import GROUP_KINDS, WaitKind
 
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 
 
-def swallowed_exception(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.SWALLOWED_EXCEPTION, outranks=("uneven_inputs",))
+def swallowed_exception(case: Case) -> Explanation | None:
     """A rank that is a batch short, and that began again in one of its steps."""
     if again := _went_round_again(case):
         return again
@@ -47,26 +52,21 @@ def swallowed_exception(case: Case) -> Finding | None:
         return None
     caught = next((one for one in case.boards[found.rank].caught if one.step == found.step), None)
     why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, found.rank)
-    return finding(
-        "swallowed_exception",
+    return explained(
+        Cause.SWALLOWED_EXCEPTION,
         f"rank {found.rank} gave up a batch in step {found.step} and began again ({found.marks} marks of training"
         f" there, {found.usual} in its other steps){f': {why}' if why else ''}; so it came to its end while"
         f" {ranks_text(found.others)} had another step to do{shown_later(case)}",
         ranks=(found.rank,),
         place=caught.place if caught else None,
+        step=found.step,
+        collective=next((reference(entry) for entry in first_entries(case)), None),
         confidence=0.95 if caught else 0.85,
         proof=ledger_proof(case, found.rank),
-        advice=_GIVEN_UP_ADVICE,
     )
 
 
-_GIVEN_UP_ADVICE = (
-    "Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a flag) and"
-    " leave the batch out on every one, or let the exception end the run."
-)
-
-
-def _went_round_again(case: Case) -> Finding | None:
+def _went_round_again(case: Case) -> Explanation | None:
     """It made the calls of its loop twice within a step that it never finished, and the others went on with theirs."""
     skipped = case.skipped
     if skipped is None or not _explains(case) or not repeated(case.boards, skipped):
@@ -75,20 +75,21 @@ def _went_round_again(case: Case) -> Finding | None:
     others = [other for other, _ in skipped.counts if other != rank]
     caught = next((one for one in case.boards[rank].caught if one.step in (skipped.step, skipped.step + 1)), None)
     why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, rank)
-    return finding(
-        "swallowed_exception",
+    return explained(
+        Cause.SWALLOWED_EXCEPTION,
         f"rank {rank} gave up a batch after step {skipped.step} and began again: it called"
         f" {skipped.call.op}{at(skipped.place)} once more, without an optimizer step between, while"
         f" {ranks_text(others)} went on to step {skipped.step + 1}{f': {why}' if why else ''}",
         ranks=(rank,),
         place=caught.place if caught else skipped.place,
+        step=_step_of(case, skipped),
+        collective=_collective(skipped),
         confidence=0.9 if caught else 0.8,
         proof=ledger_proof(case, rank),
-        advice=_GIVEN_UP_ADVICE,
     )
 
 
-def _caught_and_passed(case: Case) -> Finding | None:
+def _caught_and_passed(case: Case) -> Explanation | None:
     """An exception left a forward on the one rank, and it went on past a call that the others made in that step."""
     skipped = case.skipped
     if skipped is None or not _explains(case):
@@ -97,15 +98,16 @@ def _caught_and_passed(case: Case) -> Finding | None:
     others = [board for rank, board in case.boards.items() if rank != skipped.rank]
     if caught is None or any(one.type == caught.type for board in others for one in board.caught):
         return None
-    return finding(
-        "swallowed_exception",
+    return explained(
+        Cause.SWALLOWED_EXCEPTION,
         f"rank {skipped.rank} raised {caught.type}{at(caught.place)} in step {skipped.step}, caught it and went on"
         f" without {skipped.call.op}{at(skipped.place)}, which the others called there",
         ranks=(skipped.rank,),
         place=caught.place,
+        step=_step_of(case, skipped),
+        collective=_collective(skipped),
         confidence=0.85,
         proof=ledger_proof(case, skipped.rank),
-        advice=_GIVEN_UP_ADVICE,
     )
 
 
@@ -120,7 +122,8 @@ def _departed_before(case: Case, found: GivenUp) -> bool:
     return case.skipped is not None and case.skipped.step < found.step
 
 
-def rank0_only_collective(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.RANK0_ONLY_COLLECTIVE, outranks=("rank_conditional_collective",))
+def rank0_only_collective(case: Case) -> Explanation | None:
     """One rank makes a call that nobody else makes, at a place where nobody made it before."""
     skipped = case.skipped
     if skipped is None or not _explains(case):
@@ -130,22 +133,17 @@ def rank0_only_collective(case: Case) -> Finding | None:
     alone, others = skipped.callers[0], [rank for rank, _ in skipped.counts if rank != skipped.callers[0]]
     open_end = _or_was_finished(case, skipped)
     of_two = f"; or {ranks_text(others)} left it out" if len(others) == 1 else ""
-    return finding(
-        "rank0_only_collective",
+    return explained(
+        Cause.RANK0_ONLY_COLLECTIVE,
         f"only rank {alone} called {skipped.call.op}{at(skipped.place)} in step {skipped.step}, which"
         f" {ranks_text(others)} never made there{of_two}{open_end}",
         ranks=(alone,),
         place=skipped.place,
+        step=_step_of(case, skipped),
+        collective=_collective(skipped),
         confidence=0.75 if of_two or open_end else 0.95,
         proof=ledger_proof(case, alone),
-        advice=_ALONE_ADVICE,
     )
-
-
-_ALONE_ADVICE = (
-    "Move the collective out of `if rank == 0`: every member of the group has to make it, with the saving or printing"
-    " alone left to one rank. A state dict that gathers, a barrier and a metric that reduces are collectives too."
-)
 
 
 def _made_alone(case: Case, skipped: Skipped) -> bool:
@@ -157,26 +155,26 @@ def _made_alone(case: Case, skipped: Skipped) -> bool:
     return len(skipped.counts) > 2 or (skipped.callers[0] == 0 and both_trained)
 
 
-def _added_alone(case: Case) -> Finding | None:
+def _added_alone(case: Case) -> Explanation | None:
     """The same below Python: a rank between two steps enters what it never did, and the others are in the next one."""
     found = _first_parted(case)
     rank = added_between_steps(case, found) if found is not None else None
     if found is None or rank is None:
         return None
     others = entered_text(case, [entry for entry in found.entries if entry.rank != rank])
-    return finding(
-        "rank0_only_collective",
+    return explained(
+        Cause.RANK0_ONLY_COLLECTIVE,
         f"only rank {rank} entered {entry_text(case, entry_of(found, rank))} between its steps, which no step before"
         f" had; {others} as before",
         ranks=(rank,),
         place=entered_place(case, entry_of(found, rank)),
         confidence=0.85,
         proof=flight_proof(case, [rank]),
-        advice=_ALONE_ADVICE,
     )
 
 
-def rank_conditional_collective(case: Case) -> Finding | None:
+@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE, outranks=("unseen_collective",))
+def rank_conditional_collective(case: Case) -> Explanation | None:
     """A rank passed a call that the others made, and then some rank failed or waits for ever."""
     skipped = case.skipped
     if skipped is None or not _explains(case):
@@ -184,12 +182,14 @@ def rank_conditional_collective(case: Case) -> Finding | None:
     place = skipped.place
     others = ranks_text([rank for rank, _ in skipped.counts if rank != skipped.rank])
     open_end = _or_was_finished(case, skipped) or _or_called_too_much(skipped)
-    return finding(
-        "rank_conditional_collective",
+    return explained(
+        Cause.RANK_CONDITIONAL_COLLECTIVE,
         f"rank {skipped.rank} skipped {skipped.call.op}{at(place)} in step {skipped.step}; {others} called it"
         f" ({' · '.join(f'rank {rank} x{count}' for rank, count in skipped.counts)}){open_end}",
         ranks=(skipped.rank,),
         place=place,
+        step=_step_of(case, skipped),
+        collective=_collective(skipped),
         confidence=0.75 if open_end else 0.95,
         proof=ledger_proof(case, skipped.rank),
         advice="Call the collective on every rank, in the same order: move it out of the condition, or contribute"
@@ -208,7 +208,7 @@ def _explains(case: Case) -> bool:
 def _or_was_finished(case: Case, skipped: Skipped) -> str:
     """Whoever has done its last step and meets the others' next one looks the same as one that calls too much."""
     boards = [case.boards[rank] for rank in skipped.callers]
-    stands_there = all(_stands_in(board, skipped.call) for board in boards)
+    stands_there = all(stands_in(board, skipped.call) for board in boards)
     went_on = case.boards[skipped.rank].step > skipped.step
     if not (stands_there and all(between_steps(board) for board in boards) and went_on):
         return ""
@@ -223,12 +223,20 @@ def _or_called_too_much(skipped: Skipped) -> str:
     return f"; or {ranks_text(skipped.callers)} called it where nobody else does"
 
 
-def _stands_in(board: Board, call: Call) -> bool:
-    last = board.calls[-1] if board.calls else None
-    return last is not None and last.left_s is None and (last.op, last.place) == (call.op, call.place)
+def _step_of(case: Case, skipped: Skipped) -> int:
+    """Whoever still stands in the call knows by its lines whether that is the end of a step or the next one's start."""
+    ranks = (case.rank(rank) for rank in skipped.callers)
+    standing = [rank for rank in ranks if rank and rank.board and stands_in(rank.board, skipped.call)]
+    steps = {step_in_progress(case, rank) for rank in standing} - {None}
+    return skipped.step + 1 if steps == {skipped.step + 1} else skipped.step
 
 
-def unseen_collective(case: Case) -> Finding | None:
+def _collective(skipped: Skipped) -> CollectiveRef:
+    return CollectiveRef(group=skipped.call.group, seq=None, op=skipped.call.op)
+
+
+@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE)
+def unseen_collective(case: Case) -> Explanation | None:
     """The same as a skipped call, for collectives that are not called from Python: DDP's buckets, FSDP."""
     if not parted(case):
         return None
@@ -240,12 +248,13 @@ def unseen_collective(case: Case) -> Finding | None:
     ahead = case.ahead_in(found)
     ranks = ahead or found.differ
     why = f"; {ranks_text(ahead)} went on to what comes later in the steps before" if ahead else ""
-    return finding(
-        "rank_conditional_collective",
+    return explained(
+        Cause.RANK_CONDITIONAL_COLLECTIVE,
         f"the ranks parted at collective #{found.seq} of group {found.group}: {entered_text(case, found.entries)}"
         f"{why or undecided(found.differ, found.entries)}",
         ranks=ranks,
         place=entered_place(case, entry_of(found, ranks[0])),
+        collective=next((reference(entry) for entry in first_entries(case)), None),
         confidence=0.9 if len(ranks) < len(found.entries) else 0.8,
         proof=flight_proof(case, ranks),
         advice="One of them left out, or added, a collective that the others did not: look for a branch on the rank or"
@@ -259,15 +268,17 @@ def _first_parted(case: Case) -> Divergence | None:
     return next((one for one in case.analysis.divergences if one.kind is not Kind.MISSING), None)
 
 
-def _fewer_in_step(case: Case, found: StepDifference) -> Finding:
+def _fewer_in_step(case: Case, found: StepDifference) -> Explanation:
     ranks = apart(found)
     why = ": fewer gradients there than on the others" if found.without_gradients else ""
-    return finding(
-        "rank_conditional_collective",
+    return explained(
+        Cause.RANK_CONDITIONAL_COLLECTIVE,
         f"{ranks_text(ranks)} entered {found.op} of group {found.group} in step {found.step} otherwise than the rest"
         f" ({counts_text(found.counts)}){why}{shown_later(case)}",
         ranks=ranks,
         place=pending_place(case, ranks),
+        step=found.step,
+        collective=CollectiveRef(group=found.group, seq=None, op=found.op),
         confidence=0.9,
         proof=("step_ledger.txt", *flight_proof(case, ranks)),
         advice="Run the same forward and backward on every rank: look for a branch on the rank or its data, or for an"

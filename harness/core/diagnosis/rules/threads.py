@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from nsa_harness.core.diagnosis.case import (
     Case,
+    Explanation,
     at,
     dump_proof,
-    finding,
+    explained,
     hung_roots,
     in_function,
     loop_place,
@@ -16,10 +17,12 @@ from nsa_harness.core.diagnosis.case import (
     shorten,
     wait_place,
 )
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, HangKind
+from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.host_waits import is_poller
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -35,15 +38,16 @@ _POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 
 
-def thread_died(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
+def thread_died(case: Case) -> Explanation | None:
     """An exception ended a thread, which printed it and was gone, and the rank waits in another one."""
     found = next(((root, raised) for root in _in_a_lock(case) if (raised := _ended_thread(case, root))), None)
     if found is None:
         return None
     root, raised = found
     place = place_of(case, None, user_frame(raised.frames))
-    return finding(
-        "swallowed_exception",
+    return explained(
+        Cause.SWALLOWED_EXCEPTION,
         f"a thread of rank {root.rank} ended with {shorten(f'{raised.type}: {raised.message}', 120)}{at(place)}; rank"
         f" {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no thread is left that could end that",
         ranks=(root.rank,),
@@ -55,27 +59,27 @@ def thread_died(case: Case) -> Finding | None:
     )
 
 
-def pool_worker_lost(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
+def pool_worker_lost(case: Case) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
     roots = [root for root in hung_roots(case) if (seen := _seen(case, root)) and _awaits_pool(seen)]
     if not roots:
         return None
     root = roots[0]
     place = wait_place(case, root)
-    return finding(
-        "pool_worker_lost",
+    return explained(
+        Cause.POOL_WORKER_LOST,
         f"rank {root.rank} waits for a task of its process pool{in_function(root)}{at(place)}, and every worker of the"
         " pool waits for work: the worker that had the task is gone, and its result never comes",
         ranks=(root.rank,),
         place=place,
         confidence=0.85,
         proof=dump_proof(case, root),
-        advice="multiprocessing.Pool starts a new worker and forgets the task. Look for what ended the worker (memory,"
-        " a signal, os._exit); concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool in its place.",
     )
 
 
-def livelock(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.LIVELOCK, outranks=("starved",))
+def livelock(case: Case) -> Explanation | None:
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
     polling = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP]
     proof = case.judgement.proof
@@ -84,27 +88,26 @@ def livelock(case: Case) -> Finding | None:
     root = polling[0]
     ranks = tuple(one.rank for one in polling if one.user == root.user)
     place = loop_place(case, root)
-    return finding(
-        "livelock",
+    return explained(
+        Cause.LIVELOCK,
         f"rank {root.rank} sleeps and looks again{in_function(root)}{at(place)}, over and over: what it looks for never"
         " comes, and no step is done",
         ranks=ranks,
         place=place,
         confidence=0.85,
         proof=(*dump_proof(case, root), "watch.jsonl"),
-        advice="Find who should bring what the loop looks for; give the loop a limit, and fail when it is met.",
     )
 
 
-def thread_waited_for(case: Case, root: Wait) -> Finding | None:
+def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
     """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
     behind = thread_behind(case, root)
     if behind is None or root.closed:
         return None
     stack, syscall = behind
     place = place_of(case, None, user_frame(stack.frames))
-    return finding(
-        "blocked_io" if syscall else "lock_cycle",
+    return explained(
+        Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         f"rank {root.rank} waits{at(wait_place(case, root))} for its thread {stack.thread or stack.tid}, which stands"
         f" in {syscall or 'a wait'}{at(place)}",
         ranks=(root.rank,),
@@ -115,7 +118,8 @@ def thread_waited_for(case: Case, root: Wait) -> Finding | None:
     )
 
 
-def open_thread_wait(case: Case) -> Finding | None:
+@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
+def open_thread_wait(case: Case) -> Explanation | None:
     waiting = [root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed]
     return next((found for root in waiting if (found := thread_waited_for(case, root))), None)
 

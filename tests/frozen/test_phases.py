@@ -1,0 +1,75 @@
+"""Every rule over every frozen evidence, the recordings among them: what it names, and which of two counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+
+from freeze import evidence_lines, named
+
+from nsa_harness.core.diagnosis.case import Case, Explanation
+from nsa_harness.core.diagnosis.engine import IN_PHASE, RULES
+from nsa_harness.core.diagnosis.phases import Phase
+from nsa_harness.core.divergence.ledger import first_skipped
+from nsa_harness.core.report import Status
+from nsa_harness.core.verdict.verdict import judge
+
+
+@cache
+def answers() -> dict[int, dict[Phase, dict[str, Explanation]]]:
+    """What every rule says of every frozen evidence, the recordings among them, by its line."""
+    return {number: dict(_answers(line)) for number, line in enumerate(evidence_lines(), 1)}
+
+
+def _answers(line: str) -> Iterator[tuple[Phase, dict[str, Explanation]]]:
+    evidence = named("adapter")(named("Evidence")).validate_python(json.loads(line))
+    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
+    case = Case(evidence=evidence, judgement=judge(evidence), skipped=first_skipped(boards))
+    for phase in asked(case):
+        yield phase, {one.name: found for one in IN_PHASE[phase] if (found := one(case)) is not None}
+
+
+def asked(case: Case) -> list[Phase]:
+    """Of a PASS no cause is looked for, and of an ERROR only why it is one."""
+    status = case.judgement.status
+    phases = {Status.PASS: [], Status.ERROR: [Phase.NOT_JUDGED]}
+    return [*phases.get(status, [one for one in Phase if one is not Phase.SILENT]), Phase.SILENT]
+
+
+def outranked(name: str) -> set[str]:
+    """The rules that this one outranks, directly or through another."""
+    direct = {one.name: one.outranks for one in RULES}
+    below: set[str] = set()
+    queue = list(direct[name])
+    while queue:
+        below.add(one := queue.pop())
+        queue += direct[one]
+    return below
+
+
+def test_where_two_rules_of_a_phase_answer_one_case_it_is_declared_which_counts() -> None:
+    undeclared = {
+        (one, other): number
+        for number, phases in answers().items()
+        for said in phases.values()
+        for one, other in combinations(said, 2)
+        if other not in outranked(one) and one not in outranked(other)
+    }
+    assert undeclared == {}, "both rules answer that line of tests/frozen: give one of them outranks=(the other,)"
+
+
+def test_no_precedence_is_declared_twice_or_across_phases() -> None:
+    phase_of = {one.name: one.phase for one in RULES}
+    for one in RULES:
+        assert all(phase_of[name] is one.phase for name in one.outranks), one.name
+        again = {name for name in one.outranks for other in one.outranks if name in outranked(other)}
+        assert again == set(), f"{one.name} need not say that it outranks {again}: what it outranks does"
+
+
+def test_a_rule_names_no_cause_but_those_that_it_declares() -> None:
+    said = {(name, one.cause) for phases in answers().values() for by in phases.values() for name, one in by.items()}
+    declared = {(one.name, cause) for one in RULES for cause in one.causes}
+    assert said - declared == set(), "name the cause in @rule"
+    assert len(said) > len(RULES), "most rules answer some frozen evidence"
