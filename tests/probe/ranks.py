@@ -136,7 +136,7 @@ class Forge:
         for descriptor in theirs:
             os.close(descriptor)
         pid = int(self._control.recv(64))
-        stdin, stdout, stderr = (open(one, mode) for one, mode in zip(ours, "wrr", strict=True))
+        stdin, stdout, stderr = (os.fdopen(one, mode) for one, mode in zip(ours, "wrr", strict=True))
         return Forked(pid, (stdin, stdout, stderr), lambda: self._reaped(pid))
 
     def _file(self, words: tuple[str, ...]) -> tuple[str, ...]:
