@@ -21,7 +21,7 @@ from harness.render.report_json import from_json
 from harness.supervisor.stored.rundir import find_run
 
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from harness.cli import main; main()"
-LAUNCHES = 2  # commands that start torchrun in the quick suite; the slow suite runs all
+LAUNCHES = 1  # commands that start torchrun in the quick suite; the slow suite runs all
 
 
 def tool(name: str) -> ModuleType:
