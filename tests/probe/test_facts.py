@@ -113,7 +113,7 @@ def test_keys_are_kept_whole_and_of_a_long_one_the_end_that_names_the_rank() -> 
 
 
 def test_groups_mesh_partners_and_functional_collectives_of_four_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(4, FACTS, boards=tmp_path)
+    ranks = run_ranks(4, FACTS, boards=tmp_path)  # forked ones are over before the beat has told their groups
     assert [(rank.status, rank.err) for rank in ranks] == [(0, "")] * 4
     boards = Boards(tmp_path).all()
     assert not list(tmp_path.glob("*.trouble.jsonl"))
