@@ -3,7 +3,8 @@
     python tools/full.py                  until everything has a result
     python tools/full.py --minutes 30     one slice; the same command goes on where it stopped
 
-The results go to benchmarks/results/full.json, with the commit they belong to. Exit code 1 when a test failed.
+A slice ends after the test in which its time is over. The results go to benchmarks/results/full.json, with the commit
+they belong to. Exit code 1 when a test failed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,27 @@ SELECTED = ["-m", "not gpu and not multi_gpu"]
 
 
 class Results:
-    """A pytest plugin: one outcome a test, the worst of its phases."""
+    """A pytest plugin: one outcome a test, the worst of its phases; leaves out what is known, and stops in time."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[str], limit_s: float) -> None:
         self.found: dict[str, dict[str, Any]] = {}
+        self._known = frozenset(known)
+        self._session: pytest.Session | None = None
+        self._due: list[str] = []
+        self._end_s = time.monotonic() + limit_s
+
+    @property
+    def complete(self) -> bool:
+        return all(name in self.found for name in self._due)
+
+    @pytest.hookimpl(trylast=True)  # what the markers leave out is out already
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid not in self._known]
+        self._session, self._due = session, [item.nodeid for item in items]
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self._session is not None and time.monotonic() > self._end_s:
+            self._session.shouldstop = "the slice is over"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         known = self.found.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
@@ -54,27 +73,31 @@ def stored(commit: str) -> dict[str, Any]:
     return {**circumstances(__file__, []), "files_done": [], "tests": {}}
 
 
-def run_file(file: str) -> dict[str, dict[str, Any]]:
-    """A process of its own for each file: one that dies takes only its own results along."""
+def run_file(file: str, known: Sequence[str], limit_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
+    """A process of its own for each file: one that dies takes only its own results along.
+
+    What was found, and whether that is all of it.
+    """
     script = (
         "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED;"
-        "r = Results();"
+        "r = Results(json.loads(sys.argv[3]), float(sys.argv[4]));"
         "pytest.main(['-q', '-p', 'no:cacheprovider', *SELECTED, sys.argv[1]], plugins=[r]);"
-        "json.dump(r.found, open(sys.argv[2], 'w'))"
+        "json.dump([r.found, r.complete], open(sys.argv[2], 'w'))"
     )
     out = REPOSITORY / "build" / "full-slice.json"
     out.parent.mkdir(exist_ok=True)
     out.unlink(missing_ok=True)
-    subprocess.run([sys.executable, "-c", script, file, str(out)], cwd=REPOSITORY, check=False)
+    words = [file, str(out), json.dumps(known), str(limit_s)]
+    subprocess.run([sys.executable, "-c", script, *words], cwd=REPOSITORY, check=False)
     if not out.exists():
-        return {file: {"outcome": "failed", "seconds": 0.0}}
-    found: dict[str, dict[str, Any]] = json.loads(out.read_text())
-    return found
+        return {file: {"outcome": "failed", "seconds": 0.0}}, True
+    found, complete = json.loads(out.read_text())
+    return found, complete
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Run every test a CPU can run, in slices.")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next file after this long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next test after this long")
     options = parser.parse_args(arguments)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -83,10 +106,13 @@ def main(arguments: list[str]) -> int:
     for file in test_files():
         if file in results["files_done"]:
             continue
-        if time.monotonic() - begun > options.minutes * 60:
+        limit_s = options.minutes * 60 - (time.monotonic() - begun)
+        if limit_s < 0:
             break
-        results["tests"] |= run_file(file)
-        results["files_done"].append(file)
+        known = [name for name in results["tests"] if name.startswith(f"{file}::")]
+        found, complete = run_file(file, known, limit_s)
+        results["tests"] |= found
+        results["files_done"] += [file] if complete else []
         results["summary"] = dict(Counter(test["outcome"] for test in results["tests"].values()))
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     left = [file for file in test_files() if file not in results["files_done"]]

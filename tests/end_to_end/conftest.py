@@ -7,12 +7,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from nsa_harness.commands.attempt import run_one
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.supervisor.launch.fork_client import ForkServer
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Question, Script, planned
+from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.rundir import create_run
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 COMMAND = [str(Path(sys.executable).parent / "nsa-harness")]
@@ -75,6 +84,63 @@ class Workspace:
     def harness(self, *words: str, **environment: str) -> Ran:
         return self.finished(self.start(*words, **environment))
 
+    def outcome_of(self, name: str, text: str) -> dict[str, Any]:
+        """Of a scenario that the command runs, as report.json has it."""
+        self.scenario(name, text)
+        return self.harness("run", name).outcome
+
+    def outcome_of_script(self, file: Path, ranks: int, *words: str) -> dict[str, Any]:
+        return self.harness("run", "--script", str(file), "--ranks", str(ranks), "--", *words).outcome
+
+
+def forget_the_test() -> None:
+    """pytest keeps the test's name in the environment, and each environment has a fork server of its own."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+class Undisturbed:
+    """Nobody interrupts."""
+
+    count = 0
+
+
+class Forks:
+    """What a workspace does, with ranks forked from one server: where neither torchrun nor the command is the claim."""
+
+    def __init__(self, directory: Path, server: ForkServer) -> None:
+        self._directory = directory
+        self._server = server
+
+    def outcome_of(self, name: str, text: str) -> dict[str, Any]:
+        file = self._directory / f"{name}.yaml"
+        file.write_text(text)
+        return self._outcome(Question(words=(str(file),), working_dir=self._directory, environ={}))
+
+    def outcome_of_script(self, file: Path, ranks: int, *words: str) -> dict[str, Any]:
+        script = Script(file=str(file), ranks=ranks, args=words)
+        return self._outcome(Question(words=(), script=script, working_dir=self._directory, environ={}))
+
+    def _outcome(self, question: Question) -> dict[str, Any]:
+        facts = machine_facts()
+        (spec,) = planned(question, facts).specs
+        assert isinstance(spec, RunSpec)
+        run = create_run(self._directory / "reports")
+        forget_the_test()
+        attempt = run.attempt(spec.scenario, 1)
+        outcome = run_one(
+            replace(spec, launcher=Launcher.FORK),
+            attempt,
+            number=1,
+            probe="full",
+            facts=facts,
+            tell=lambda _: None,
+            interruption=Undisturbed(),
+            log=run.log,
+            server=self._server,
+        )
+        assert load_spec(attempt.spec).launcher is Launcher.FORK
+        return outcome_values(outcome)
+
 
 def _clean(environment: os._Environ[str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("NSA_", "_NSA_"))}
@@ -83,6 +149,26 @@ def _clean(environment: os._Environ[str]) -> dict[str, str]:
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    """Imports torch once, for all who fork."""
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def forks(tmp_path: Path, server: ForkServer) -> Forks:
+    return Forks(tmp_path, server)
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest) -> Workspace | Forks:
+    """Quick tests fork, from a server that has imported torch; slow ones start the command, and that torchrun."""
+    slow = request.node.get_closest_marker("slow") is not None
+    launcher: Workspace | Forks = request.getfixturevalue("workspace" if slow else "forks")
+    return launcher
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,8 @@ def _items(ran: Ran) -> tuple[str, list[Any]]:
 
 
 def test_one_layer_is_found_and_proven_and_the_commands_say_the_truth(workspace: Workspace) -> None:
-    fault = _when("recomputed: [3]")
-    ran = workspace.harness("bisect", "gc_baseline_full", "--gc-range", "model.layers=6", *TWO_RANKS, fault)
+    words = (_when("recomputed: [3]"), "limits.stall_s=2")
+    ran = workspace.harness("bisect", "gc_baseline_full", "--gc-range", "model.layers=6", *TWO_RANKS, *words)
     stored = _answer(ran)
     assert ran.code == 0, ran.out + ran.err
     assert _items(ran) == ("single", [3])

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,16 +25,12 @@ from nsa_harness.supervisor.launch.planning import Question, Script, planned
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
 
-from .conftest import PROGRAMS
+from .conftest import PROGRAMS, Undisturbed, forget_the_test
 from .jobs import until
 
 PROGRAM = PROGRAMS / "forked.py"
 # What a program sees of its start and two starts never share; the imports of the server leave one filter behind.
 UNLIKE = ("drawn", "seed", "filters")
-
-
-class Undisturbed:
-    count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +81,7 @@ class Launches:
     server: ForkServer
 
     def launch(self, spec: RunSpec, launcher: Launcher | None, name: str) -> Done:
+        forget_the_test()
         attempt = AttemptDir(self.home / name)
         outcome = run_one(
             replace(spec, launcher=launcher or spec.launcher),
@@ -108,9 +104,8 @@ class Launches:
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launches]:
-    with ForkServer() as server:
-        yield Launches(home=create_run(tmp_path_factory.mktemp("forked")).path, server=server)
+def launches(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> Launches:
+    return Launches(home=create_run(tmp_path_factory.mktemp("forked")).path, server=server)
 
 
 def script(way: str, *overrides: str) -> RunSpec:

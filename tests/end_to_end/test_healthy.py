@@ -11,9 +11,20 @@ import pytest
 from nsa_harness.nsa.config import SHAPES
 from nsa_harness.nsa.model import TinyLM
 
+from .conftest import Ran, Workspace
 
-def test_ddp_onestep_passes_with_every_artifact(workspace):
-    ran = workspace.harness("run", "ddp_onestep")
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture(scope="module")
+def onestep(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One run that many look at: events for programs, and a shell with a secret and a variable of the subject."""
+    workspace = Workspace(tmp_path_factory.mktemp("onestep"))
+    return workspace.harness("run", "ddp_onestep", "--json", MY_SECRET_TOKEN=SECRET, NSA_TRACE_MODULE_BWD="0")
+
+
+def test_ddp_onestep_passes_with_every_artifact(onestep):
+    ran = onestep
     outcome, home = ran.outcome, ran.run_dir / "ddp_onestep"
 
     assert (ran.code, outcome["verdict"], outcome["expected"]) == (0, "PASS", True)
@@ -32,16 +43,15 @@ def test_ddp_onestep_passes_with_every_artifact(workspace):
     assert (home / "result.txt").read_text() == "PASS\n"
 
 
-def test_the_traces_of_ddp_onestep_count_real_gradients_and_buckets(workspace):
-    ran = workspace.harness("run", "ddp_onestep")
-    traces = (ran.run_dir / "ddp_onestep" / "traces.log").read_text()
+def test_the_traces_of_ddp_onestep_count_real_gradients_and_buckets(onestep):
+    traces = (onestep.run_dir / "ddp_onestep" / "traces.log").read_text()
 
     arrived = re.findall(r"^\[rank(\d)\] \[GRAD-TRACE\] after_backward_step1 arrived=(\d+) missing=0$", traces, re.M)
     assert [rank for rank, _ in arrived] == ["0", "1"]
     buckets = re.findall(r"\[DDP\] rank=0 bucket_elems=(\d+) dtype=torch.float32", traces)
     step1 = int(buckets[0])  # DDP keeps one bucket in its first step and its real ones after it
     assert step1 == sum(parameter.numel() for parameter in TinyLM.from_config(SHAPES["ci"]).parameters())
-    loss = float(next(csv.DictReader((ran.run_dir / "ddp_onestep" / "training.csv").open()))["loss"])
+    loss = float(next(csv.DictReader((onestep.run_dir / "ddp_onestep" / "training.csv").open()))["loss"])
     assert 5.0 < loss < 6.0
 
 
@@ -93,19 +103,16 @@ def test_a_plain_process_without_ranks_is_watched_as_rank_0(workspace):
     assert ran.outcome["last_step"] == {"0": 1}
 
 
-def test_the_event_stream_tells_the_run_in_order_and_text_goes_to_stderr(workspace):
-    ran = workspace.harness("run", "ddp_onestep", "--json")
-    events = [json.loads(line) for line in ran.out.splitlines()]
+def test_the_event_stream_tells_the_run_in_order_and_text_goes_to_stderr(onestep):
+    events = [json.loads(line) for line in onestep.out.splitlines()]
 
     assert [events[0]["event"], events[1]["event"]] == ["plan", "launch"]
     assert [event["event"] for event in events[-2:]] == ["outcome", "done"]
     assert {event["schema"] for event in events} == {1}
-    assert "PASS" in ran.err
+    assert "PASS" in onestep.err
 
 
-def test_nothing_of_the_shell_leaks_into_what_is_written(workspace):
-    ran = workspace.harness("run", "ddp_onestep", MY_SECRET_TOKEN="hunter2-hunter2", NSA_TRACE_MODULE_BWD="0")
-
-    written = [path for path in ran.run_dir.rglob("*") if path.is_file()]
-    assert not [path for path in written if b"hunter2-hunter2" in path.read_bytes()]
-    assert "[MODULE-BWD]" not in (ran.run_dir / "ddp_onestep" / "traces.log").read_text()
+def test_nothing_of_the_shell_leaks_into_what_is_written(onestep):
+    written = [path for path in onestep.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+    assert "[MODULE-BWD]" not in (onestep.run_dir / "ddp_onestep" / "traces.log").read_text()

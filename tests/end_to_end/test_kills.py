@@ -29,6 +29,18 @@ def start(workspace):
     return workspace.start("run", "long")
 
 
+WAITS = "import os, time; open('waits.' + os.environ['RANK'], 'w').close(); time.sleep(600)\n"
+
+
+def start_waiting(workspace):
+    """Both ranks wait; they are ranks without torch, which Ctrl-C need not know."""
+    (workspace.directory / "waits.py").write_text(WAITS)
+    controller = workspace.start("run", "--script", "waits.py", "--ranks", "2")
+    for rank in (0, 1):
+        wait_for((workspace.directory / f"waits.{rank}").exists)
+    return controller
+
+
 def wait_for(condition, limit_s=120.0):
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -115,18 +127,16 @@ def test_the_death_of_a_rank_is_named(workspace, moment):
 
 
 def test_ctrl_c_once_ends_the_run_and_reports(workspace):
-    controller = start(workspace)
-    reach(workspace, controller, 5)
+    controller = start_waiting(workspace)
     os.kill(controller.pid, signal.SIGINT)
 
     ran = workspace.finished(controller)
     assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (130, "ERROR", "interrupted")
-    assert list((ran.run_dir / "long" / "dumps").glob("rank1.*.txt"))
+    assert list((ran.run_dir / "waits" / "dumps").glob("rank1.*.txt"))
 
 
 def test_ctrl_c_twice_kills(workspace):
-    controller = start(workspace)
-    reach(workspace, controller, 5)
+    controller = start_waiting(workspace)
     os.kill(controller.pid, signal.SIGINT)
     os.kill(controller.pid, signal.SIGINT)
     killed = time.monotonic()

@@ -23,10 +23,9 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_a_stuck_rank_is_named_with_its_place_in_the_mesh(workspace, kind):
+def test_a_stuck_rank_is_named_with_its_place_in_the_mesh(launcher, kind):
     ranks, stuck, name = MESHES[kind]
-    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind, str(stuck))
-    outcome = ran.outcome
+    outcome = launcher.outcome_of_script(PROGRAM, ranks, kind, str(stuck))
 
     assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "deadlock", "lock_cycle")
     assert outcome["culprit"]["ranks"] == [stuck]
@@ -37,21 +36,20 @@ def test_a_stuck_rank_is_named_with_its_place_in_the_mesh(workspace, kind):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("hsdp", marks=pytest.mark.slow), "pipeline"])
-def test_a_killed_rank_is_blamed_and_not_one_that_is_in_other_groups_or_on_the_other_side(workspace, kind):
+def test_a_killed_rank_is_blamed_and_not_one_that_is_in_other_groups_or_on_the_other_side(launcher, kind):
     ranks, killed, _ = MESHES[kind]
-    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind, str(killed), "killed")
-    outcome = ran.outcome
+    outcome = launcher.outcome_of_script(PROGRAM, ranks, kind, str(killed), "killed")
 
     assert (outcome["verdict"], outcome["cause"]) == ("FAIL", "killed")
     assert outcome["culprit"]["ranks"] == [killed]
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_healthy_ranks_on_a_mesh_pass(workspace, kind):
+def test_healthy_ranks_on_a_mesh_pass(launcher, kind):
     ranks, _, _ = MESHES[kind]
-    ran = workspace.harness("run", "--script", str(PROGRAM), "--ranks", str(ranks), "--", kind)
+    outcome = launcher.outcome_of_script(PROGRAM, ranks, kind)
 
-    assert (ran.code, ran.outcome["verdict"], ran.outcome["findings"]) == (0, "PASS", [])
+    assert (outcome["verdict"], outcome["findings"]) == ("PASS", [])
 
 
 @pytest.mark.slow

@@ -45,9 +45,8 @@ HUNG_TOO = [
     [*HUNG, *(pytest.param(*case, marks=pytest.mark.slow) for case in HUNG_TOO)],
     ids=[case[0] for case in [*HUNG, *HUNG_TOO]],
 )
-def test_a_wait_that_nobody_can_end_is_proven_at_once(workspace, what, kind, cause, ranks, line):
-    workspace.scenario("waiting", scenario(what, "ill", QUICK))
-    outcome = workspace.harness("run", "waiting").outcome
+def test_a_wait_that_nobody_can_end_is_proven_at_once(launcher, what, kind, cause, ranks, line):
+    outcome = launcher.outcome_of("waiting", scenario(what, "ill", QUICK))
 
     assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", kind, cause)
     assert outcome["culprit"]["ranks"] == ranks
@@ -63,11 +62,10 @@ def test_a_wait_that_nobody_can_end_is_proven_at_once(workspace, what, kind, cau
         *(pytest.param(case[0], marks=pytest.mark.slow) for case in [*HUNG[1:], *HUNG_TOO]),
     ],
 )
-def test_the_same_wait_that_ends_after_some_seconds_passes(workspace, what):
-    workspace.scenario("waiting", scenario(what, "well", QUICK))
-    ran = workspace.harness("run", "waiting")
+def test_the_same_wait_that_ends_after_some_seconds_passes(launcher, what):
+    outcome = launcher.outcome_of("waiting", scenario(what, "well", QUICK))
 
-    assert (ran.code, ran.outcome["verdict"], ran.outcome["findings"]) == (0, "PASS", [])
+    assert (outcome["verdict"], outcome["findings"]) == ("PASS", [])
 
 
 @pytest.mark.slow

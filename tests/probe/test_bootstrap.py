@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import BOOTSTRAP, PROGRAMS, Boards, ended, python, run_ranks
+from ranks import BOOTSTRAP, PROGRAMS, Boards, ended, python, run_forks
 
 from nsa_harness import protocol
 
@@ -70,7 +70,7 @@ def test_probe_off_leaves_nothing(tmp_path: Path) -> None:
 def test_a_program_runs_where_no_board_can_be_made(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     code = str(PROGRAMS / "ddp_blocks.py")
-    (rank,) = run_ranks(1, code, "--steps=1", boards=tmp_path, **{protocol.ENV_BOARDS: gone})
+    (rank,) = run_forks(1, code, "--steps=1", boards=tmp_path, **{protocol.ENV_BOARDS: gone})
     assert (rank.status, rank.err) == (0, "")
     assert rank.out.startswith("rank 0 losses")
 
@@ -85,7 +85,7 @@ print(Odd(1, 1)(torch.ones(1)).shape)
 
 
 def test_a_piece_that_fails_is_switched_off_and_noted_and_the_program_goes_on(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", HOSTILE, boards=tmp_path)
+    (rank,) = run_forks(1, "-c", HOSTILE, boards=tmp_path)
     assert (rank.status, rank.out, rank.err) == (0, "torch.Size([1])\n", "")
     (line,) = Boards(tmp_path).text(protocol.TROUBLE, rank.pid).splitlines()
     assert '"piece": "module hooks"' in line
@@ -110,7 +110,7 @@ print(bool(torch.nn.modules.module._has_any_global_hook()))
 
 
 def test_hooks_are_silent_while_torch_compiles(tmp_path: Path) -> None:
-    process = ended(python("-c", COMPILING, str(BOOTSTRAP.parents[2]), str(tmp_path / "1.board"), boards=None))
+    (process,) = run_forks(1, "-c", COMPILING, str(BOOTSTRAP.parents[2]), str(tmp_path / "1.board"), boards=None)
     assert (process.status, process.out) == (0, "True\n"), process.err
     assert Boards(tmp_path).board(1).marks == ()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import PROGRAMS, Boards, ended, run_ranks, start_ranks, wait_for
+from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, run_ranks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
@@ -113,7 +113,7 @@ def test_keys_are_kept_whole_and_of_a_long_one_the_end_that_names_the_rank() -> 
 
 
 def test_groups_mesh_partners_and_functional_collectives_of_four_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(4, FACTS, boards=tmp_path)
+    ranks = run_ranks(4, FACTS, boards=tmp_path)  # forked ones are over before the beat has told their groups
     assert [(rank.status, rank.err) for rank in ranks] == [(0, "")] * 4
     boards = Boards(tmp_path).all()
     assert not list(tmp_path.glob("*.trouble.jsonl"))
@@ -146,10 +146,9 @@ def _partners(calls: tuple[Call, ...]) -> list[tuple[str, int | None]]:
 
 def test_a_wait_for_a_key_and_for_a_handle_is_on_the_board_while_it_lasts(tmp_path: Path) -> None:
     boards = Boards(tmp_path / "boards")
-    first, second = start_ranks(2, WAITS, boards=boards.directory, STORE=str(tmp_path / "store"))
+    first, second = fork_ranks(2, WAITS, boards=boards.directory, STORE=str(tmp_path / "store"))
     try:
         key = wait_for(lambda: _lasting(boards, first.pid, "wait store.get"), "the wait for a key")
-        assert first.stdin is not None
         first.stdin.write("\n")
         first.stdin.flush()
         handle = wait_for(lambda: _lasting(boards, first.pid, "wait irecv"), "the wait for a handle")
@@ -196,7 +195,7 @@ dist.destroy_process_group()
 
 def test_a_key_waited_for_inside_a_collective_belongs_to_that_call_while_it_lasts(tmp_path: Path) -> None:
     boards = Boards(tmp_path / "boards")
-    (process,) = start_ranks(1, "-c", INSIDE, boards=boards.directory, STORE=str(tmp_path / "store"))
+    (process,) = fork_ranks(1, "-c", INSIDE, boards=boards.directory, STORE=str(tmp_path / "store"))
     try:
         call = wait_for(lambda: _with_a_key(boards, process.pid), "the key of init_process_group")
     finally:
@@ -227,7 +226,7 @@ for inputs in (model, model[0]):
 
 
 def test_a_step_says_how_many_parameters_had_a_gradient(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", GRADIENTS, boards=tmp_path)
+    (rank,) = run_forks(1, "-c", GRADIENTS, boards=tmp_path)
     assert (rank.status, rank.err) == (0, "")
     assert Boards(tmp_path).board(rank.pid).gradients == {1: 4, 2: 2}
 

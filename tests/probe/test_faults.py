@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ranks import PROGRAMS, Boards, Ended, ended, run_ranks, start_ranks, wait_for
+from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
@@ -29,7 +29,7 @@ def fault(kind: str, heals_s: float | None = None, **other: object) -> dict[str,
 
 
 def run(boards: Path, planted: dict[str, str]) -> tuple[Ended, Board]:
-    (rank,) = run_ranks(1, DDP_BLOCKS, "--steps=3", "--layers=2", boards=boards, **planted)
+    (rank,) = run_forks(1, DDP_BLOCKS, "--steps=3", "--layers=2", boards=boards, **planted)
     return rank, Boards(boards).board(rank.pid)
 
 
@@ -45,7 +45,7 @@ def test_what_never_ends_is_named_by_its_stack_and_its_last_mark(
     tmp_path: Path, kind: str, where: str, mark: tuple[str, str]
 ) -> None:
     boards = Boards(tmp_path)
-    (process,) = start_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault(kind))
+    (process,) = fork_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault(kind))
     try:
         wait_for(lambda: _newest(boards, process.pid) == (*mark, STEP), "the mark before the fault")
         wait_for(lambda: _stacks_after_a_signal(boards, process.pid, where), f"{where} in the stacks")
@@ -87,7 +87,7 @@ def test_a_rank_that_vanishes_leaves_its_last_mark_and_no_farewell(tmp_path: Pat
 
 
 def test_sigstop_stops_the_rank_until_somebody_continues_it(tmp_path: Path) -> None:
-    (process,) = start_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault("sigstop"))
+    (process,) = fork_ranks(1, DDP_BLOCKS, "--layers=2", boards=tmp_path, **fault("sigstop"))
     try:
         wait_for(lambda: "\nState:\tT" in Path(f"/proc/{process.pid}/status").read_text(), "state T")
         assert _newest(Boards(tmp_path), process.pid) == ("forward", "blocks.1.attn", STEP)

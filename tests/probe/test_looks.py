@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_ranks
+from ranks import run_forks, run_ranks
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.look_records import read_looks
@@ -122,7 +122,7 @@ def looks(boards: Path, pid: int) -> Looks:
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
     """A program in which everything is wrong that can be without a word."""
     boards = tmp_path_factory.mktemp("boards")
-    ranks = run_ranks(2, "-c", PROGRAM, boards=boards)
+    ranks = run_forks(2, "-c", PROGRAM, boards=boards)
     assert [(rank.status, rank.err) for rank in ranks] == [(0, "")] * 2
     assert not list(boards.glob("*.trouble.jsonl"))
     return [looks(boards, rank.pid) for rank in ranks]

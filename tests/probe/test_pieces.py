@@ -38,7 +38,7 @@ PIECES = {
     "late": "enter.Guest._wait_for_init",
 }
 SCRIPT = """
-import importlib, json, os, sys, time, types
+import gc, importlib, json, os, sys, time, types
 import torch, torch.distributed as dist
 import torch._dynamo, torch.distributed._functional_collectives as functional  # once, not in each child
 from torch.distributed.device_mesh import init_device_mesh
@@ -91,6 +91,8 @@ def run(piece, where):
     while piece and piece not in ("exit", "flight at exit") and not noted(boards) and time.monotonic() < end_s:
         time.sleep(0.01)
 
+gc.collect()
+gc.freeze()  # an exit looks at everything that is not, and copies its pages
 running = []
 for piece, where in json.loads(sys.argv[4]):
     sys.stdout.flush()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import PROGRAMS, Boards, Ended, ended, environment, run_ranks, start_ranks, wait_for
+from ranks import PROGRAMS, Boards, Ended, Forked, ended, environment, fork_ranks, run_forks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
@@ -16,8 +16,8 @@ ONE_RANK_WAITS = str(PROGRAMS / "one_rank_waits.py")
 
 
 def test_losses_and_weights_are_the_same_bit_for_bit_with_and_without_the_probe(tmp_path: Path) -> None:
-    with_probe = run_ranks(2, DDP_BLOCKS, boards=tmp_path / "boards")
-    without = run_ranks(2, DDP_BLOCKS, boards=None)
+    with_probe = run_forks(2, DDP_BLOCKS, boards=tmp_path / "boards")
+    without = run_forks(2, DDP_BLOCKS, boards=None)
     assert [rank.status for rank in with_probe + without] == [0, 0, 0, 0]
     assert "weights" in without[0].out
     assert [rank.out for rank in with_probe] == [rank.out for rank in without]
@@ -47,7 +47,7 @@ def _check_the_story(boards: list[Board]) -> None:
 
 def test_a_rank_that_waits_in_a_collective_answers_a_request_for_the_flight_recorder(tmp_path: Path) -> None:
     boards = Boards(tmp_path)
-    waiting, late = start_ranks(2, ONE_RANK_WAITS, boards=tmp_path)
+    waiting, late = fork_ranks(2, ONE_RANK_WAITS, boards=tmp_path)
     try:
         call = wait_for(lambda: _open_call(boards, waiting.pid), "rank 0 inside all_reduce")
         assert call == "all_reduce"
@@ -73,8 +73,7 @@ def _open_call(boards: Boards, pid: int) -> str | None:
     return calls[-1].op if calls and calls[-1].left_s is None and calls[-1].op == "all_reduce" else None
 
 
-def _ended_after_a_line(process: subprocess.Popen[str]) -> Ended:
-    assert process.stdin is not None
+def _ended_after_a_line(process: Forked) -> Ended:
     process.stdin.write("\n")
     process.stdin.flush()
     return ended(process)
@@ -130,7 +129,7 @@ os.waitpid(child, 0)
 
 
 def test_workers_tools_and_forked_children_of_a_rank_write_to_no_board(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", CHILDREN, boards=tmp_path)
+    (rank,) = run_forks(1, "-c", CHILDREN, boards=tmp_path)
     assert rank.status == 0, rank.err
     (board,) = Boards(tmp_path).all()
     assert board.pid == rank.pid

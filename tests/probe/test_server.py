@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ranks import BOOTSTRAP, Boards, ended, python, run_ranks, start_ranks, wait_for
+from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.supervisor.capture.worker_server import ask_flight
@@ -24,9 +24,8 @@ ctypes.PyDLL(None).sleep(600)
 
 def test_a_rank_that_holds_the_gil_in_native_code_gives_its_flight_recorder(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    (process,) = start_ranks(1, "-c", HOLDS_THE_GIL, boards=tmp_path, STORE=store)
+    (process,) = fork_ranks(1, "-c", HOLDS_THE_GIL, boards=tmp_path, STORE=store)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         boards = Boards(tmp_path)
         # Its beat has stopped for good: what is asked on the board is never answered.
@@ -62,7 +61,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_child_that_exits_takes_no_server_with_it_and_no_parent(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", FORKS, boards=tmp_path)
+    (rank,) = run_forks(1, "-c", FORKS, boards=tmp_path)
     assert (rank.status, rank.out, rank.err) == (0, "5\n", "")
     assert (tmp_path / protocol.SOCKET.format(pid=rank.pid)).is_socket()
 
@@ -99,8 +98,7 @@ def test_twenty_processes_with_a_server_exit_as_they_would_without(tmp_path: Pat
 def test_a_directory_whose_path_is_longer_than_a_sockets_address_will_do(tmp_path: Path) -> None:
     boards = tmp_path / ("d" * 100) / ("e" * 100)
     code = "import sys, torch.distributed\nprint('ready', flush=True)\nsys.stdin.readline()"
-    (process,) = start_ranks(1, "-c", code, boards=boards)
-    assert process.stdout is not None
+    (process,) = fork_ranks(1, "-c", code, boards=boards)
     assert process.stdout.readline() == "ready\n"
     answer = json.loads(ask_flight(boards, process.pid, limit_s=60.0))
     rank = ended(process)
@@ -109,5 +107,5 @@ def test_a_directory_whose_path_is_longer_than_a_sockets_address_will_do(tmp_pat
 
 
 def test_probe_board_starts_no_server(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", "import torch.distributed", boards=tmp_path, **{protocol.ENV_PROBE: "board"})
+    (rank,) = run_forks(1, "-c", "import torch.distributed", boards=tmp_path, **{protocol.ENV_PROBE: "board"})
     assert [path.name for path in tmp_path.iterdir()] == [protocol.BOARD.format(pid=rank.pid)]

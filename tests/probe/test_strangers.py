@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import PROGRAMS, Boards, Ended, ended, environment, python, run_ranks, start_ranks
+from ranks import PROGRAMS, Boards, Ended, ended, environment, python, run_forks, run_ranks, start_ranks
 
 from nsa_harness import protocol
 
@@ -153,7 +153,7 @@ print(asked)
 
 
 def test_the_probe_asks_no_device_and_reads_no_value(tmp_path: Path) -> None:
-    (rank,) = run_ranks(1, "-c", SYNCHRONIZES, str(tmp_path / "store"), boards=tmp_path / "boards")
+    (rank,) = run_forks(1, "-c", SYNCHRONIZES, str(tmp_path / "store"), boards=tmp_path / "boards")
     assert (rank.status, rank.out, rank.err) == (0, "[]\n", "")
     assert [step for step, _ in Boards(tmp_path / "boards").board(rank.pid).steps_s] == [1, 2, 3]
 
