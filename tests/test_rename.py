@@ -160,6 +160,7 @@ def test_a_dry_run_touches_nothing(tool: ModuleType, root: Path) -> None:
 @pytest.mark.parametrize(
     ("mapping", "problem"),
     [
+        ("ours.cli:main -> ours.cli:run", "line 1: 'ours.cli:main -> ours.cli:run' is no module"),
         ("ours.cli", "line 1: expected OLD -> NEW, got 'ours.cli'"),
         ("ours.cli -> ours.told", "ours/cli.py and ours/told.py would both be ours/told.py"),
         ("ours.cli -> ours.told\nours.told -> ours.cli", "another module takes the place of"),

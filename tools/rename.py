@@ -14,7 +14,7 @@ MAPPING is a text file with one line for each move; `#` begins a comment:
 
 Modules of a mapping are written as folders with dots, whatever they are imported by. A second run with the same
 mapping moves nothing, and rewrites what came in since, for instance with a merge. Afterwards run
-`ruff check --select I --fix .` and `ruff format .`.
+`ruff check --select I --fix .`, `ruff format .` and `python tools/mutating.py`. A function moves by hand.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def read_moves(text: str) -> Moves:
         said = line.partition("#")[0].strip()
         word, _, rest = said.partition(" ")
         old, arrow, new = (part.strip() for part in said.partition("->"))
+        if ":" in said:
+            raise BadMapping(f"line {number}: {said!r} is no module, and what a module defines is moved by hand")
         if word == "relative":
             moves.relative.add(rest.strip())
         elif said and not (old and arrow and new):
