@@ -154,7 +154,7 @@ def source(test: str) -> str:
 
 
 def test_the_entries_stand_in_order_one_a_line() -> None:
-    assert ENTRIES.read_text(encoding="utf-8") == written(MUTATIONS)
+    assert ENTRIES.read_text(encoding="utf-8") == written(MUTATIONS), "python tools/mutating.py sorts them"
 
 
 def test_one_mutation_of_each_operator_is_noticed_and_a_harmless_one_is_not() -> None:

@@ -1,5 +1,7 @@
 """A mutation of the code: where it stands, what it does there, and the file with it done.
 
+    python tools/mutating.py    sorts the entries
+
     {"file": "harness/core/x.py", "function": "Class.method", "changes": ["2nd comparison: with <="], "test": "..."}
 
 Nothing of the code is copied, so that an entry outlives other names and another layout. `function` is the qualified
@@ -449,3 +451,7 @@ def _span(text: str, node: ast.AST) -> tuple[int, int]:
         return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column_bytes].decode())
 
     return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
+
+
+if __name__ == "__main__":
+    ENTRIES.write_text(written(read()), encoding="utf-8")
