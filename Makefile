@@ -13,6 +13,7 @@ test:  ## the quick form of every suite
 
 full:  ## everything a CPU can run, in slices of 30 minutes; the same command goes on where the last one stopped
 	$(PYTHON) tools/full.py --minutes 30
+	$(PYTHON) tools/mutate.py --minutes 30 --jobs 2
 
 test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs also what needs two
 	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"

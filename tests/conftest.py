@@ -1,4 +1,4 @@
-"""What all tests share: two workers for the whole suite, and programs that find the harness compiled."""
+"""What all tests share: two workers for the whole suite, programs that find the harness compiled, no daily draw."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import sys
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("of_the_tree", derandomize=True)
+settings.load_profile("of_the_tree")
 
 # Whoever forbids bytecode pays for it in each of some hundred interpreters started here: 2 s to compile the harness.
 sys.dont_write_bytecode = False

@@ -1,0 +1,315 @@
+"""Breaks the code as each entry of tests/mutations.json says, and demands that the test it names fails.
+
+    python tools/mutate.py                        all of them; what has an answer for this commit is not asked again
+    python tools/mutate.py --only harness/core    those of the files below
+    python tools/mutate.py --minutes 30 --jobs 2  one slice, in two processes; the same command goes on where it stopped
+    python tools/mutate.py --show                 only print what each of them does to its file
+
+The answers go to benchmarks/results/mutations.json. Exit code 1 when a mutation survives, or breaks its test otherwise.
+
+Each job has a copy of the tree and a process that has pytest and the libraries imported. For each mutation it forks:
+the fork imports our own code, the broken file among it, and runs one test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from mutating import Mutation, mutated, read  # noqa: E402
+
+from benchmarks.circumstances import circumstances  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
+COPIED = ("benchmarks", "docs", "harness", "nsa", "scenarios", "src", "tests", "tools", "pyproject.toml")
+# Imported once and forked with. Nothing of ours: it may be what a mutation breaks.
+LIBRARIES = (
+    "pytest",
+    "hypothesis",
+    "pytest_timeout",
+    "pydantic",
+    "ruamel.yaml",
+    "typer",
+    "rich.table",
+    "jinja2",
+    "psutil",
+)
+TORCH = "torch"  # seconds, so only where a test of the batch is near it
+NEAR_TORCH = ("tests/nsa", "tests/probe", "tests/end_to_end")
+LIMIT_S = 250.0
+NOTICED, SURVIVED, BROKEN = "noticed", "survived", "broken"
+OUTCOMES = {0: SURVIVED, 1: NOTICED}  # by the exit code of pytest; any other is no answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    file: str
+    function: str
+    changes: tuple[str, ...]
+    test: str
+    outcome: str  # broken: the test fails without the mutation as well, or cannot run with it
+    seconds: float
+    said: str = ""  # of pytest, where the test did not notice
+
+
+@contextlib.contextmanager
+def copied() -> Iterator[Path]:
+    """A tree that may be broken."""
+    with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
+        place = Path(folder)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                ignored = shutil.ignore_patterns(
+                    "__pycache__", ".hypothesis", "evidence" if name == "docs" else "*.pyc"
+                )
+                shutil.copytree(ROOT / name, place / name, ignore=ignored, symlinks=True)
+            else:
+                shutil.copy(ROOT / name, place / name)
+        yield place
+
+
+def import_paths(place: Path) -> list[str]:
+    """Where `nsa_harness` and the tests' own modules are found."""
+    return [str(place), str(place / "src")]
+
+
+class Worker:
+    """A process that has everything imported but our code, and forks for each question."""
+
+    def __init__(self, place: Path, libraries: Sequence[str]) -> None:
+        self.place = place
+        self._command = [sys.executable, str(Path(__file__).resolve()), "--serve", *libraries]
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths(self.place))}
+        return subprocess.Popen(
+            self._command, cwd=self.place, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, tests: Sequence[str], *, keep_bytecode: bool) -> dict[str, Any]:
+        """What pytest said of these tests: its exit code, the tests that failed, its words."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"tests": tests, "keep_bytecode": keep_bytecode}), file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            # Broken code may end more than its own process.
+            self._process.wait()
+            self._process = self._started()
+            return {"code": None, "failed": [], "said": "the process that forks has died"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(libraries: Sequence[str]) -> None:
+    """The worker's side: one line in, one fork, one line out."""
+    for name in libraries:
+        importlib.import_module(name)
+    # This file's own imports are of the tree as it is, and a fork must find the copy.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("benchmarks", "mutating")]:
+        del sys.modules[name]
+    sys.path[:] = [one for one in sys.path if not one.startswith(str(ROOT)) or "site-packages" in one]
+    sys.path[:0] = import_paths(Path.cwd())
+    out = Path(tempfile.mkdtemp(prefix="said-"))
+    try:
+        for line in sys.stdin:
+            print(json.dumps(_forked(json.loads(line), out)), flush=True)
+    finally:
+        shutil.rmtree(out)
+
+
+def _forked(question: dict[str, Any], out: Path) -> dict[str, Any]:
+    (out / "failed.json").write_text("[]")
+    child = os.fork()
+    if child == 0:
+        _test(question, out)
+    status = _ended(child, time.monotonic() + LIMIT_S * (1 + len(question["tests"]) // 10))
+    said = (out / "said.txt").read_text(errors="replace")[-4000:]
+    return {"code": status, "failed": json.loads((out / "failed.json").read_text()), "said": said}
+
+
+def _test(question: dict[str, Any], out: Path) -> None:
+    """In the fork, which ends here: pytest in a process that is as good as new."""
+    import pytest
+
+    os.setsid()
+    with (out / "said.txt").open("w") as said, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        sys.dont_write_bytecode = not question["keep_bytecode"]
+        failures = Failures()
+        # A slow test may be the one that notices.
+        options = ["-q", "-m", "", "-p", "no:cacheprovider", *(() if question["keep_bytecode"] else ("-x",))]
+        code = pytest.main([*options, *question["tests"]], plugins=[failures])
+        (out / "failed.json").write_text(json.dumps(failures.found))
+        sys.stdout.flush()
+    os._exit(code)
+
+
+class Failures:
+    """A pytest plugin: the tests that failed, without their parameters."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.found.append(report.nodeid.partition("[")[0])
+
+
+def _ended(child: int, until_s: float) -> int | None:
+    """The exit code; None for a fork that had to be killed."""
+    while time.monotonic() < until_s:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
+    """The mutations of one test file. Their tests run whole first, which leaves bytecode of all but the broken file."""
+    whole = worker.run(sorted({one.test for one in batch}), keep_bytecode=True)
+    for one in batch:
+        begun = time.monotonic()
+        if one.test in whole["failed"] or whole["code"] not in OUTCOMES:
+            outcome, said = BROKEN, f"fails without the mutation\n{whole['said']}"
+        else:
+            with broken(worker.place, one):
+                found = worker.run([one.test], keep_bytecode=False)
+            outcome, said = OUTCOMES.get(found["code"], BROKEN), found["said"]
+        said = "" if outcome == NOTICED else said
+        yield Answer(**vars(one), outcome=outcome, seconds=round(time.monotonic() - begun, 2), said=said)
+
+
+@contextlib.contextmanager
+def broken(place: Path, mutation: Mutation) -> Iterator[None]:
+    path = place / mutation.file
+    whole = path.read_bytes()
+    # Bytecode is told from its source by second and size, and a mutation may keep both.
+    for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        bytecode.unlink()
+    path.write_text(mutated(whole.decode(), mutation.function, mutation.changes))
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+def ask(mutations: Sequence[Mutation], jobs: int, until_s: float) -> Iterator[Answer]:
+    """The answers as they come; none is begun after `until_s`."""
+    batches: queue.SimpleQueue[list[Mutation]] = queue.SimpleQueue()
+    by_file: dict[str, list[Mutation]] = {}
+    for one in mutations:
+        by_file.setdefault(one.test.partition("::")[0], []).append(one)
+    for batch in sorted(by_file.values(), key=len, reverse=True):
+        batches.put(batch)
+    found: queue.SimpleQueue[Answer | BaseException | None] = queue.SimpleQueue()
+    near_torch = any(one.test.startswith(NEAR_TORCH) for one in mutations)
+    libraries = [*LIBRARIES, *([TORCH] if near_torch else [])]
+    for _ in range(jobs):
+        threading.Thread(target=_work, args=(batches, found, libraries, until_s), daemon=True).start()
+    for _ in range(jobs):
+        while (answer := found.get()) is not None:
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+
+
+def _work(
+    batches: queue.SimpleQueue[list[Mutation]],
+    found: queue.SimpleQueue[Answer | BaseException | None],
+    libraries: Sequence[str],
+    until_s: float,
+) -> None:
+    try:
+        with copied() as place:
+            worker = Worker(place, libraries)
+            while time.monotonic() < until_s and not batches.empty():
+                for answer in answers(worker, batches.get()):
+                    found.put(answer)
+            worker.close()
+    except BaseException as problem:
+        found.put(problem)
+    found.put(None)
+
+
+def stored(commit: str) -> dict[str, Any]:
+    """What earlier slices found for this commit; nothing for another one."""
+    if RESULTS.exists():
+        results: dict[str, Any] = json.loads(RESULTS.read_text())
+        if results["commit"] == commit and not results["uncommitted_changes"]:
+            return results
+    fresh = circumstances(__file__, [])
+    fresh["versions"]["pytest"] = version("pytest")
+    return {**fresh, "score": {}, "answers": []}
+
+
+def shown(mutation: Mutation) -> str:
+    old = mutation.text()
+    new = mutated(old, mutation.function, mutation.changes)
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "", "", n=0, lineterm="")
+    return "\n".join([mutation.name, *(f"    {line}" for line in list(lines)[2:] if not line.startswith("@@"))])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Break the code, and demand that a test notices.")
+    parser.add_argument("--only", default="", help="the mutations of the files below this path")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no other file of tests after this long"
+    )
+    parser.add_argument("--show", action="store_true", help="print what each mutation does, and run nothing")
+    options = parser.parse_args(arguments)
+    wanted = [one for one in read() if one.file.startswith(options.only)]
+    if options.show:
+        print("\n".join(shown(one) for one in wanted))
+        return 0
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    results = stored(commit)
+    known = {tuple(map(str, (one["file"], one["function"], one["changes"], one["test"]))) for one in results["answers"]}
+    left = [one for one in wanted if (one.file, one.function, str(list(one.changes)), one.test) not in known]
+    for answer in ask(left, options.jobs, time.monotonic() + options.minutes * 60):
+        results["answers"].append(asdict(answer))
+        results["score"] = dict(Counter(one["outcome"] for one in results["answers"]))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        if answer.outcome != NOTICED:
+            print(f"{answer.outcome}: {answer.file}:{answer.function}: {answer.changes} by {answer.test}", flush=True)
+    print(f"{results['score']}, of {len(wanted)} wanted")
+    return 1 if set(results["score"]) - {NOTICED} else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2:])
+    else:
+        raise SystemExit(main(sys.argv[1:]))
