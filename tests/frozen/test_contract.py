@@ -1,0 +1,20 @@
+"""No key, option, environment name or exit code that other programs may rely on has gone, or has another type.
+
+What is new is listed here; a change that means to break a reader raises a schema number (docs/contracts.md).
+"""
+
+from __future__ import annotations
+
+import json
+
+from contract import CONTRACT, HERE, contract
+
+ADDED = {"findings: dataloader_worker_died"}
+
+
+def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:
+    frozen = json.loads(CONTRACT.read_text(encoding="utf-8"))
+    today = json.loads(json.dumps(contract(HERE.parents[1])))
+    changed = {key: (value, today.get(key, "gone")) for key, value in frozen.items() if today.get(key, "gone") != value}
+    assert changed == {}
+    assert set(today) - set(frozen) == ADDED, "a reader passes over what is new: list it in ADDED"
