@@ -85,14 +85,15 @@ def test_a_foreign_script_runs_unmodified_and_its_own_modules_shadow_nothing(wor
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(3)\n"
         "dist.all_reduce(total)\n"
-        "print('sum', total.sum().item(), sys.argv[1:])\n"
+        "ours = [name for name in sys.modules if name.startswith('nsa_harness')]\n"
+        "print('sum', total.sum().item(), sys.argv[1:], ours)\n"
         "dist.destroy_process_group()\n"
     )
     ran = workspace.harness("run", "--script", "train.py", "--ranks", "2", "--", "--flag", "value")
 
     output = (ran.run_dir / "train" / "output.log").read_text()
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
-    assert output.count("sum 6.0 ['--flag', 'value']") == 2
+    assert output.count("sum 6.0 ['--flag', 'value'] []") == 2
     assert ran.outcome["trouble"] == []
 
 
