@@ -123,8 +123,7 @@ def bisect(
 
         raise typer.Exit(show_stored(log, out))
     from nsa_harness.core.bisect.signature import parse_outcome
-    from nsa_harness.supervisor.bisect.launches import parse_templates
-    from nsa_harness.supervisor.bisect.request import BisectRequest
+    from nsa_harness.supervisor.bisect.launches import BisectRequest, parse_templates
     from nsa_harness.supervisor.bisect.subjects import arguments_of, subject_of
     from nsa_harness.supervisor.launch.machine import machine_facts
 

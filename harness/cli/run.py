@@ -16,7 +16,7 @@ import typer
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.supervisor.launch.planning import Asked, Plan, Question
 
 AUTO = "auto"
@@ -129,7 +129,7 @@ def run(
     ] = False,
 ) -> None:
     """Run scenarios and judge them."""
-    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
 
     request = RunRequest(

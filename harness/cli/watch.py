@@ -86,8 +86,8 @@ def attach(
     ] = None,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
-    from nsa_harness.commands.attach import AttachRequest
-    from nsa_harness.commands.attach import attach as run_attach
+    from nsa_harness.commands.watch import AttachRequest
+    from nsa_harness.commands.watch import attach as run_attach
     from nsa_harness.core.scenario.observed_job import observed_limits
 
     request = AttachRequest(

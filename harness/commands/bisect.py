@@ -21,14 +21,22 @@ from nsa_harness.commands.bisect_report import (
     telling,
     write_answer,
 )
-from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import Interruption, interruptible, listeners
-from nsa_harness.commands.scheduler import Told
+from nsa_harness.commands.scheduler import RunRequest, Told
 from nsa_harness.core.bisect.plan import find
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Question, Round, Subset
+from nsa_harness.core.bisect.question import (
+    Answer,
+    AnswerKind,
+    CountsAs,
+    OutOfBudget,
+    Purpose,
+    Question,
+    Round,
+    Subset,
+    spans_of,
+)
 from nsa_harness.core.bisect.report import ProbeTold
 from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -40,8 +48,14 @@ from nsa_harness.render.events import SCHEMA
 from nsa_harness.render.listener import Silent
 from nsa_harness.supervisor.bisect.commits import worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
-from nsa_harness.supervisor.bisect.request import BisectRequest, key_of, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import (
+    BisectRequest,
+    CannotLaunch,
+    Launches,
+    key_of,
+    launches_of,
+    question_of,
+)
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.reading import log_tail

@@ -13,11 +13,10 @@ from pathlib import Path
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
 from nsa_harness.core.bisect.plan import worst_case
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset, spans_of
 from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
 from nsa_harness.core.bisect.repro import NAME, repro_command, repro_script
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -26,8 +25,7 @@ from nsa_harness.render.bisect.bisect_json import stored_search
 from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
 from nsa_harness.render.terminal.stream import Paint
 from nsa_harness.render.words import launch_line
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
-from nsa_harness.supervisor.bisect.request import BisectRequest, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, launches_of, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document

@@ -18,8 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.request import RunRequest
-from nsa_harness.commands.scheduler import Execution, Told
+from nsa_harness.commands.scheduler import Execution, RunRequest, Told
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip

@@ -9,18 +9,42 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_harness.commands.attempt import Interrupts, run_one
-from nsa_harness.commands.request import RunRequest
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
+from nsa_harness.core.schedule import (
+    ONCE,
+    Load,
+    Policy,
+    Room,
+    another_wanted,
+    failed_enough,
+    first_that_fits,
+    free_devices,
+)
 from nsa_harness.render.listener import Listener, notify
 from nsa_harness.supervisor.launch.machine import available_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    specs: tuple[RunSpec | Skip, ...]
+    out: Path | None  # the parent of run directories; None = ./reports
+    json: bool
+    strict: bool
+    probe: str  # off | board | full
+    command: str  # as typed
+    policy: Policy = ONCE
+    deepen: bool = False  # look into what a run left open, by launches with one change
+    jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
+    resumed: Path | None = None  # the run directory to go on in
+
 
 if TYPE_CHECKING:
     from nsa_harness.core.comparison.deepening import Change

@@ -8,10 +8,9 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose, spans_of
 from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import HangKind

@@ -39,7 +39,6 @@ from nsa_harness.core.bisect.plan import Part
 from nsa_harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
 from nsa_harness.core.bisect.report import BisectTold
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
 from nsa_harness.render.bisect.screen import (
@@ -140,7 +139,7 @@ def test_one_answer_of_a_flaky_run_narrows_nothing_by_itself() -> None:
 
 
 def test_another_failure_is_said_to_be_another() -> None:
-    remarks = [bisect_proof.remark(UNDECIDED, one) for one in UNDECIDED.probes]
+    remarks = [bisect_words.remark(UNDECIDED, one) for one in UNDECIDED.probes]
     assert remarks[3] == "another failure: host_oom, rank 0 was killed: the machine ran out of memory"
     assert remarks[4] == "could not be launched: gc.layers: expected at most 8 layers"
     assert remarks[5] == "not judged: torchrun could not bind its port"
@@ -149,12 +148,12 @@ def test_another_failure_is_said_to_be_another() -> None:
 def test_a_failure_elsewhere_that_counts_is_not_called_the_same() -> None:
     elsewhere = replace(SINGLE.probes[3], cause="exception", verdict="FAIL", place=None)
     told = replace(SINGLE, probes=(*SINGLE.probes[:3], elsewhere))
-    assert bisect_proof.remark(told, SINGLE.probes[3]) == "same"
-    assert bisect_proof.remark(told, elsewhere) == "counts too: FAIL · exception"
+    assert bisect_words.remark(told, SINGLE.probes[3]) == "same"
+    assert bisect_words.remark(told, elsewhere) == "counts too: FAIL · exception"
 
 
 def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
-    assert [bisect_proof.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
+    assert [bisect_words.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
 
 
 @pytest.mark.parametrize(
@@ -189,14 +188,14 @@ def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
 
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
     unasked = replace(SINGLE, probes=SINGLE.probes[:6])
-    assert list(bisect_proof.proven(unasked)) == [
+    assert list(bisect_words.proven(unasked)) == [
         "layer 7: not run by itself",
         "layers 0-6 and 8-11: not run by itself",
     ]
 
 
 def test_of_several_culprits_each_is_claimed_by_itself() -> None:
-    assert list(bisect_proof.proven(SEVERAL))[:2] == [
+    assert list(bisect_words.proven(SEVERAL))[:2] == [
         "with layer 2 it hangs: 1 of 1 under fork",
         "with layer 9 it hangs: 1 of 1 under fork",
     ]
@@ -295,6 +294,6 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
 
 def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
     last = replace(SINGLE.probes[4], n=99, counts_as=DIFFERENT)
-    found = bisect_proof.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
+    found = bisect_words.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
     assert found is not None
     assert found.n == 9  # the last proof of layer 7 alone

@@ -14,8 +14,14 @@ from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import UsageError
 from nsa_harness.supervisor.bisect.commits import commits_between, worktrees
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates, parse_templates
-from nsa_harness.supervisor.bisect.request import BisectRequest, question_of
+from nsa_harness.supervisor.bisect.launches import (
+    BisectRequest,
+    CannotLaunch,
+    Launches,
+    Templates,
+    parse_templates,
+    question_of,
+)
 from nsa_harness.supervisor.bisect.subjects import Asking, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Question, Script
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Purpose
+from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Purpose, Spans, places_in, spans_of, within
 from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import Spans, places_in, spans_of, within
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError

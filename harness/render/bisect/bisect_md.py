@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
 from nsa_harness.core.bisect.report import BisectTold, ProbeTold
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.terminal.layout import cropped
@@ -47,16 +46,16 @@ def _head(told: BisectTold) -> list[str]:
     lines += [f"**{markdown(' · '.join(facts))}**"]
     if setting := bisect_words.setting_word(told):
         lines += ["", f"That is {markdown_code(setting)}."]
-    if place := bisect_proof.place_line(told):
+    if place := bisect_words.place_line(told):
         lines += ["", f"Where: {' · '.join(map(markdown, place))}"]
-    failed = bisect_proof.failing_probe(told)
+    failed = bisect_words.failing_probe(told)
     if failed is not None and failed.summary:
         lines += ["", markdown(failed.summary)]
     if told.interrupted:
         lines += ["", "**Interrupted.** The same command goes on where it stopped."]
     if answer.kind is AnswerKind.UNDECIDED:
         lines += ["", f"{markdown(bisect_words.open_word(told))}."]
-        lines += ["", f"To decide it: {markdown(bisect_proof.what_decides(told))}."]
+        lines += ["", f"To decide it: {markdown(bisect_words.what_decides(told))}."]
     return lines
 
 
@@ -66,8 +65,8 @@ def _proof(told: BisectTold) -> list[str]:
     if not shown:
         return []
     rows = [_row(told, probe) for probe in shown[:_PROBE_ROWS]]
-    claims = [f"- {markdown(claim)}" for claim in bisect_proof.proven(told)]
-    where = bisect_proof.where_proven(told)
+    claims = [f"- {markdown(claim)}" for claim in bisect_words.proven(told)]
+    where = bisect_words.where_proven(told)
     claims += [f"- {markdown(where)}; nothing else was tried"] if claims and where else []
     lines = ["## What proves it", "", *_table(_HEAD, rows)]
     return [*lines, *([""] if claims else []), *claims]
@@ -146,7 +145,7 @@ def _row(told: BisectTold, probe: ProbeTold) -> tuple[str, ...]:
         f"**{markdown(probe.verdict)}**" if probe.verdict else "none",
         probe.counts_as.value,
         words.seconds(probe.wall_s) if probe.verdict else "",
-        markdown(cropped(bisect_proof.remark(told, probe), _CELL)),
+        markdown(cropped(bisect_words.remark(told, probe), _CELL)),
         markdown_code(probe.dir, in_table=True) if probe.dir else "",  # no link: an issue has no run directory
     )
 

@@ -8,12 +8,10 @@ from functools import cached_property
 
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.question import Purpose
+from nsa_harness.core.bisect.question import Purpose, last_place
 from nsa_harness.core.bisect.report import BisectTold, ProbeTold
-from nsa_harness.core.bisect.spans import last_place
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
 from nsa_harness.render.text import escape
@@ -59,7 +57,7 @@ class Grid:
         cells = self._cells(probe)
         verdict = cropped(escape(probe.verdict or NO_VERDICT), _VERDICT)
         took = words.seconds(probe.wall_s) if probe.verdict else ""
-        remark = escape(bisect_proof.remark(told, probe))
+        remark = escape(bisect_words.remark(told, probe))
         number = f"{probe.n:>{_NUMBER}}  "
         if self._narrow:
             yield from paragraph(step, self.width, number, _INDENT)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nsa_harness.core.bisect.question import last_place
 from nsa_harness.core.bisect.report import BisectTold, ProbeTold
-from nsa_harness.core.bisect.spans import last_place
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import NO_VERDICT, following_each, step_word
 from nsa_harness.render.terminal.layout import cropped
@@ -80,7 +79,7 @@ def picture(told: BisectTold) -> Picture | None:
 
 
 def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...], y: int) -> Row:
-    remark = " · ".join(filter(None, (_value(told, probe), bisect_proof.remark(told, probe))))
+    remark = " · ".join(filter(None, (_value(told, probe), bisect_words.remark(told, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
     asked = bisect_words.config_words(told.subject.config(probe.places))

@@ -16,7 +16,6 @@ from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Round
 from nsa_harness.core.bisect.report import BisectTold, ProbeTold
 from nsa_harness.core.trouble import Trouble
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
 from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
@@ -90,7 +89,7 @@ def answer_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
         yield from _line("note", "interrupted: only the probes above were made", width)
     if often := bisect_words.how_often(told):
         yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(told.answer)))), width)
-    if told.answer.kind is not AnswerKind.NONE and (place := bisect_proof.place_line(told)):
+    if told.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(told)):
         yield from _line("place", "   ".join(place), width)
     yield from _commands(told, width)
     if open_ or told.answer.kind is AnswerKind.NONE:
@@ -159,10 +158,10 @@ def _commands(told: BisectTold, width: int) -> Iterator[str]:
 
 def _tells(told: BisectTold, width: int) -> Iterator[str]:
     """What was proven, claim by claim; where."""
-    claims = [*bisect_proof.proven(told)]
+    claims = [*bisect_words.proven(told)]
     for number, claim in enumerate(claims):
         yield from _line("" if number else "tells", claim, width)
-    if claims and (where := bisect_proof.where_proven(told)):
+    if claims and (where := bisect_words.where_proven(told)):
         yield from _line("", f"{where}; nothing else was tried", width)
 
 
@@ -174,7 +173,7 @@ def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
         f"{words.plural(other, 'probe')} with another failure" if other else "",
     )
     yield from _line("open", " · ".join(filter(None, counted)), width)
-    yield from _line("do", bisect_proof.what_decides(told), width)
+    yield from _line("do", bisect_words.what_decides(told), width)
 
 
 def _line(label: str, text: str, width: int) -> Iterator[str]:

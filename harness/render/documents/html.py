@@ -12,7 +12,6 @@ from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Report, counts
 from nsa_harness.render import words
 from nsa_harness.render.bisect import picture as bisect_picture
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.documents import lanes
 from nsa_harness.render.documents.tables import findings_line, tables
@@ -40,7 +39,6 @@ def report_html(report: Report, search: BisectTold | None = None) -> str:
         search=search,
         searched=bisect_picture,
         said=bisect_words,
-        shows=bisect_proof,
         link_target=link_target,
     )
 

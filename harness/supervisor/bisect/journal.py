@@ -17,9 +17,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from nsa_harness.core.bisect.question import Subset
+from nsa_harness.core.bisect.question import Spans, Subset, spans_of
 from nsa_harness.core.bisect.report import ProbeTold
-from nsa_harness.core.bisect.spans import Spans, spans_of
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.reading import read_lines
@@ -76,10 +75,6 @@ class Journal:
     def keep(self, one: ProbeTold) -> None:
         append_line(self._path, json.loads(json_text(one)))
         self.kept.append(one)
-
-    @property
-    def next_number(self) -> int:
-        return max((one.n for one in self.kept), default=0) + 1
 
 
 def question_key(*facts: object) -> str:
