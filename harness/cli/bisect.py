@@ -112,9 +112,9 @@ def bisect(
     ] = cli_run.Probe.FULL,
 ) -> None:
     """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
-    from nsa_harness.supervisor.bisect.subjects import Asking
+    from nsa_harness.supervisor.bisect.subjects import SubjectOptions
 
-    asking = Asking(
+    options = SubjectOptions(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
         commits=commits, any=any_key,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def bisect(
 
     templates = parse_templates(arg or (), env_arg or ())
     question = cli_run.question_of(context, words, script=script, ranks=ranks)
-    question, subject = subject_of(asking, question, templated=bool(templates), facts=machine_facts())
+    question, subject = subject_of(options, question, templated=bool(templates), facts=machine_facts())
     try:
         wanted = parse_outcome(outcome)
     except ValueError as error:

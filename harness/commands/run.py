@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.scheduler import Execution, RunRequest, Told
+from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
@@ -26,27 +26,27 @@ from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Listener
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
 
 if TYPE_CHECKING:
-    from nsa_harness.core.bisect.report import BisectTold
+    from nsa_harness.core.bisect.report import BisectReport
 
 
 @dataclass(kw_only=True)
 class Interruption:
     """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill."""
 
-    told: Told
+    broadcast: Broadcast
     side_by_side: bool  # the attempts look at `count` themselves
     count: int = 0
 
     def __call__(self, _: int, __: FrameType | None) -> None:
         self.count += 1
-        self.told(lambda one: one.interrupted(self.count))
+        self.broadcast(lambda one: one.interrupted(self.count))
         if self.count == 2 and not self.side_by_side:
             raise KeyboardInterrupt
 
@@ -73,14 +73,14 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         deepen=request.deepen,
     )
     write_record(run, record)
-    with listeners(request, run, screen) as told, interruptible(told, request) as interruption:
-        execution = Execution(run=run, request=request, facts=facts, told=told, interruption=interruption)
+    with listeners(request, run, screen) as broadcast, interruptible(broadcast, request) as interruption:
+        execution = Execution(run=run, request=request, facts=facts, broadcast=broadcast, interruption=interruption)
         outcomes = execution.outcomes_after(before)
         record = replace(record, interrupted=interruption.count > 0)
         write_record(run, record)
         report = report_of(run, record, outcomes)
         write_report(run, report)
-        told(lambda one: one.done(report, run.path))
+        broadcast(lambda one: one.done(report, run.path))
     return exit_code(report, strict=request.strict)
 
 
@@ -103,7 +103,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     return exit_code(report, strict=strict)
 
 
-def _search(run: RunDir) -> BisectTold | None:
+def _search(run: RunDir) -> BisectReport | None:
     """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
     if not run.search.is_file():
         return None
@@ -156,7 +156,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     return outcomes
 
 
-def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
+def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
     from nsa_harness.commands.judge import write_documents
 
     for trouble in write_documents(run, report, search):
@@ -179,8 +179,8 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
 
 
 @contextmanager
-def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
-    interruption = Interruption(told=told, side_by_side=request.jobs != 1)
+def interruptible(broadcast: Broadcast, request: RunRequest) -> Iterator[Interruption]:
+    interruption = Interruption(broadcast=broadcast, side_by_side=request.jobs != 1)
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
@@ -190,7 +190,7 @@ def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
 
 
 @contextmanager
-def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Told]:
+def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
     """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
     began = time.monotonic()
     with run.log.open("a", encoding="utf-8") as log, run.events.open("a", encoding="utf-8") as events:
@@ -202,11 +202,11 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         ]
         if request.json:
             listeners.append(Events(sys.stdout, run.run_id, clock, strict=request.strict))
-        told = Told(listeners=tuple(listeners))
+        broadcast = Broadcast(listeners=tuple(listeners))
         try:
-            yield told
+            yield broadcast
         finally:
-            told(lambda one: one.close())
+            broadcast(lambda one: one.close())
 
 
 def _terminal(request: RunRequest) -> Terminal:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TextIO
 
 from nsa_harness import __version__
-from nsa_harness.commands.attempt import Audience, prepare
+from nsa_harness.commands.attempt import AttemptAudience, prepare
 from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
-from nsa_harness.commands.scheduler import RunRequest, Told
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Listener, Silent
+from nsa_harness.render.listener import Broadcast, Listener, Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.observe.attach import Found, Look, find_job, onlooker
@@ -100,12 +100,12 @@ class Watched:
             listeners: list[Listener] = [Events(events, self.run.run_id, clock), GuestLines(log, quiet=False)]
             shown: TextIO = sys.stderr
             listeners.append(Events(shown, self.run.run_id, clock) if self.request.json else self.lines)
-            self.told = Told(listeners=tuple(listeners))
+            self.broadcast = Broadcast(listeners=tuple(listeners))
             return self._attempts()
 
     def _attempts(self) -> int:
         attempt = self.run.attempt(self.spec.scenario)
-        self.told(lambda one: one.plan(self.facts, [self.spec]))
+        self.broadcast(lambda one: one.plan(self.facts, [self.spec]))
         prepare(attempt, self.spec, self.facts)
         guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
         self.relay.follow(guest.child.pid)
@@ -120,7 +120,7 @@ class Watched:
     def _observe(self, guest: Guest, attempt: AttemptDir) -> bool:
         """Every attempt to its end; True where we ended the job."""
         while True:
-            self.told(lambda one: one.launched(self.spec))
+            self.broadcast(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
             ending = observation.run()
             if observation.guest_ranks.restarted:
@@ -145,7 +145,7 @@ class Watched:
             guarded=guest,
             spec=self.spec,
             attempt=attempt,
-            audience=Audience(name=attempt.path.name, tell=self.told),
+            audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
             interrupted=lambda: False,
             relay=self.relay,
             on_ending=told_of,
@@ -174,14 +174,14 @@ class Watched:
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
         write_report(self.run, report)
         if done:
-            self.told(lambda one: one.outcome(outcome, self.run.path))
-            self.told(lambda one: one.done(report, self.run.path))
+            self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+            self.broadcast(lambda one: one.done(report, self.run.path))
 
     def _still_there(self, observation: Observation, ending: Ending) -> None:
         """A HANG is proven, or the deadline has passed, and the job runs on."""
         outcome = self._judge(observation)
         self._report(outcome)
-        self.told(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         if not self.request.json:
             self.lines.still_there(outcome, self.run.path, "the job runs on")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
@@ -259,18 +259,18 @@ def attach(request: AttachRequest) -> int:
         command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
     )
     write_record(run, record)
-    asked = _as_run(request, spec)
-    with locked(run), listeners(asked, run, None) as told, interruptible(told, asked) as interruption:
+    as_run = _as_run(request, spec)
+    with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
         attempt = run.attempt(spec.scenario)
-        told(lambda one: one.plan(facts, [spec]))
+        broadcast(lambda one: one.plan(facts, [spec]))
         prepare(attempt, spec, facts)
-        told(lambda one: one.launched(spec))
+        broadcast(lambda one: one.launched(spec))
         with onlooker(job) as guarded:
             Look(
                 guarded=guarded,
                 spec=spec,
                 attempt=attempt,
-                audience=Audience(name=spec.scenario, tell=told),
+                audience=AttemptAudience(name=spec.scenario, tell=broadcast),
                 interrupted=lambda: interruption.count > 0,
                 job=job,
                 for_s=request.for_s,
@@ -280,8 +280,8 @@ def attach(request: AttachRequest) -> int:
         write_record(run, record)
         report = report_of(run, record, [outcome])
         write_report(run, report)
-        told(lambda one: one.outcome(outcome, run.path))
-        told(lambda one: one.done(report, run.path))
+        broadcast(lambda one: one.outcome(outcome, run.path))
+        broadcast(lambda one: one.done(report, run.path))
     return exit_code(report)
 
 

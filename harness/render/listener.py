@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -58,10 +60,25 @@ def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> t
     return tuple(trouble)
 
 
+@dataclass(kw_only=True)
+class Broadcast:
+    """Speaks to all listeners, of one thing at a time whatever thread it comes from."""
+
+    listeners: tuple[Listener, ...]
+    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, tell: Callable[[Listener], None]) -> None:
+        with self.lock:
+            notify(self.listeners, tell)
+
+
 # ruff: noqa: ARG002
 
 
 class Silent(Listener):
+    """Says nothing: for who listens to little."""
+
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
         return
 

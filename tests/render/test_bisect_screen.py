@@ -35,9 +35,9 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.plan import Part
-from nsa_harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
-from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.plan import Stage
+from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchAnswer
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
@@ -52,11 +52,11 @@ from nsa_harness.render.bisect.screen import (
 from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
-OPEN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+OPEN = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 RUN_DIR = Path("reports/20261121T101500-3f2a")
 
 
-def shown(told: BisectTold, width: int) -> list[str]:
+def shown(told: BisectReport, width: int) -> list[str]:
     return list(stored_lines(told, RUN_DIR, width))
 
 
@@ -113,7 +113,9 @@ def test_a_column_of_several_items_says_when_some_of_them_are_on() -> None:
 def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
     subject = layers(4, start=4)
     told = bisection(
-        subject, [probe(subject, 1, R, {0, 1}, BAD)], Answer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1}))
+        subject,
+        [probe(subject, 1, R, {0, 1}, BAD)],
+        SearchAnswer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1})),
     )
     head, row, *_ = Grid(subject=subject, width=100).rows(told)
     assert head.split() == ["layer", "4", "5", "6", "7"]
@@ -170,7 +172,7 @@ def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
         (UNDECIDED, "It is not decided: between layers 0-5 and all 12 nothing could be judged."),
     ],
 )
-def test_each_answer_is_one_sentence(told: BisectTold, sentence: str) -> None:
+def test_each_answer_is_one_sentence(told: BisectReport, sentence: str) -> None:
     assert bisect_words.sentence(told) == sentence
 
 
@@ -220,8 +222,8 @@ def test_no_screen_guesses() -> None:
         assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
 
 
-def asking(subject: Subject, sought: bool = False) -> str:
-    told = bisection(subject, (), OPEN, sought=SINGLE.sought if sought else None)
+def asking(subject: Subject, signature: bool = False) -> str:
+    told = bisection(subject, (), OPEN, signature=SINGLE.signature if signature else None)
     return next(iter(header_lines(told, 200))).split("   ")[1]
 
 
@@ -243,7 +245,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.BRANCHES: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
     }
-    assert asking(TWELVE, sought=True) == "which checkpointed layers make it HANG?"
+    assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"
 
 
@@ -256,7 +258,7 @@ def test_every_purpose_has_its_words() -> None:
     assert all(steps)
 
 
-def running(told: BisectTold, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
+def running(told: BisectReport, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
     round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, left=left)
     return progress_line(told, round_, 3.1, 100)
 
@@ -282,13 +284,13 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Control(name="bad", config="all 12 layers", command=None, reason="needs 2 GPUs, this machine has none"),
     )
     parts = (
-        Part(name="controls", probes=2),
-        Part(name="right edge", probes=4),
-        Part(name="left edge", probes=4),
-        Part(name="shape", probes=4),
-        Part(name="next culprit", probes=21, only_if="there are several"),
+        Stage(name="controls", probes=2),
+        Stage(name="right edge", probes=4),
+        Stage(name="left edge", probes=4),
+        Stage(name="shape", probes=4),
+        Stage(name="next culprit", probes=21, only_if="there are several"),
     )
-    told = replace(SINGLE, probes=(), sought=None)
+    told = replace(SINGLE, probes=(), signature=None)
     golden("bisect.plan.txt", "\n".join(plan_lines(told, parts, controls, 100)) + "\n")
 
 

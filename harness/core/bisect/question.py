@@ -77,7 +77,7 @@ Probe = Callable[[Round], Sequence[CountsAs]]  # one answer for each subset, in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class ProbeAnswer:
     subset: Subset
     counts_as: CountsAs
 
@@ -98,7 +98,7 @@ def _alike() -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SearchQuestion:
     """`items` are numbered from 0: all off is the good end, all on the bad one.
 
     An ORDERED question asks prefixes only: of length k for the k-th larger value, of length 0 for the good end.
@@ -138,7 +138,7 @@ class AnswerKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SearchAnswer:
     """`items`: single (7,); range (start, stop); set and several all members; threshold and count (smallest bad,).
 
     A threshold is a prefix length. Of an interaction `items` are all needed; of several, each of `groups` is enough.

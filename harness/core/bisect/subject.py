@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind
+from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer
 from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 
 Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
@@ -99,7 +99,7 @@ class Subject:
         config = self.config(subset).items()
         return tuple(override_word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
 
-    def told(self, subset: Collection[int]) -> str:
+    def describe(self, subset: Collection[int]) -> str:
         """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
@@ -118,7 +118,7 @@ class Subject:
         return value if isinstance(value, str) else json.dumps(value)
 
 
-def in_its_words(subject: Subject, answer: Answer) -> Answer:
+def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
     """The answer as this subject can be spoken of: only layers lie side by side; of other items a range is a set."""
     if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
         return answer

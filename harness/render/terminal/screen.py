@@ -283,7 +283,7 @@ def _sentence(outcome: Outcome) -> str:
     remarks = ("does not count" if not outcome.final else "", "flaky" if outcome.flaky else "")
     if outcome.showed:
         return f"does not count · {outcome.showed}"
-    return " · ".join(part for part in (expected, *remarks, words.in_a_row(outcome)) if part)
+    return " · ".join(part for part in (expected, *remarks, words.row_sentence(outcome)) if part)
 
 
 def _expectations(report: Report) -> str:

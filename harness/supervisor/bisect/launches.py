@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nsa_harness.core.bisect.question import Question as SearchQuestion
-from nsa_harness.core.bisect.question import QuestionKind, Spans, spans_of
+from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.plan import RunSpec, Skip
