@@ -104,12 +104,8 @@ def bisect(
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
-    probe: Annotated[
-        cli_run.Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")
-    ] = cli_run.Probe.FULL,
+    out: cli_run.Out = None,
+    probe: cli_run.ProbeOption = cli_run.Probe.FULL,
 ) -> None:
     """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
     from nsa_harness.supervisor.bisect.subjects import SubjectOptions

@@ -1,7 +1,4 @@
-"""One attempt: launch it, watch it, end it, judge it from what is on disk.
-
-What watches and judges is imported once the ranks start, which takes them longer: nobody waits for it.
-"""
+"""One attempt: launch it, watch it to its end, see that nothing of it is left, judge it from what is on disk."""
 
 from __future__ import annotations
 
@@ -78,7 +75,10 @@ def _follow(
 ) -> None:
     """Watch it to its end, which is here at the latest."""
     try:
-        from nsa_harness.commands.judge import Watch
+        # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
+        import nsa_harness.commands.judge
+        import nsa_harness.render.documents.documents  # noqa: F401
+        from nsa_harness.supervisor.watch.watch import Watch
 
         Watch(
             guarded=guarded,

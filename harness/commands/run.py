@@ -1,6 +1,16 @@
-"""The composition: a plan of scenarios, run, judged and reported. The `run` modules alone know every stage.
+"""A run from its resolved scenarios to its documents, and a stored one judged again.
 
-What is needed only when something has ended is imported there: a run begins sooner.
+From here on: `scheduler` says what is launched next, `attempt` launches it and follows it to its end, `judge` says what
+happened from the files that it left.
+
+- What ends a run: `supervisor/watch/watch.py`, or `Interruption` below.
+- Where a HANG is decided: `prove` in `core/verdict/proof.py` while it runs, then `judge` in `core/verdict/verdict.py`.
+- Where a cause is named: `diagnose` in `core/diagnosis/engine.py`.
+- Where a file is written: `supervisor/store/rundir.py` knows every name and both ways to write; `commands/judge.py`
+  writes what belongs to an attempt, `render/documents/documents.py` what belongs to the run.
+
+In these four modules an import within a function is of what a launch does not need: the ranks start sooner without it,
+and while they do, `attempt` loads what watches, judges and writes.
 """
 
 from __future__ import annotations
@@ -25,11 +35,12 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError
+from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
+from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
 
 if TYPE_CHECKING:
@@ -95,8 +106,6 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
     if json:
-        from nsa_harness.render.documents.report_json import to_json
-
         sys.stdout.write(to_json(report))
     else:
         _tell_again(run, report)
@@ -119,8 +128,6 @@ def _search(run: RunDir) -> BisectReport | None:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
-    from nsa_harness.supervisor.store.record import load_spec
-
     judged = with_flakiness(_judged(run))
     failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
     return tuple(load_spec(run.path / outcome.dir / "spec.json") for outcome in failed)
@@ -143,7 +150,8 @@ def _judged(run: RunDir) -> list[Outcome]:
 
 def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
-    from nsa_harness.commands.judge import judge_stored, log_fault, not_judged
+    from nsa_harness.commands.judge import judge_stored, not_judged
+    from nsa_harness.render.documents.documents import log_fault
 
     outcomes = []
     for attempt in run.attempts():
@@ -157,7 +165,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
 
 
 def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
-    from nsa_harness.commands.judge import write_documents
+    from nsa_harness.render.documents.documents import write_documents
 
     for trouble in write_documents(run, report, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)

@@ -1,7 +1,4 @@
-"""A plan: every scenario as often as its policy says, one after another or side by side.
-
-What is needed only for a scenario that does not run is imported there: a run begins sooner.
-"""
+"""A plan: every scenario as often as its policy says, one after another or side by side; `attempt` makes each run."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa_harness.commands.attempt import Interrupts, run_one
-from nsa_harness.core.comparison.deepening import with_deeper_runs
+from nsa_harness.core.comparison.deepening import Change, deepened, next_change, with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -44,9 +40,6 @@ class RunRequest:
     jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
     resumed: Path | None = None  # the run directory to go on in
 
-
-if TYPE_CHECKING:
-    from nsa_harness.core.comparison.deepening import Change
 
 _LOOK_S = 0.2
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
@@ -110,8 +103,6 @@ class Execution:
         self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None
     ) -> Outcome:
         """The same launch with one change: it answers for another attempt, and does not count itself."""
-        from nsa_harness.core.comparison.deepening import deepened
-
         deeper = self._attempt(deepened(spec, change, open_attempt.attempt), self._next_number(spec), devices)
         return with_deeper_runs([open_attempt, replace(deeper, final=False)])[1]
 
@@ -119,8 +110,6 @@ class Execution:
         """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
         if not self.request.deepen:
             return None
-        from nsa_harness.core.comparison.deepening import next_change
-
         attempts = with_flakiness(self.attempts[spec.scenario])
         counting = next((one for one in attempts if one.final and one.deepening is None), None)
         if counting is None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import groupby
 
-from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer
+from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer, spans_of
 from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 
 Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
@@ -147,16 +146,14 @@ def layers_word(value: Plain) -> str:
 def layer_spans(numbers: Collection[int]) -> str:
     """For people, inclusive, with the code's form behind a span: "0-5 [0:6]", "3 and 8", "7"."""
     ordered = sorted(numbers)
-    spans = list(_spans(ordered))
+    spans = _spans(ordered)
     if len(ordered) > 1 and len(spans) == 1:
         return f"{spans[0]} [{ordered[0]}:{ordered[-1] + 1}]"
     return spans[0] if len(spans) == 1 else f"{', '.join(spans[:-1])} and {spans[-1]}"
 
 
-def _spans(numbers: Collection[int]) -> Iterator[str]:
-    for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        yield str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}"
+def _spans(numbers: Collection[int]) -> list[str]:
+    return [str(first) if stop - first == 1 else f"{first}-{stop - 1}" for first, stop in spans_of(numbers)]
 
 
 def _number(item: Plain) -> int:

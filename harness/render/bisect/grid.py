@@ -13,7 +13,7 @@ from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
+from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
 from nsa_harness.render.text import escape
 
 ON, OFF, PARTLY = "■", "·", "▒"
@@ -66,7 +66,7 @@ class Grid:
         if cell_len(step) > self._step:
             yield from paragraph(step, self.width, number, _INDENT)
             number, step = _INDENT, ""
-        line = f"{number}{_padded(step, self._step)}  {_padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
+        line = f"{number}{padded(step, self._step)}  {padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
         yield from self._with_remark(f"{line} {took:>{_TIME}}".rstrip(), remark)
 
     def rows(self, report: BisectReport) -> Iterator[str]:
@@ -195,7 +195,3 @@ def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
 
 def _sign(on: Sequence[bool]) -> str:
     return ON if all(on) else PARTLY if any(on) else OFF
-
-
-def _padded(text: str, columns: int) -> str:
-    return text + " " * max(columns - cell_len(text), 0)
