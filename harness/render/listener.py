@@ -41,9 +41,6 @@ class Listener(Protocol):
 
     def done(self, report: Report, run_dir: Path) -> None: ...
 
-    def error(self, text: str) -> None:
-        """An error of the user or the harness; no report follows."""
-
     def close(self) -> None:
         """Leave the screen in order. Safe to call twice and at any time."""
 
@@ -101,9 +98,6 @@ class Silent(Listener):
         return
 
     def done(self, report: Report, run_dir: Path) -> None:
-        return
-
-    def error(self, text: str) -> None:
         return
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
 
 
 class Literal:
-    """A teller that draws no conclusion and asks always."""
+    """A judge of sets that draws no conclusion and asks always."""
 
     sure = 1.0
     rate = None

@@ -1,4 +1,4 @@
-"""Asked: every probe so far, the only way to more, and what follows from them."""
+"""Oracle: every probe so far, the only way to more, and what follows from them."""
 
 from __future__ import annotations
 

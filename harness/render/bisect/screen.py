@@ -21,7 +21,6 @@ from nsa_harness.render.bisect.grid import Grid, Next
 from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.render.words import UNKNOWN
 
 _LABEL = 11
 
@@ -274,14 +273,6 @@ class BisectScreen:
         with self._harmless():
             self._interrupts = count
             self._writer.write(f"{self._paint.bare(interrupted_line(count))}\n")
-
-    def error(self, text: str) -> None:
-        """An error of the user or the harness; no answer follows."""
-        with self._harmless():
-            self._stop()
-            first, *rest = text.splitlines() or [UNKNOWN]
-            self._print([f"error: {escape(first)}", *map(escape, rest)])
-            self._writer.settle()
 
     def settle(self) -> None:
         """Return when everything said so far is on the stream."""
