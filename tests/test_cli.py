@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.cli import main as cli
-from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.scenario import json_schema

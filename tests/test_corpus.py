@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from render.render_samples import PASSED
 
-from nsa_harness.commands.corpus import corpus, corpus_root
+from nsa_harness.commands.selftest import corpus, corpus_root
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Status, Verdict

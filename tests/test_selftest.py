@@ -14,9 +14,8 @@ from render.render_samples import MACHINE, PASSED
 
 from nsa_harness import __version__
 from nsa_harness.cli import main as cli
-from nsa_harness.commands import corpus as run_corpus
 from nsa_harness.commands import selftest as run_selftest
-from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.commands.selftest import SelftestRequest, drawn, selftest
 from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Launcher, RunSpec, Skip
@@ -349,7 +348,7 @@ def test_programs_of_the_corpus_are_chosen_by_name_and_compared_with_their_label
 ) -> None:
     one_program(tmp_path)
     monkeypatch.setattr(run_selftest, "corpus_root", lambda: tmp_path)
-    monkeypatch.setattr(run_corpus, "run_all", saying(*outcomes, code=code))
+    monkeypatch.setattr(run_selftest, "run_all", saying(*outcomes, code=code))
     request = replace(REQUEST, programs=(pattern,), out=tmp_path / "out")
     assert selftest(request) == exit_code
     shown = capsys.readouterr().out.splitlines()
@@ -372,7 +371,7 @@ def test_a_program_that_this_machine_cannot_run_is_skipped_aloud(
     one_program(tmp_path)
     monkeypatch.setattr(run_selftest, "corpus_root", lambda: tmp_path)
     monkeypatch.setattr(run_selftest, "lacking", lambda trial: None if trial.healthy else "root")
-    monkeypatch.setattr(run_corpus, "run_all", saying(HEALTHY))
+    monkeypatch.setattr(run_selftest, "run_all", saying(HEALTHY))
     assert selftest(replace(REQUEST, programs=("thread_lock",), out=tmp_path / "out")) == 0
     assert "SKIP   thread_lock  needs root" in capsys.readouterr().out
 
@@ -380,8 +379,8 @@ def test_a_program_that_this_machine_cannot_run_is_skipped_aloud(
 def test_what_the_label_says_reaches_the_launch_and_what_is_due_does_not(tmp_path: Path) -> None:
     text = 'LABEL = {"verdict": "HANG", "cause": "lock_cycle", "ranks": 4, "limits": {"busy_s": 8}, "words": ["fd"]}\n'
     (tmp_path / "io_odd.py").write_text(text)
-    fault, twin_ = run_corpus.corpus(tmp_path)
-    spec = run_corpus._spec(fault, tmp_path)
+    fault, twin_ = run_selftest.corpus(tmp_path)
+    spec = run_selftest._trial_spec(fault, tmp_path)
     assert (spec.ranks, spec.limits.busy_s, spec.program[-2:]) == (4, 8.0, ("fault", "fd"))
-    assert run_corpus._spec(twin_, tmp_path).program[-2:] == ("healthy", "fd")
+    assert run_selftest._trial_spec(twin_, tmp_path).program[-2:] == ("healthy", "fd")
     assert (spec.expect.verdict, spec.expect.cause, spec.fault) == ("PASS", None, None)

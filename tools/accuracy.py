@@ -26,8 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
-from nsa_harness.commands.corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus  # noqa: E402
 from nsa_harness.commands.judge import judge_stored  # noqa: E402
+from nsa_harness.commands.selftest import CorpusRequest, corpus, corpus_root, lacking, run_corpus  # noqa: E402
 from nsa_harness.core.comparison.repeats import with_flakiness  # noqa: E402
 from nsa_harness.core.selftest.accuracy import accuracy, accuracy_values  # noqa: E402
 from nsa_harness.core.selftest.corpus import Answer, Trial, answered  # noqa: E402

@@ -104,17 +104,13 @@ def bisect(
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
-    probe: Annotated[
-        cli_run.Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")
-    ] = cli_run.Probe.FULL,
+    out: cli_run.Out = None,
+    probe: cli_run.ProbeOption = cli_run.Probe.FULL,
 ) -> None:
     """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
-    from nsa_harness.supervisor.bisect.subjects import Asking
+    from nsa_harness.supervisor.bisect.subjects import SubjectOptions
 
-    asking = Asking(
+    options = SubjectOptions(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
         commits=commits, any=any_key,
     )  # fmt: skip
@@ -123,14 +119,13 @@ def bisect(
 
         raise typer.Exit(show_stored(log, out))
     from nsa_harness.core.bisect.signature import parse_outcome
-    from nsa_harness.supervisor.bisect.launches import parse_templates
-    from nsa_harness.supervisor.bisect.request import BisectRequest
+    from nsa_harness.supervisor.bisect.launches import BisectRequest, parse_templates
     from nsa_harness.supervisor.bisect.subjects import arguments_of, subject_of
     from nsa_harness.supervisor.launch.machine import machine_facts
 
     templates = parse_templates(arg or (), env_arg or ())
     question = cli_run.question_of(context, words, script=script, ranks=ranks)
-    question, subject = subject_of(asking, question, templated=bool(templates), facts=machine_facts())
+    question, subject = subject_of(options, question, templated=bool(templates), facts=machine_facts())
     try:
         wanted = parse_outcome(outcome)
     except ValueError as error:

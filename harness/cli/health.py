@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsa_harness.cli.run import Out
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def selftest(
     seed: Annotated[
         int | None, typer.Option(envvar="NSA_HARNESS_SEED", min=0, help="The places of an earlier selftest.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Plant faults under torchrun, at places drawn anew, and check that each is named with rank, layer and step.
 

@@ -164,9 +164,7 @@ def report(
     stored: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
+    out: cli_run.Out = None,
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")

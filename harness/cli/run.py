@@ -16,7 +16,7 @@ import typer
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.supervisor.launch.planning import Asked, Plan, Question
 
 AUTO = "auto"
@@ -26,6 +26,11 @@ class Probe(StrEnum):
     OFF = "off"
     BOARD = "board"
     FULL = "full"
+
+
+# Options of several commands.
+Out = Annotated[Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")]
+ProbeOption = Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")]
 
 
 def known_names(incomplete: str) -> list[str]:
@@ -116,20 +121,18 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
+    out: Out = None,
     strict: Annotated[
         bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
     ] = False,
-    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+    probe: ProbeOption = Probe.FULL,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
         bool,
         typer.Option("--git-bisect", envvar="NSA_HARNESS_GIT_BISECT", help="For `git bisect run`: a mistake is 125."),
     ] = False,
 ) -> None:
     """Run scenarios and judge them."""
-    from nsa_harness.commands.request import RunRequest
+    from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
 
     request = RunRequest(

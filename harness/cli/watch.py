@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_harness.cli.run import Probe
+from nsa_harness.cli.run import Out, Probe, ProbeOption
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,10 +40,8 @@ def watch(
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
-    probe: Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")] = Probe.FULL,
+    out: Out = None,
+    probe: ProbeOption = Probe.FULL,
 ) -> None:
     """Run a command as it is, observe it, and report a hang; it is not ended unless --on-hang=kill says so."""
     command: tuple[str, ...] = context.obj or ()
@@ -81,13 +78,11 @@ def attach(
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
-    from nsa_harness.commands.attach import AttachRequest
-    from nsa_harness.commands.attach import attach as run_attach
+    from nsa_harness.commands.watch import AttachRequest
+    from nsa_harness.commands.watch import attach as run_attach
     from nsa_harness.core.scenario.observed_job import observed_limits
 
     request = AttachRequest(

@@ -1,7 +1,4 @@
-"""One attempt: launch it, watch it, end it, judge it from what is on disk.
-
-What watches and judges is imported once the ranks start, which takes them longer: nobody waits for it.
-"""
+"""One attempt: launch it, watch it to its end, see that nothing of it is left, judge it from what is on disk."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def run_one(
         prepare(attempt, spec, facts)
         tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
-        _follow(guarded, spec, attempt, Audience(name=attempt.path.name, tell=tell), interruption)
+        _follow(guarded, spec, attempt, AttemptAudience(name=attempt.path.name, tell=tell), interruption)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
@@ -73,10 +70,15 @@ def run_one(
         return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
 
 
-def _follow(guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: Audience, interruption: Interrupts) -> None:
+def _follow(
+    guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: AttemptAudience, interruption: Interrupts
+) -> None:
     """Watch it to its end, which is here at the latest."""
     try:
-        from nsa_harness.commands.judge import Watch
+        # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
+        import nsa_harness.commands.judge
+        import nsa_harness.render.documents.documents  # noqa: F401
+        from nsa_harness.supervisor.watch.watch import Watch
 
         Watch(
             guarded=guarded,
@@ -104,7 +106,7 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audience:
+class AttemptAudience:
     """Passes what the watcher sees to the listeners, under the name of the attempt's directory."""
 
     name: str

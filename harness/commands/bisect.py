@@ -12,15 +12,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness.commands.attempt import run_one
-from nsa_harness.commands.bisect_report import NOTHING_YET, Seen, telling, write_answer
-from nsa_harness.commands.request import RunRequest
+from nsa_harness.commands.bisect_report import (
+    ANSWERED,
+    INTERRUPTED,
+    NOTHING_YET,
+    UNDECIDED,
+    SearchState,
+    report_so_far,
+    write_answer,
+)
 from nsa_harness.commands.run import Interruption, interruptible, listeners
-from nsa_harness.commands.scheduler import Told
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.bisect.plan import find
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Question, Round, Subset
-from nsa_harness.core.bisect.report import ProbeTold
+from nsa_harness.core.bisect.question import (
+    AnswerKind,
+    CountsAs,
+    OutOfBudget,
+    Purpose,
+    Round,
+    SearchAnswer,
+    SearchQuestion,
+    Subset,
+    spans_of,
+)
+from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -29,17 +45,22 @@ from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
 from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
-from nsa_harness.render.listener import Silent
+from nsa_harness.render.listener import Broadcast, Silent
 from nsa_harness.supervisor.bisect.commits import worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
-from nsa_harness.supervisor.bisect.request import BisectRequest, key_of, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import (
+    BisectRequest,
+    CannotLaunch,
+    Launches,
+    key_of,
+    launches_of,
+    question_of,
+)
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.reading import log_tail
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
 
-ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
@@ -78,13 +99,13 @@ class Bisection:
     facts: MachineFacts
     journal: Journal
     screen: BisectScreen
-    told: Told
+    broadcast: Broadcast
     interruption: Interruption
     server: ForkServer | None
-    probes: list[ProbeTold] = field(default_factory=list)
+    probes: list[ProbeReport] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
     specs: list[RunSpec] = field(default_factory=list)
-    sought: Signature | None = None
+    signature: Signature | None = None
     notes: list[str] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
     out_of_budget: bool = False  # the same command with a larger one goes on
@@ -92,7 +113,7 @@ class Bisection:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def carry_out(self) -> int:
-        self.screen.begun(telling(self._seen))
+        self.screen.begun(report_so_far(self._state))
         try:
             answer = find(self._question(), self.probe)
         except _Interrupted:
@@ -103,7 +124,7 @@ class Bisection:
         self._finish(answer, cut_short=False)
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
-    def _question(self) -> Question:
+    def _question(self) -> SearchQuestion:
         """As many probes side by side as were asked for, and as there are GPUs for."""
         jobs = self.request.jobs
         with suppress(CannotLaunch):
@@ -111,31 +132,31 @@ class Bisection:
             jobs = min(jobs, max(1, len(self.facts.gpus) // spec.ranks)) if spec.device == "cuda" else jobs
         return replace(question_of(self.request), bad_cost=self._bad_cost, at_once=jobs)
 
-    def probe(self, asked: Round) -> list[CountsAs]:
+    def probe(self, round_: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
-        self.screen.asked(asked, telling(self._seen))
-        places = [(self._next(), subset) for subset in asked.subsets]
+        self.screen.round_begun(round_, report_so_far(self._state))
+        places = [(self._next(), subset) for subset in round_.subsets]
         if len(places) == 1:
-            made = [self._one(*places[0], asked)]
+            made = [self._one(*places[0], round_)]
         else:
             with ThreadPoolExecutor(max_workers=len(places)) as pool:
-                made = list(pool.map(lambda place: self._one(place[0], place[1], asked), places))
+                made = list(pool.map(lambda place: self._one(place[0], place[1], round_), places))
         return [one.counts_as for one in made]
 
-    def _one(self, n: int, subset: Subset, asked: Round) -> ProbeTold:
-        in_full = self._in_full(subset, asked.purpose)
+    def _one(self, n: int, subset: Subset, round_: Round) -> ProbeReport:
+        in_full = self._in_full(subset, round_.purpose)
         with self._lock:
             kept = self.journal.take(subset, in_full=in_full)
         if kept is None:
-            kept = self._made(n, subset, asked, in_full=in_full)
+            kept = self._made(n, subset, round_, in_full=in_full)
         with self._lock:
             self.journal.answered.append(kept)
             self._learn(kept)
-            told = replace(kept, n=n)
-            self.probes = sorted([*self.probes, told], key=lambda one: one.n)
-            self.screen.probed(told, telling(self._seen))
-            self._tell_programs(probe_event(self.request.subject, told))
-        return told
+            probed = replace(kept, n=n)
+            self.probes = sorted([*self.probes, probed], key=lambda one: one.n)
+            self.screen.probed(probed, report_so_far(self._state))
+            self._tell_programs(probe_event(self.request.subject, probed))
+        return probed
 
     def _tell_programs(self, event: dict[str, object]) -> None:
         """A line of the `--json` stream beside those of each launch; the event file has all of them."""
@@ -151,14 +172,14 @@ class Bisection:
         made = sum(one.in_full and one.subset == spans for one in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
 
-    def _made(self, n: int, subset: Subset, asked: Round, *, in_full: bool) -> ProbeTold:
+    def _made(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
         if self.interruption.count:
             raise _Interrupted
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
-        blank = ProbeTold(
-            n=n, subset=spans_of(subset), purpose=asked.purpose, open=asked.open, left=asked.left,
+        blank = ProbeReport(
+            n=n, subset=spans_of(subset), purpose=round_.purpose, open=round_.open, left=round_.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
         )  # fmt: skip
@@ -172,23 +193,24 @@ class Bisection:
             self.journal.keep(kept)
         return kept
 
-    def _launched(self, spec: RunSpec, blank: ProbeTold) -> ProbeTold:
+    def _launched(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
         name = self._free_name(blank.n)
-        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.told(blank.places)}"
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.places)}"
         spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         with self._devices(spec) as devices:
             outcome = run_one(
                 spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
-                tell=self.told, interruption=self.interruption, log=self.run.log, devices=devices, server=self.server,
+                tell=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices,
+                server=self.server,
             )  # fmt: skip
         if self.interruption.count:
             raise _Interrupted
-        self.told(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
             output = log_tail(self.run.attempt(name).output)
-            counts = counts_as(outcome, self.request.wanted, self.sought, output)
+            counts = counts_as(outcome, self.request.wanted, self.signature, output)
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
 
     @contextmanager
@@ -215,24 +237,24 @@ class Bisection:
             self._note(settled.notes[-1])
         return settled
 
-    def _learn(self, kept: ProbeTold) -> None:
+    def _learn(self, kept: ProbeReport) -> None:
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
-        if self.sought is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
-            self.sought = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
+        if self.signature is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
+            self.signature = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
 
     @property
-    def _seen(self) -> Seen:
-        return Seen(
+    def _state(self) -> SearchState:
+        return SearchState(
             request=self.request, run=self.run, launches=self.launches, facts=self.facts, probes=tuple(self.probes),
-            sought=self.sought, notes=tuple(self.notes),
+            signature=self.signature, notes=tuple(self.notes),
         )  # fmt: skip
 
-    def _finish(self, answer: Answer, *, cut_short: bool) -> None:
-        told = write_answer(self._seen, answer, self.outcomes, self.specs, cut_short=cut_short)
-        self.screen.answered(told, self.run.path)
-        self._tell_programs(answer_event(told, str(self.run.path)))
+    def _finish(self, answer: SearchAnswer, *, cut_short: bool) -> None:
+        report = write_answer(self._state, answer, self.outcomes, self.specs, cut_short=cut_short)
+        self.screen.answered(report, self.run.path)
+        self._tell_programs(answer_event(report, str(self.run.path)))
 
     def _next(self) -> int:
         self._number += 1
@@ -288,10 +310,10 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
             launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(_close, screen, run)
-        told = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
-        interruption = stack.enter_context(interruptible(told, as_run))
+        broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
+        interruption = stack.enter_context(interruptible(broadcast, as_run))
         server = stack.enter_context(ForkServer()) if request.fork else None
         yield Bisection(
             request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
-            told=told, interruption=interruption, server=server,
+            broadcast=broadcast, interruption=interruption, server=server,
         )  # fmt: skip

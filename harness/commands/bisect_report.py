@@ -9,17 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.bisect import ANSWERED, UNDECIDED
 from nsa_harness.commands.run import report_of, write_report
 from nsa_harness.core.bisect.plan import worst_case
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset
-from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, SearchAnswer, Subset, spans_of
+from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.repro import NAME, repro_command, repro_script
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -28,67 +25,68 @@ from nsa_harness.render.bisect.bisect_json import stored_search
 from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
 from nsa_harness.render.terminal.stream import Paint
 from nsa_harness.render.words import launch_line
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches
-from nsa_harness.supervisor.bisect.request import BisectRequest, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, launches_of, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-NOTHING_YET = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
+NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SearchState:
     """Everything that a bisection has seen so far."""
 
     request: BisectRequest
     run: RunDir | None  # None: a plan, which writes nothing
     launches: Launches
     facts: MachineFacts
-    probes: Sequence[ProbeTold]
-    sought: Signature | None
+    probes: Sequence[ProbeReport]
+    signature: Signature | None
     notes: Sequence[str]
 
 
-def telling(
-    seen: Seen, answer: Answer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
-) -> BisectTold:
+def report_so_far(
+    state: SearchState, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
+) -> BisectReport:
     """What is known, for a screen or a document."""
-    spec = _any_spec(seen.launches)
-    search = [one for one in seen.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
-    return BisectTold(
-        run_id=seen.run.run_id if seen.run else "",
+    spec = _any_spec(state.launches)
+    searching = [one for one in state.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
+    return BisectReport(
+        run_id=state.run.run_id if state.run else "",
         harness=__version__,
-        machine=seen.facts,
-        command=seen.request.command,
-        scenario=spec.scenario if spec else seen.request.subject.key,
+        machine=state.facts,
+        command=state.request.command,
+        scenario=spec.scenario if spec else state.request.subject.key,
         what=launch_line(spec.ranks, spec.backend, spec.subject) if spec else "",
-        subject=seen.request.subject,
-        sought=seen.sought,
+        subject=state.request.subject,
+        signature=state.signature,
         answer=answer,
-        probes=tuple(seen.probes),
-        commands=_commands(seen, answer, alone),
-        floor_probes=_floor(answer, len(seen.request.subject.items)),
-        search_probes=len(search),
-        wall_s=sum(one.wall_s for one in seen.probes),
+        probes=tuple(state.probes),
+        commands=_commands(state, answer, alone),
+        floor_probes=_floor(answer, len(state.request.subject.items)),
+        search_probes=len(searching),
+        wall_s=sum(one.wall_s for one in state.probes),
         interrupted=cut_short,
-        notes=(*(spec.notes if spec else ()), *seen.notes),
+        notes=(*(spec.notes if spec else ()), *state.notes),
         not_covered=spec.not_covered if spec else (),
     )
 
 
 def write_answer(
-    seen: Seen, answer: Answer, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec], *, cut_short: bool
-) -> BisectTold:
+    state: SearchState,
+    answer: SearchAnswer,
+    outcomes: Mapping[str, Outcome],
+    specs: Sequence[RunSpec],
+    *,
+    cut_short: bool,
+) -> BisectReport:
     """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
-    assert seen.run is not None
-    told = telling(seen, answer, alone=_write_repro(seen, seen.run, answer), cut_short=cut_short)
-    _write_documents(seen, seen.run, told, outcomes, specs)
-    return told
+    assert state.run is not None
+    search = report_so_far(state, answer, alone=_write_repro(state, state.run, answer), cut_short=cut_short)
+    _write_documents(state, state.run, search, outcomes, specs)
+    return search
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
@@ -102,21 +100,21 @@ def _any_spec(launches: Launches) -> RunSpec | None:
     return None
 
 
-def _commands(seen: Seen, answer: Answer, alone: str | None) -> Commands:
+def _commands(state: SearchState, answer: SearchAnswer, alone: str | None) -> Commands:
     def command(subset: Subset | None) -> str | None:
-        return None if subset is None else seen.launches.command(subset, _stored(seen, subset))
+        return None if subset is None else state.launches.command(subset, _stored(state, subset))
 
     return Commands(bad=command(answer.failing), good=command(answer.passing), alone=alone)
 
 
-def _stored(seen: Seen, subset: Collection[int]) -> Path | None:
+def _stored(state: SearchState, subset: Collection[int]) -> Path | None:
     """The spec of the newest probe of this configuration."""
     spans = spans_of(subset)
-    dirs = [one.dir for one in reversed(seen.probes) if one.subset == spans and one.dir]
-    return seen.run.attempt(dirs[0]).spec if seen.run and dirs else None
+    dirs = [one.dir for one in reversed(state.probes) if one.subset == spans and one.dir]
+    return state.run.attempt(dirs[0]).spec if state.run and dirs else None
 
 
-def _floor(answer: Answer, items: int) -> int:
+def _floor(answer: SearchAnswer, items: int) -> int:
     """What no search could do without: the bits in an answer of this kind."""
     sizes = {
         AnswerKind.RANGE: items * (items + 1) // 2,
@@ -126,16 +124,16 @@ def _floor(answer: Answer, items: int) -> int:
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
-def _write_repro(seen: Seen, run: RunDir, answer: Answer) -> str | None:
+def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str | None:
     """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
-    if answer.failing is None or seen.request.subject.form is Form.COMMIT:  # a worktree is gone by then
+    if answer.failing is None or state.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
     try:
-        spec = seen.launches.spec(answer.failing)
+        spec = state.launches.spec(answer.failing)
     except CannotLaunch:
         return None
-    told = f"{seen.request.subject.told(answer.failing)}: {seen.sought}"
-    script = repro_script(spec, working_dir=os.getcwd(), told=told)
+    about = f"{state.request.subject.describe(answer.failing)}: {state.signature}"
+    script = repro_script(spec, working_dir=os.getcwd(), about=about)
     if script is None:
         return None
     folder = run.repro
@@ -145,17 +143,17 @@ def _write_repro(seen: Seen, run: RunDir, answer: Answer) -> str | None:
 
 
 def _write_documents(
-    seen: Seen, run: RunDir, told: BisectTold, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
+    state: SearchState, run: RunDir, search: BisectReport, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
 ) -> None:
-    dirs = [one.dir for one in told.probes if one.dir]
+    dirs = [one.dir for one in search.probes if one.dir]
     known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
-        command=seen.request.command, harness=__version__, machine=seen.facts, controller=os.getpid(),
-        plan=tuple(specs), probe=seen.request.probe, interrupted=told.interrupted,
+        command=state.request.command, harness=__version__, machine=state.facts, controller=os.getpid(),
+        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted,
     )  # fmt: skip
     write_record(run, record)
     report = report_of(run, record, [known[name] for name in dirs if name in known])
-    write_report(run, report, told)
+    write_report(run, report, search)
 
 
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
@@ -174,17 +172,17 @@ def show_plan(request: BisectRequest) -> int:
     facts = machine_facts()
     launches = launches_of(request, facts)
     everything = range(len(request.subject.items))
-    seen = Seen(request=request, run=None, launches=launches, facts=facts, probes=(), sought=None, notes=())
+    state = SearchState(request=request, run=None, launches=launches, facts=facts, probes=(), signature=None, notes=())
     far = "up to" if request.subject.open_end else "bad"
     controls = [_control(launches, name, subset) for name, subset in (("good", ()), (far, everything))]
     paint = _paint()
-    for line in plan_lines(telling(seen), worst_case(question_of(request)), controls, paint.size[0]):
+    for line in plan_lines(report_so_far(state), worst_case(question_of(request)), controls, paint.size[0]):
         print(paint.painted(line))
     return ANSWERED
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
-    config = launches.subject.told(subset)
+    config = launches.subject.describe(subset)
     try:
         launches.spec(subset)
     except CannotLaunch as why:
@@ -195,11 +193,11 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
 def show_stored(path: Path, out: Path | None) -> int:
     """A bisection again, from its bisect.json. Raises StoredRunError."""
     run = find_run(path, out or Path("reports"))
-    told = stored_search(run)
+    search = stored_search(run)
     paint = _paint()
-    for line in stored_lines(told, run.path, paint.size[0]):
+    for line in stored_lines(search, run.path, paint.size[0]):
         print(paint.painted(line))
-    return UNDECIDED if told.answer.kind is AnswerKind.UNDECIDED else ANSWERED
+    return UNDECIDED if search.answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
 
 def _paint() -> Paint:

@@ -1,4 +1,7 @@
-"""What a run needs from its first launch on: the watch, the judgement of what is on disk, and the documents."""
+"""An attempt that has ended, judged from its files alone; what `run` does at once, `report` does years later.
+
+`collect` reads the files, and `outcome_of` has `judge` say PASS, FAIL, HANG or ERROR and `diagnose` name the cause.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from nsa_harness.core.repro.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.trouble import Trouble
 from nsa_harness.errors import HarnessError
-from nsa_harness.render.documents.documents import log_fault, write_documents
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
@@ -27,9 +29,6 @@ from nsa_harness.supervisor.store.metrics import foreign_metrics
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.store.source import quoted
-from nsa_harness.supervisor.watch.watch import Watch
-
-__all__ = ["Watch", "judge_attempt", "judge_stored", "log_fault", "not_judged", "write_documents"]
 
 _NUMBER_DIGITS = 9
 

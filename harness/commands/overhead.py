@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import run_all
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.doctor.overhead import Overhead, Pair, pairs_wanted
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status

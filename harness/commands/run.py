@@ -1,6 +1,16 @@
-"""The composition: a plan of scenarios, run, judged and reported. The `run` modules alone know every stage.
+"""A run from its resolved scenarios to its documents, and a stored one judged again.
 
-What is needed only when something has ended is imported there: a run begins sooner.
+From here on: `scheduler` says what is launched next, `attempt` launches it and follows it to its end, `judge` says what
+happened from the files that it left.
+
+- What ends a run: `supervisor/watch/watch.py`, or `Interruption` below.
+- Where a HANG is decided: `prove` in `core/verdict/proof.py` while it runs, then `judge` in `core/verdict/verdict.py`.
+- Where a cause is named: `diagnose` in `core/diagnosis/engine.py`.
+- Where a file is written: `supervisor/store/rundir.py` knows every name and both ways to write; `commands/judge.py`
+  writes what belongs to an attempt, `render/documents/documents.py` what belongs to the run.
+
+In these four modules an import within a function is of what a launch does not need: the ranks start sooner without it,
+and while they do, `attempt` loads what watches, judges and writes.
 """
 
 from __future__ import annotations
@@ -18,36 +28,36 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.request import RunRequest
-from nsa_harness.commands.scheduler import Execution, Told
+from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError
+from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Listener
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
+from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
 
 if TYPE_CHECKING:
-    from nsa_harness.core.bisect.report import BisectTold
+    from nsa_harness.core.bisect.report import BisectReport
 
 
 @dataclass(kw_only=True)
 class Interruption:
     """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill."""
 
-    told: Told
+    broadcast: Broadcast
     side_by_side: bool  # the attempts look at `count` themselves
     count: int = 0
 
     def __call__(self, _: int, __: FrameType | None) -> None:
         self.count += 1
-        self.told(lambda one: one.interrupted(self.count))
+        self.broadcast(lambda one: one.interrupted(self.count))
         if self.count == 2 and not self.side_by_side:
             raise KeyboardInterrupt
 
@@ -74,14 +84,14 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         deepen=request.deepen,
     )
     write_record(run, record)
-    with listeners(request, run, screen) as told, interruptible(told, request) as interruption:
-        execution = Execution(run=run, request=request, facts=facts, told=told, interruption=interruption)
+    with listeners(request, run, screen) as broadcast, interruptible(broadcast, request) as interruption:
+        execution = Execution(run=run, request=request, facts=facts, broadcast=broadcast, interruption=interruption)
         outcomes = execution.outcomes_after(before)
         record = replace(record, interrupted=interruption.count > 0)
         write_record(run, record)
         report = report_of(run, record, outcomes)
         write_report(run, report)
-        told(lambda one: one.done(report, run.path))
+        broadcast(lambda one: one.done(report, run.path))
     return exit_code(report, strict=request.strict)
 
 
@@ -96,15 +106,13 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
     if json:
-        from nsa_harness.render.documents.report_json import to_json
-
         sys.stdout.write(to_json(report))
     else:
         _tell_again(run, report)
     return exit_code(report, strict=strict)
 
 
-def _search(run: RunDir) -> BisectTold | None:
+def _search(run: RunDir) -> BisectReport | None:
     """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
     if not run.search.is_file():
         return None
@@ -120,8 +128,6 @@ def _search(run: RunDir) -> BisectTold | None:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
-    from nsa_harness.supervisor.store.record import load_spec
-
     judged = with_flakiness(_judged(run))
     failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
     return tuple(load_spec(run.path / outcome.dir / "spec.json") for outcome in failed)
@@ -144,7 +150,8 @@ def _judged(run: RunDir) -> list[Outcome]:
 
 def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
-    from nsa_harness.commands.judge import judge_stored, log_fault, not_judged
+    from nsa_harness.commands.judge import judge_stored, not_judged
+    from nsa_harness.render.documents.documents import log_fault
 
     outcomes = []
     for attempt in run.attempts():
@@ -157,8 +164,8 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     return outcomes
 
 
-def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
-    from nsa_harness.commands.judge import write_documents
+def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
+    from nsa_harness.render.documents.documents import write_documents
 
     for trouble in write_documents(run, report, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
@@ -180,8 +187,8 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
 
 
 @contextmanager
-def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
-    interruption = Interruption(told=told, side_by_side=request.jobs != 1)
+def interruptible(broadcast: Broadcast, request: RunRequest) -> Iterator[Interruption]:
+    interruption = Interruption(broadcast=broadcast, side_by_side=request.jobs != 1)
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
@@ -191,7 +198,7 @@ def interruptible(told: Told, request: RunRequest) -> Iterator[Interruption]:
 
 
 @contextmanager
-def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Told]:
+def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
     """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
     began = time.monotonic()
     with run.log.open("a", encoding="utf-8") as log, run.events.open("a", encoding="utf-8") as events:
@@ -203,11 +210,11 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         ]
         if request.json:
             listeners.append(Events(sys.stdout, run.run_id, clock, strict=request.strict))
-        told = Told(listeners=tuple(listeners))
+        broadcast = Broadcast(listeners=tuple(listeners))
         try:
-            yield told
+            yield broadcast
         finally:
-            told(lambda one: one.close())
+            broadcast(lambda one: one.close())
 
 
 def _terminal(request: RunRequest) -> Terminal:

@@ -1,45 +1,48 @@
-"""A plan: every scenario as often as its policy says, one after another or side by side.
-
-What is needed only for a scenario that does not run is imported there: a run begins sooner.
-"""
+"""A plan: every scenario as often as its policy says, one after another or side by side; `attempt` makes each run."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nsa_harness.commands.attempt import Interrupts, run_one
-from nsa_harness.commands.request import RunRequest
-from nsa_harness.core.comparison.deepening import with_deeper_runs
+from nsa_harness.core.comparison.deepening import Change, deepened, next_change, with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
-from nsa_harness.render.listener import Listener, notify
+from nsa_harness.core.schedule import (
+    ONCE,
+    Load,
+    Policy,
+    Room,
+    another_wanted,
+    failed_enough,
+    first_that_fits,
+    free_devices,
+)
+from nsa_harness.render.listener import Broadcast
 from nsa_harness.supervisor.launch.machine import available_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
 
-if TYPE_CHECKING:
-    from nsa_harness.core.comparison.deepening import Change
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    specs: tuple[RunSpec | Skip, ...]
+    out: Path | None  # the parent of run directories; None = ./reports
+    json: bool
+    strict: bool
+    probe: str  # off | board | full
+    command: str  # as typed
+    policy: Policy = ONCE
+    deepen: bool = False  # look into what a run left open, by launches with one change
+    jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
+    resumed: Path | None = None  # the run directory to go on in
+
 
 _LOOK_S = 0.2
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
-
-
-@dataclass(kw_only=True)
-class Told:
-    """All listeners, told one thing at a time whatever thread it comes from."""
-
-    listeners: tuple[Listener, ...]
-    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def __call__(self, tell: Callable[[Listener], None]) -> None:
-        with self.lock:
-            notify(self.listeners, tell)
 
 
 @dataclass(kw_only=True)
@@ -49,7 +52,7 @@ class Execution:
     run: RunDir
     request: RunRequest
     facts: MachineFacts
-    told: Told
+    broadcast: Broadcast
     interruption: Interrupts
     attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario, of the whole plan from the start
     taken: set[int] = field(default_factory=set)  # devices
@@ -63,7 +66,7 @@ class Execution:
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
-        self.told(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
+        self.broadcast(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
         for skip in skips:
             self._skip(skip)
         if self.request.jobs == 1:
@@ -96,19 +99,17 @@ class Execution:
         while self.interruption.count == 0 and (change := self._open_question(spec)) is not None:
             self._add(self._look_deeper(spec, *change, devices))
 
-    def _look_deeper(self, spec: RunSpec, asked: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
+    def _look_deeper(
+        self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None
+    ) -> Outcome:
         """The same launch with one change: it answers for another attempt, and does not count itself."""
-        from nsa_harness.core.comparison.deepening import deepened
-
-        deeper = self._attempt(deepened(spec, change, asked.attempt), self._next_number(spec), devices)
-        return with_deeper_runs([asked, replace(deeper, final=False)])[1]
+        deeper = self._attempt(deepened(spec, change, open_attempt.attempt), self._next_number(spec), devices)
+        return with_deeper_runs([open_attempt, replace(deeper, final=False)])[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
         """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
         if not self.request.deepen:
             return None
-        from nsa_harness.core.comparison.deepening import next_change
-
         attempts = with_flakiness(self.attempts[spec.scenario])
         counting = next((one for one in attempts if one.final and one.deepening is None), None)
         if counting is None:
@@ -127,7 +128,7 @@ class Execution:
             number=number,
             probe=self.request.probe,
             facts=self.facts,
-            tell=self.told,
+            tell=self.broadcast,
             interruption=self.interruption,
             log=self.run.log,
             devices=devices or None,
@@ -140,7 +141,7 @@ class Execution:
 
     def _add(self, outcome: Outcome) -> None:
         self.attempts[outcome.scenario].append(outcome)
-        self.told(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
 
     def _wanted(self, spec: RunSpec) -> bool:
         return another_wanted(self.request.policy, self.attempts[spec.scenario])

@@ -1,23 +1,35 @@
-"""`selftest`: plants faults and their healthy twins, runs them as any scenario is run, and compares the report."""
+"""`selftest`: planted faults, and the programs of the corpus, run as any scenario is and compared with their labels."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
-from nsa_harness.commands.corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus
-from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import run_all
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Report
+from nsa_harness.core.schedule import Policy
 from nsa_harness.core.selftest.accuracy import accuracy_lines, accuracy_values
-from nsa_harness.core.selftest.corpus import Answer, Trial
+from nsa_harness.core.selftest.corpus import (
+    FAULT,
+    HEALTHY,
+    Answer,
+    Label,
+    Trial,
+    answer_line,
+    answered,
+    read_label,
+    trials,
+)
 from nsa_harness.core.selftest.selftest import (
     KINDS,
     LAYERS,
@@ -38,13 +50,15 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question
+from nsa_harness.supervisor.launch.planning import Question, Script
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.store.rundir import RunDir
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
 _PARENT = "base/fault.yaml"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CORPUS_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +69,14 @@ class SelftestRequest:
     programs: tuple[str, ...] = ()  # of the corpus, by name or glob, and nothing else
     out: Path | None
     command: str  # as typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRequest:
+    root: Path
+    out: Path | None
+    command: str  # as typed
+    jobs: int = 1  # runs at the same time
 
 
 def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
@@ -86,7 +108,7 @@ def _planted_runs(
     if not plantings:
         return _RIGHT, [], None
     print(_head(plantings, request), file=people, flush=True)
-    lines = _Lines(plantings, people)
+    lines = _Lines(_mark_line(plantings), people)
     specs = tuple(_spec(planting) for planting in plantings)
     run = RunRequest(specs=specs, out=request.out, json=False, strict=True, probe="full", command=request.command)
     code = run_all(run, lines)
@@ -119,21 +141,64 @@ def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest
 
 
 class _Lines(Silent):
-    """In place of the terminal: one line a planting, as it is judged."""
+    """In place of the terminal: one line an outcome as it is judged, or at the end, where one attempt says nothing."""
 
-    def __init__(self, plantings: Sequence[Planting], people: TextIO) -> None:
+    def __init__(self, line: Callable[[Outcome], str], people: TextIO, *, at_the_end: bool = False) -> None:
         self.run_dir: Path | None = None
-        self._by_name = {planting.name: planting for planting in plantings}
-        self._width = max(map(len, self._by_name), default=0)
+        self._line = line
         self._people = people
+        self._at_the_end = at_the_end
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self.run_dir = run_dir
-        mark = marked(self._by_name[outcome.scenario], outcome)
-        print(escape(mark_line(mark, self._width)), file=self._people, flush=True)
+        if not self._at_the_end:
+            self._say(outcome)
 
-    def done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
+    def done(self, report: Report, run_dir: Path) -> None:
         self.run_dir = run_dir
+        for outcome in report.outcomes if self._at_the_end else ():
+            if outcome.final:
+                self._say(outcome)
+
+    def _say(self, outcome: Outcome) -> None:
+        print(escape(self._line(outcome)), file=self._people, flush=True)
+
+
+def corpus_root() -> Path:
+    """Inside an installed wheel, or in the repository this package is run from."""
+    inside = _PACKAGE / "_corpus"
+    return inside if inside.is_dir() else _PACKAGE.parent / "tests" / "faults"
+
+
+def corpus(root: Path) -> tuple[Trial, ...]:
+    """Every program, each fault followed by its twin. Raises UsageError for a label that is wrong."""
+    return trials(tuple(_label(path) for path in sorted(root.glob("[a-z]*.py"))))
+
+
+def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[Answer]]:
+    """Run each trial once, or as often as its label wants; by run directory, what was said of each.
+
+    Fewer answers than trials: it was interrupted.
+    """
+    answers: dict[Path, list[Answer]] = {}
+    for repeat, together in groupby(sorted(chosen, key=_repeat), key=_repeat):
+        some = tuple(together)
+        lines = _Lines(_answer_line(some), people, at_the_end=repeat > 1)
+        code = run_all(_run_request(some, request, repeat), lines)
+        if lines.run_dir is not None:
+            answers[lines.run_dir] = _answers(some, lines.run_dir)
+        if code == _INTERRUPTED:
+            break
+    return answers
+
+
+def lacking(trial: Trial) -> str | None:
+    """What this machine lacks for the trial, or None."""
+    if "root" in trial.label.needs and os.geteuid() != 0:
+        return "root"
+    if "gpu" in trial.label.needs and not machine_facts().gpus:
+        return "a GPU"
+    return None
 
 
 def chosen(programs: Iterable[Trial], patterns: Sequence[str]) -> tuple[Trial, ...]:
@@ -160,19 +225,26 @@ def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
 def _spec(planting: Planting) -> RunSpec:
     """By the path of every scenario: file, overrides, checks, machine. Neither ./scenarios nor NSA_ names reach it."""
     root = shipped_root()
-    question = Question(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={})
-    (spec,) = planned_specs(question, machine_facts()).specs
-    assert isinstance(spec, RunSpec)
+    spec = _launch_of(Question(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={}))
     return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")
 
 
+def _launch_of(question: Question) -> RunSpec:
+    (spec,) = planned_specs(question, machine_facts()).specs
+    assert isinstance(spec, RunSpec)
+    return spec
+
+
 def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
-    """From report.json, as any other program would read it."""
-    if run_dir is None:
-        return []
-    stored = RunDir(run_dir).report
-    outcomes = {outcome.scenario: outcome for outcome in from_json(stored.read_text(), str(stored)).outcomes}
+    outcomes = {} if run_dir is None else _stored_outcomes(run_dir)
     return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
+
+
+def _stored_outcomes(run_dir: Path) -> dict[str, Outcome]:
+    """Those that count, by scenario: from report.json, as any other program would read it."""
+    stored = RunDir(run_dir).report
+    outcomes = from_json(stored.read_text(), str(stored)).outcomes
+    return {outcome.scenario: outcome for outcome in outcomes if outcome.final}
 
 
 def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
@@ -189,3 +261,58 @@ def _end(marks: Sequence[Mark], plantings: Sequence[Planting], run_dir: Path | N
     yield f"{right} of {len(plantings)} right" + (f", {unfinished} not run" if unfinished else "")
     if run_dir is not None:
         yield f"report     {run_dir / 'SUMMARY.md'}"
+
+
+def _label(path: Path) -> Label:
+    try:
+        return read_label(path.stem, path.read_text())
+    except ValueError as error:
+        raise UsageError(f"the corpus cannot be read: {error}") from None
+
+
+def _repeat(trial: Trial) -> int:
+    return trial.label.repeat
+
+
+def _run_request(some: Iterable[Trial], request: CorpusRequest, repeat: int) -> RunRequest:
+    return RunRequest(
+        specs=tuple(_trial_spec(trial, request.root) for trial in some),
+        out=request.out,
+        json=False,
+        strict=True,
+        probe="full",
+        command=request.command,
+        policy=Policy(repeat=repeat),
+        jobs=request.jobs,
+    )
+
+
+def _trial_spec(trial: Trial, root: Path) -> RunSpec:
+    """By the path of any script on a command line."""
+    label = trial.label
+    limits = {"deadline_s": _CORPUS_DEADLINE_S, **label.limits}
+    script = Script(
+        file=str(root / f"{label.name}.py"),
+        ranks=label.ranks,
+        args=(HEALTHY if trial.healthy else FAULT, *label.words),
+    )
+    words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
+    spec = _launch_of(Question(words=words, script=script, working_dir=root, environ={}))
+    return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
+
+
+def _answer_line(some: Sequence[Trial]) -> Callable[[Outcome], str]:
+    by_name = {trial.name: trial for trial in some}
+    width = max(map(len, by_name), default=0)
+    return lambda outcome: answer_line(answered(by_name[outcome.scenario], outcome), width)
+
+
+def _mark_line(plantings: Sequence[Planting]) -> Callable[[Outcome], str]:
+    by_name = {planting.name: planting for planting in plantings}
+    width = max(map(len, by_name), default=0)
+    return lambda outcome: mark_line(marked(by_name[outcome.scenario], outcome), width)
+
+
+def _answers(some: Iterable[Trial], run_dir: Path) -> list[Answer]:
+    outcomes = _stored_outcomes(run_dir)
+    return [answered(trial, outcomes[trial.name]) for trial in some if trial.name in outcomes]

@@ -1,7 +1,8 @@
-"""`watch`: a user's own command observed from its start to its end, each start of its ranks one attempt."""
+"""Jobs that are not ours, judged as an attempt is: `watch` observes a command to its end, `attach` looks once."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,27 +10,29 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
 from nsa_harness import __version__
-from nsa_harness.commands.attempt import Audience, prepare
+from nsa_harness.commands.attempt import AttemptAudience, prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.commands.scheduler import Told
+from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
-from nsa_harness.core.report import Outcome
-from nsa_harness.core.scenario.observed_job import job_name, observed_spec
+from nsa_harness.core.report import Outcome, Status, exit_code
+from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Listener
-from nsa_harness.render.terminal.guest_lines import GuestLines
+from nsa_harness.render.listener import Broadcast, Listener, Silent
+from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.observe.attach import Found, Look, find_job, onlooker
 from nsa_harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.hook import Hook
 from nsa_harness.supervisor.observe.observe import Observation
+from nsa_harness.supervisor.observe.ranks import command_words
 from nsa_harness.supervisor.observe.relay import Relay
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
@@ -97,12 +100,12 @@ class Watched:
             listeners: list[Listener] = [Events(events, self.run.run_id, clock), GuestLines(log, quiet=False)]
             shown: TextIO = sys.stderr
             listeners.append(Events(shown, self.run.run_id, clock) if self.request.json else self.lines)
-            self.told = Told(listeners=tuple(listeners))
+            self.broadcast = Broadcast(listeners=tuple(listeners))
             return self._attempts()
 
     def _attempts(self) -> int:
         attempt = self.run.attempt(self.spec.scenario)
-        self.told(lambda one: one.plan(self.facts, [self.spec]))
+        self.broadcast(lambda one: one.plan(self.facts, [self.spec]))
         prepare(attempt, self.spec, self.facts)
         guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
         self.relay.follow(guest.child.pid)
@@ -117,7 +120,7 @@ class Watched:
     def _observe(self, guest: Guest, attempt: AttemptDir) -> bool:
         """Every attempt to its end; True where we ended the job."""
         while True:
-            self.told(lambda one: one.launched(self.spec))
+            self.broadcast(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
             ending = observation.run()
             if observation.guest_ranks.restarted:
@@ -142,7 +145,7 @@ class Watched:
             guarded=guest,
             spec=self.spec,
             attempt=attempt,
-            audience=Audience(name=attempt.path.name, tell=self.told),
+            audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
             interrupted=lambda: False,
             relay=self.relay,
             on_ending=told_of,
@@ -171,14 +174,14 @@ class Watched:
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
         write_report(self.run, report)
         if done:
-            self.told(lambda one: one.outcome(outcome, self.run.path))
-            self.told(lambda one: one.done(report, self.run.path))
+            self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+            self.broadcast(lambda one: one.done(report, self.run.path))
 
     def _still_there(self, observation: Observation, ending: Ending) -> None:
         """A HANG is proven, or the deadline has passed, and the job runs on."""
         outcome = self._judge(observation)
         self._report(outcome)
-        self.told(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         if not self.request.json:
             self.lines.still_there(outcome, self.run.path, "the job runs on")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
@@ -203,3 +206,95 @@ def _spec_of(request: WatchRequest, number: int) -> RunSpec:
 
 def _hash_of(command: Sequence[str], number: int) -> str:
     return hashlib.sha256(json.dumps([list(command), os.getcwd(), number]).encode()).hexdigest()[:16]
+
+
+_NAME = "nsa-harness"
+
+
+class GuestLines(Silent):
+    """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool) -> None:
+        """`quiet`: without the line at the start."""
+        self._stream = stream
+        self._quiet = quiet
+
+    def begun(self, run_dir: Path) -> None:
+        if not self._quiet:
+            self.say(f"observing; report: {run_dir}/SUMMARY.md")
+
+    def suspect(self, attempt: str, text: str) -> None:  # noqa: ARG002
+        self.say(f"stall: {text}")
+
+    def released(self, attempt: str, text: str) -> None:  # noqa: ARG002
+        self.say(f"moves: {text}")
+
+    def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
+        """What is proven of a job that has not ended."""
+        name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
+        self.say(f"{name}: {outcome.verdict.summary}; {then}; report: {run_dir}/SUMMARY.md")
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(f"{_NAME}: {escape(text)}\n")
+            self._stream.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachRequest:
+    pid: int
+    for_s: float
+    limits: Limits
+    out: Path | None
+    json: bool
+    typed: str
+
+
+def attach(request: AttachRequest) -> int:
+    """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
+    job = find_job(request.pid)
+    spec, facts = _spec_of_job(request, job), machine_facts()
+    run = create_run(request.out or Path("reports"))
+    record = Record(
+        command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
+    )
+    write_record(run, record)
+    as_run = _as_run(request, spec)
+    with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
+        attempt = run.attempt(spec.scenario)
+        broadcast(lambda one: one.plan(facts, [spec]))
+        prepare(attempt, spec, facts)
+        broadcast(lambda one: one.launched(spec))
+        with onlooker(job) as guarded:
+            Look(
+                guarded=guarded,
+                spec=spec,
+                attempt=attempt,
+                audience=AttemptAudience(name=spec.scenario, tell=broadcast),
+                interrupted=lambda: interruption.count > 0,
+                job=job,
+                for_s=request.for_s,
+            ).run()
+        outcome = judge_attempt(attempt, spec, facts.host, 1)
+        record = replace(record, interrupted=interruption.count > 0)
+        write_record(run, record)
+        report = report_of(run, record, [outcome])
+        write_report(run, report)
+        broadcast(lambda one: one.outcome(outcome, run.path))
+        broadcast(lambda one: one.done(report, run.path))
+    return exit_code(report)
+
+
+def _spec_of_job(request: AttachRequest, job: Found) -> RunSpec:
+    command = command_words(request.pid) or [str(request.pid)]
+    spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
+    spec = with_ranks(spec, max(job.ranks) + 1)
+    unmarked = ("no marks: the job was started without the probe; steps, modules and collectives are not known",)
+    return spec if job.boards else replace(spec, notes=unmarked)
+
+
+def _as_run(request: AttachRequest, spec: RunSpec) -> RunRequest:
+    """What the screens and the event stream want to know of a command."""
+    return RunRequest(
+        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
+    )

@@ -58,9 +58,6 @@ class Events:
         code = exit_code(report, strict=self._strict)
         self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
 
-    def error(self, text: str) -> None:
-        self._write("error", None, message="\n".join(map(escape, text.splitlines())))
-
     def close(self) -> None:
         self._stream.flush()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -39,9 +41,6 @@ class Listener(Protocol):
 
     def done(self, report: Report, run_dir: Path) -> None: ...
 
-    def error(self, text: str) -> None:
-        """An error of the user or the harness; no report follows."""
-
     def close(self) -> None:
         """Leave the screen in order. Safe to call twice and at any time."""
 
@@ -58,10 +57,25 @@ def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> t
     return tuple(trouble)
 
 
+@dataclass(kw_only=True)
+class Broadcast:
+    """Speaks to all listeners, of one thing at a time whatever thread it comes from."""
+
+    listeners: tuple[Listener, ...]
+    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, tell: Callable[[Listener], None]) -> None:
+        with self.lock:
+            notify(self.listeners, tell)
+
+
 # ruff: noqa: ARG002
 
 
 class Silent(Listener):
+    """Says nothing: for who listens to little."""
+
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
         return
 
@@ -84,9 +98,6 @@ class Silent(Listener):
         return
 
     def done(self, report: Report, run_dir: Path) -> None:
-        return
-
-    def error(self, text: str) -> None:
         return
 
     def close(self) -> None:

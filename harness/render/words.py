@@ -256,11 +256,11 @@ def numbers(outcome: Outcome) -> Iterator[str]:
         yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
 
 
-def in_a_row(outcome: Outcome) -> str:
+def row_sentence(outcome: Outcome) -> str:
     """What a table of many outcomes says of one: of a PASS its steps and loss, of all others the verdict's sentence."""
     passed = outcome.verdict.status is Status.PASS
-    told = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
-    return told or outcome.verdict.summary
+    steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
+    return steps_and_loss or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:
@@ -270,7 +270,7 @@ def times(outcome: Outcome) -> Iterator[str]:
     yield f"{seconds(timing.wall_s)} in all"
 
 
-def looked_at(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
+def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The lists that say what the verdict rests on; an empty list is said, not left out."""
     skipped = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not skipped:

@@ -10,13 +10,13 @@ from nsa_harness.core.bisect.plan import find
 from nsa_harness.core.bisect.question import (
     CONTROLS,
     PROOFS,
-    Answer,
     AnswerKind,
     CountsAs,
     Purpose,
-    Question,
     QuestionKind,
     Round,
+    SearchAnswer,
+    SearchQuestion,
     Subset,
 )
 
@@ -26,11 +26,11 @@ EDGES = {Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE}
 Rule = Callable[[Subset], CountsAs]
 
 
-def question(items: int, **changes: object) -> Question:
-    return Question(**{"kind": QuestionKind.SET, "items": items, **changes})  # type: ignore[arg-type]
+def question(items: int, **changes: object) -> SearchQuestion:
+    return SearchQuestion(**{"kind": QuestionKind.SET, "items": items, **changes})  # type: ignore[arg-type]
 
 
-def ordered(items: int, **changes: object) -> Question:
+def ordered(items: int, **changes: object) -> SearchQuestion:
     return question(items, kind=QuestionKind.ORDERED, **changes)
 
 
@@ -54,7 +54,7 @@ def sometimes(rule: Rule, rate: float, seed: int, false_bad: float = 0.0) -> Rul
     return lambda subset: BAD if random.random() < (rate if rule(subset) is BAD else false_bad) else GOOD
 
 
-class Asked:
+class Oracle:
     """A probe that keeps its rounds."""
 
     def __init__(self, rule: Rule) -> None:
@@ -80,8 +80,8 @@ class Asked:
         return Counter(one.purpose for one in self.rounds for _ in one.subsets)
 
 
-def bisected(asked: Question, rule: Rule) -> tuple[Answer, Asked]:
-    probe = Asked(rule)
+def bisected(asked: SearchQuestion, rule: Rule) -> tuple[SearchAnswer, Oracle]:
+    probe = Oracle(rule)
     return find(asked, probe), probe
 
 
@@ -95,5 +95,5 @@ def named(members: Iterable[int]) -> tuple[AnswerKind, tuple[int, ...]]:
     return AnswerKind.SET, items
 
 
-def shown(answer: Answer) -> tuple[AnswerKind, tuple[int, ...]]:
+def shown(answer: SearchAnswer) -> tuple[AnswerKind, tuple[int, ...]]:
     return answer.kind, answer.items

@@ -11,7 +11,7 @@ from bisected import (
     EDGES,
     GOOD,
     UNRESOLVED,
-    Asked,
+    Oracle,
     Rule,
     at_least,
     bisected,
@@ -25,7 +25,7 @@ from bisected import (
 
 from nsa_harness.core.bisect.chain import cuts, probes_at_worst
 from nsa_harness.core.bisect.plan import at_most, find, worst_case
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, OutOfBudget, Purpose, Round, Subset
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, OutOfBudget, Purpose, Round, SearchAnswer, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [(12, 4), (48, 6), (96, 7)]
@@ -40,7 +40,7 @@ def spread(items: int) -> list[tuple[int, int]]:
     return list(combinations(chosen, 2))
 
 
-def proven(answer: Answer, rule: Rule) -> bool:
+def proven(answer: SearchAnswer, rule: Rule) -> bool:
     assert answer.passing is not None
     assert answer.failing is not None
     return (rule(answer.passing), rule(answer.failing)) == (GOOD, BAD)
@@ -184,7 +184,7 @@ def test_a_dear_bad_answer_moves_the_cut_but_takes_no_probe_more() -> None:
 
 
 def test_the_cost_is_read_after_both_controls() -> None:
-    probe = Asked(at_least(3))
+    probe = Oracle(at_least(3))
 
     def cost() -> float:
         assert [one.purpose for one in probe.rounds[:2]] == [Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD]
@@ -323,7 +323,7 @@ def test_values_that_change_more_than_once_have_no_threshold() -> None:
 
 @pytest.mark.parametrize("limit", range(14))
 def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
-    probe = Asked(needs({7}))
+    probe = Oracle(needs({7}))
     answer = find(question(12, max_probes=limit), probe)
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 11)
@@ -332,7 +332,7 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
 
 
 def test_a_probe_may_say_that_its_budget_is_out() -> None:
-    probe = Asked(needs({7}))
+    probe = Oracle(needs({7}))
 
     def until_the_fifth(asked: Round) -> list[CountsAs]:
         if len(probe.rounds) == 4:

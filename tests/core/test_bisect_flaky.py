@@ -9,7 +9,7 @@ from bisected import GOOD, UNRESOLVED, at_least, bisected, needs, ordered, quest
 
 from nsa_harness.core.bisect.chain import Chain
 from nsa_harness.core.bisect.noisy import Belief, tries
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Observation, Purpose, Subset
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, ProbeAnswer, Purpose, Subset
 
 SEEDS = range(40)
 
@@ -109,9 +109,9 @@ def test_flaky_runs_that_can_no_longer_be_judged_do_not_go_on_for_ever(launches:
 
 def test_every_kind_of_set_is_evidence_for_the_edges_it_tells_of() -> None:
     belief = Belief(Chain(base=frozenset(), order=(0, 1, 2, 3)), false_bad=0.01)
-    belief.learn(Observation(subset=frozenset({1, 2}), counts_as=CountsAs.BAD))  # so it begins at 3 or before
+    belief.learn(ProbeAnswer(subset=frozenset({1, 2}), counts_as=CountsAs.BAD))  # so it begins at 3 or before
     assert belief.edges()[3] < 0.01
-    belief.learn(Observation(subset=frozenset({0, 3}), counts_as=GOOD))  # tells of edge 1 alone
+    belief.learn(ProbeAnswer(subset=frozenset({0, 3}), counts_as=GOOD))  # tells of edge 1 alone
     first, second, third, _ = belief.edges()
     assert first < second == pytest.approx(third)
 

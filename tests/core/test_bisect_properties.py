@@ -8,14 +8,14 @@ from bisected import BAD, GOOD, UNRESOLVED, Rule, bisected, named, needs, ordere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Subset
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, SearchAnswer, Subset
 
 BOUND = 4000  # probes: far above any search, far below one that does not end
 
 AT_ONCE = st.sampled_from([1, 2, 4])
 
 
-def members(answer: Answer) -> list[Subset]:
+def members(answer: SearchAnswer) -> list[Subset]:
     if answer.kind is AnswerKind.SEVERAL:
         return list(answer.groups)
     if answer.kind is AnswerKind.RANGE:
@@ -27,7 +27,7 @@ def is_smallest(rule: Rule, subset: Subset) -> bool:
     return rule(subset) is BAD and all(rule(subset - {member}) is not BAD for member in subset)
 
 
-def holds(answer: Answer, rule: Rule) -> bool:
+def holds(answer: SearchAnswer, rule: Rule) -> bool:
     """What is claimed for certain; the rest says itself that it is not."""
     if answer.confidence < 1.0 or answer.kind in (AnswerKind.NONE, AnswerKind.UNDECIDED):
         return bool(answer.why) or answer.p_bad is not None

@@ -8,10 +8,9 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, CountsAs, Purpose
-from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, CountsAs, Purpose, SearchAnswer, spans_of
+from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import HangKind
@@ -35,9 +34,9 @@ def probe(
     subset: Iterable[int],
     counts_as: CountsAs,
     **changes: Any,
-) -> ProbeTold:
+) -> ProbeReport:
     bad = counts_as is BAD
-    told = ProbeTold(
+    told = ProbeReport(
         n=n,
         subset=spans_of(subset),
         purpose=purpose,
@@ -61,7 +60,7 @@ def probe(
     return replace(told, **changes)
 
 
-def controls(subject: Subject) -> list[ProbeTold]:
+def controls(subject: Subject) -> list[ProbeReport]:
     every = range(len(subject.items))
     return [
         probe(subject, 1, Purpose.CONTROL_GOOD, (), GOOD),
@@ -72,7 +71,7 @@ def controls(subject: Subject) -> list[ProbeTold]:
 Asked = tuple[Purpose, Iterable[int], CountsAs, tuple[int, int]]
 
 
-def search(subject: Subject, asked: Sequence[Asked]) -> tuple[ProbeTold, ...]:
+def search(subject: Subject, asked: Sequence[Asked]) -> tuple[ProbeReport, ...]:
     """The two controls, and what was asked after them."""
     probes = controls(subject)
     for n, (purpose, subset, counts_as, open_) in enumerate(asked, start=3):
@@ -81,9 +80,9 @@ def search(subject: Subject, asked: Sequence[Asked]) -> tuple[ProbeTold, ...]:
     return tuple(probes)
 
 
-def bisection(subject: Subject, probes: Sequence[ProbeTold], answer: Answer, **changes: Any) -> BisectTold:
+def bisection(subject: Subject, probes: Sequence[ProbeReport], answer: SearchAnswer, **changes: Any) -> BisectReport:
     found = [one for one in probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
-    told = BisectTold(
+    told = BisectReport(
         run_id="20261121T101500-3f2a",
         harness="0.1.0",
         machine=MACHINE,
@@ -91,7 +90,7 @@ def bisection(subject: Subject, probes: Sequence[ProbeTold], answer: Answer, **c
         scenario="gc_baseline_full",
         what=WHAT,
         subject=subject,
-        sought=SOUGHT,
+        signature=SOUGHT,
         answer=answer,
         probes=tuple(probes),
         commands=Commands(
@@ -137,7 +136,7 @@ SINGLE = bisection(
             (START, range(12), BAD, (0, 12)),
         ),
     ),
-    Answer(kind=AnswerKind.SINGLE, items=(7,), passing=_all_but(12, 7), failing=frozenset({7})),
+    SearchAnswer(kind=AnswerKind.SINGLE, items=(7,), passing=_all_but(12, 7), failing=frozenset({7})),
 )
 RANGE = bisection(
     TWELVE,
@@ -158,7 +157,7 @@ RANGE = bisection(
             (Purpose.PROOF_GOOD, _all_but(12, *range(4, 9)), GOOD, (4, 9)),
         ),
     ),
-    Answer(
+    SearchAnswer(
         kind=AnswerKind.RANGE,
         items=(4, 9),
         passing=_all_but(12, *range(4, 9)),
@@ -180,7 +179,7 @@ SET = bisection(
             (Purpose.PROOF_GOOD, _all_but(12, 3, 8), GOOD, (3, 9)),
         ),
     ),
-    Answer(kind=AnswerKind.SET, items=(3, 8), passing=_all_but(12, 3, 8), failing=frozenset({3, 8})),
+    SearchAnswer(kind=AnswerKind.SET, items=(3, 8), passing=_all_but(12, 3, 8), failing=frozenset({3, 8})),
 )
 SEVERAL = bisection(
     TWELVE,
@@ -194,7 +193,7 @@ SEVERAL = bisection(
             (Purpose.PROOF_GOOD, _all_but(12, 2, 9), GOOD, (0, 12)),
         ),
     ),
-    Answer(
+    SearchAnswer(
         kind=AnswerKind.SEVERAL,
         items=(2, 9),
         groups=(frozenset({2}), frozenset({9})),
@@ -216,7 +215,7 @@ THRESHOLD = bisection(
             (Purpose.PROOF_GOOD, range(79), GOOD, (79, 80)),
         ),
     ),
-    Answer(kind=AnswerKind.THRESHOLD, items=(80,), passing=frozenset(range(79)), failing=frozenset(range(80))),
+    SearchAnswer(kind=AnswerKind.THRESHOLD, items=(80,), passing=frozenset(range(79)), failing=frozenset(range(80))),
     command="nsa-harness bisect gc_baseline_full --seq-len",
 )
 COUNT = bisection(
@@ -233,7 +232,7 @@ COUNT = bisection(
             (Purpose.ONE_FEWER, {0, 4, 6, 9}, GOOD, (0, 12)),
         ),
     ),
-    Answer(
+    SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(5,),
         confidence=0.9375,
@@ -249,13 +248,13 @@ NONE = bisection(
         probe(TWELVE, 2, Purpose.CONTROL_BAD, range(12), GOOD),
         probe(TWELVE, 3, Purpose.CONTROL_BAD, range(12), GOOD),
     ],
-    Answer(
+    SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=0.95,
         why="the bad end was good 2 of 2 times: nothing to bisect, unless it fails in less than 78%",
         passing=frozenset(range(12)),
     ),
-    sought=None,
+    signature=None,
 )
 KEYS = Subject(
     form=Form.KEYS,
@@ -278,7 +277,7 @@ ONE_KEY = bisection(
             (Purpose.PROOF_GOOD, _all_but(5, 2), GOOD, (2, 3)),
         ),
     ),
-    Answer(kind=AnswerKind.SINGLE, items=(2,), passing=_all_but(5, 2), failing=frozenset({2})),
+    SearchAnswer(kind=AnswerKind.SINGLE, items=(2,), passing=_all_but(5, 2), failing=frozenset({2})),
     command="nsa-harness bisect --set=good.yaml,bad.yaml",
 )
 FLAKY = bisection(
@@ -297,7 +296,7 @@ FLAKY = bisection(
             (Purpose.PROOF_GOOD, _all_but(12, 7), GOOD, (7, 8)),
         ),
     ),
-    Answer(
+    SearchAnswer(
         kind=AnswerKind.SINGLE,
         items=(7,),
         confidence=0.97,
@@ -308,7 +307,7 @@ FLAKY = bisection(
 )
 
 
-def _undecided() -> BisectTold:
+def _undecided() -> BisectReport:
     probes = [
         *controls(TWELVE),
         probe(TWELVE, 3, R, range(6), GOOD, left=3),
@@ -361,7 +360,7 @@ def _undecided() -> BisectTold:
             culprits=(),
         ),
     ]
-    answer = Answer(
+    answer = SearchAnswer(
         kind=AnswerKind.UNDECIDED,
         confidence=0.0,
         why="between layers 0-5 and all 12 nothing could be judged",
@@ -377,7 +376,7 @@ INTERRUPTED = replace(
     UNDECIDED,
     interrupted=True,
     probes=UNDECIDED.probes[:3],
-    answer=Answer(
+    answer=SearchAnswer(
         kind=AnswerKind.UNDECIDED, confidence=0.0, why="interrupted; the same command goes on where it stopped"
     ),
     commands=Commands(bad=None, good=None, alone=None),
@@ -399,7 +398,7 @@ NINETY_SIX = bisection(
             (Purpose.PROOF_GOOD, _all_but(96, 63), GOOD, (63, 64)),
         ),
     ),
-    Answer(kind=AnswerKind.SINGLE, items=(63,), passing=_all_but(96, 63), failing=frozenset({63})),
+    SearchAnswer(kind=AnswerKind.SINGLE, items=(63,), passing=_all_but(96, 63), failing=frozenset({63})),
 )
 COMMITS = Subject(
     form=Form.COMMIT,
@@ -412,11 +411,11 @@ COMMITS = Subject(
 COMMIT = bisection(
     COMMITS,
     search(COMMITS, ((R, range(2), GOOD, (0, 4)), (R, range(3), BAD, (2, 4)))),
-    Answer(kind=AnswerKind.THRESHOLD, items=(3,), passing=frozenset({0, 1}), failing=frozenset({0, 1, 2})),
+    SearchAnswer(kind=AnswerKind.THRESHOLD, items=(3,), passing=frozenset({0, 1}), failing=frozenset({0, 1, 2})),
 )
 
 
-def hostile() -> BisectTold:
+def hostile() -> BisectReport:
     """Every text attacks."""
     subject = replace(TWELVE, key=POISON, noun=POISON)
     place = Place(file=POISON, line=1, function=POISON, module=POISON, text=POISON)
@@ -444,7 +443,7 @@ def hostile() -> BisectTold:
         notes=(POISON,),
         not_covered=(POISON,),
         commands=Commands(bad=POISON, good=POISON, alone=POISON),
-        sought=Signature(verdict=POISON, cause=POISON, place=POISON),
+        signature=Signature(verdict=POISON, cause=POISON, place=POISON),
     )
 
 

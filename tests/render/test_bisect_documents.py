@@ -29,7 +29,7 @@ from render_samples import MIXED, POISON, QUIET
 from test_render_documents import Page
 
 from nsa_harness.core.bisect.question import Purpose
-from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.bisect.bisect_json import bisect_json, from_json, stored_search
 from nsa_harness.render.bisect.bisect_md import LIMIT, bisect_md
@@ -76,7 +76,7 @@ def test_the_keys_of_the_contract_come_first_and_are_always_there(name: str) -> 
     ("told", "items"),
     [(SINGLE, [7]), (RANGE, [4, 9]), (SEVERAL, [2, 9]), (THRESHOLD, [96]), (COUNT, [5]), (NONE, [])],
 )
-def test_the_items_of_an_answer_are_those_of_the_question(told: BisectTold, items: list[object]) -> None:
+def test_the_items_of_an_answer_are_those_of_the_question(told: BisectReport, items: list[object]) -> None:
     assert json.loads(bisect_json(told))["answer"]["items"] == items
 
 
@@ -194,7 +194,7 @@ def test_no_text_of_a_program_becomes_markup() -> None:
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(text)
 
 
-def drawn(told: BisectTold) -> ElementTree.Element:
+def drawn(told: BisectReport) -> ElementTree.Element:
     page = report_html(QUIET, told)
     found = re.search(r'<svg class="search".*?</svg>', page, re.S)
     assert found is not None
@@ -238,7 +238,7 @@ def test_a_long_search_is_drawn_in_part_and_says_so() -> None:
     told = replace(SINGLE, probes=many)
     made = picture(told)
     assert made is not None
-    assert (len(made.rows), made.left_out) == (SHOWN, 50)
+    assert (len(made.rows), made.omitted) == (SHOWN, 50)
     assert "50 more probes are not drawn" in report_html(QUIET, told)
 
 

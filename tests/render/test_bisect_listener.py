@@ -7,34 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bisect_samples import SINGLE, BisectTold, ProbeTold, hostile
+from bisect_samples import SINGLE, BisectReport, ProbeReport, hostile
 from glass import Glass
 from render_samples import POISON
 from test_live_view import COLOUR
 from test_render_terminal import Screen
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind, Round
+from nsa_harness.core.bisect.question import AnswerKind, Round, SearchAnswer
 from nsa_harness.render.bisect.grid import following_each
 from nsa_harness.render.bisect.screen import BisectScreen, stored_lines
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")
-UNKNOWN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+UNKNOWN = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
-def so_far(told: BisectTold, count: int) -> BisectTold:
+def so_far(told: BisectReport, count: int) -> BisectReport:
     return replace(told, probes=told.probes[:count], answer=UNKNOWN)
 
 
-def round_of(probe: ProbeTold) -> Round:
+def round_of(probe: ProbeReport) -> Round:
     return Round(subsets=(probe.places,), purpose=probe.purpose, open=probe.open, left=probe.left)
 
 
-def tell(screen: BisectScreen, told: BisectTold) -> None:
+def tell(screen: BisectScreen, told: BisectReport) -> None:
     """A whole search, one probe a round."""
     screen.begun(so_far(told, 0))
     for count, probe in enumerate(told.probes):
-        screen.asked(round_of(probe), so_far(told, count))
+        screen.round_begun(round_of(probe), so_far(told, count))
         screen.probed(probe, so_far(told, count + 1))
     screen.answered(told, RUN_DIR)
     screen.close()
@@ -82,9 +82,9 @@ def test_on_a_terminal_the_running_line_stands_below_the_rows_and_leaves_nothing
     screen = BisectScreen(stream, environ={**COLOUR, "COLUMNS": "100", "LINES": "40"}, clock_s=lambda: 0.0)
     screen.begun(so_far(SINGLE, 0))
     for count, probe in enumerate(SINGLE.probes[:4]):
-        screen.asked(round_of(probe), so_far(SINGLE, count))
+        screen.round_begun(round_of(probe), so_far(SINGLE, count))
         screen.probed(probe, so_far(SINGLE, count + 1))
-    screen.asked(round_of(SINGLE.probes[4]), so_far(SINGLE, 4))
+    screen.round_begun(round_of(SINGLE.probes[4]), so_far(SINGLE, 4))
     screen.settle()
     glass = Glass(100)
     glass.write(stream.getvalue())
@@ -102,11 +102,11 @@ def test_the_row_of_a_probe_waits_for_the_round_that_says_what_is_left() -> None
     screen = screen_on(stream)
     screen.begun(so_far(SINGLE, 0))
     probe = SINGLE.probes[2]
-    screen.asked(round_of(probe), so_far(SINGLE, 2))
+    screen.round_begun(round_of(probe), so_far(SINGLE, 2))
     screen.probed(probe, so_far(SINGLE, 3))
     screen.settle()
     assert "[0,12)" not in stream.getvalue()
-    screen.asked(replace(round_of(probe), open=(3, 12)), so_far(SINGLE, 3))
+    screen.round_begun(replace(round_of(probe), open=(3, 12)), so_far(SINGLE, 3))
     screen.settle()
     assert "[0,12) → [3,12)" in stream.getvalue()
 
@@ -116,7 +116,7 @@ def test_probes_side_by_side_are_shown_as_they_end() -> None:
     screen = screen_on(stream)
     screen.begun(so_far(SINGLE, 0))
     both = Round(subsets=(frozenset(), frozenset(range(12))), purpose=SINGLE.probes[0].purpose, open=(0, 12), left=0)
-    screen.asked(both, so_far(SINGLE, 0))
+    screen.round_begun(both, so_far(SINGLE, 0))
     screen.probed(SINGLE.probes[1], so_far(SINGLE, 2))
     screen.probed(SINGLE.probes[0], so_far(SINGLE, 2))
     screen.close()
@@ -143,9 +143,8 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
     screen = screen_on(stream)
     tell(screen, hostile())
     screen.note(POISON)
-    screen.error(POISON)
     screen.interrupted(1)
-    screen.settle()
+    screen.close()
     assert screen.trouble == ()
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
 

@@ -35,11 +35,10 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.plan import Part
-from nsa_harness.core.bisect.question import Answer, AnswerKind, Purpose, Round
-from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.plan import Stage
+from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchAnswer
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
 from nsa_harness.render.bisect.screen import (
@@ -53,11 +52,11 @@ from nsa_harness.render.bisect.screen import (
 from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
-OPEN = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
+OPEN = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 RUN_DIR = Path("reports/20261121T101500-3f2a")
 
 
-def shown(told: BisectTold, width: int) -> list[str]:
+def shown(told: BisectReport, width: int) -> list[str]:
     return list(stored_lines(told, RUN_DIR, width))
 
 
@@ -114,7 +113,9 @@ def test_a_column_of_several_items_says_when_some_of_them_are_on() -> None:
 def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
     subject = layers(4, start=4)
     told = bisection(
-        subject, [probe(subject, 1, R, {0, 1}, BAD)], Answer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1}))
+        subject,
+        [probe(subject, 1, R, {0, 1}, BAD)],
+        SearchAnswer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1})),
     )
     head, row, *_ = Grid(subject=subject, width=100).rows(told)
     assert head.split() == ["layer", "4", "5", "6", "7"]
@@ -140,7 +141,7 @@ def test_one_answer_of_a_flaky_run_narrows_nothing_by_itself() -> None:
 
 
 def test_another_failure_is_said_to_be_another() -> None:
-    remarks = [bisect_proof.remark(UNDECIDED, one) for one in UNDECIDED.probes]
+    remarks = [bisect_words.remark(UNDECIDED, one) for one in UNDECIDED.probes]
     assert remarks[3] == "another failure: host_oom, rank 0 was killed: the machine ran out of memory"
     assert remarks[4] == "could not be launched: gc.layers: expected at most 8 layers"
     assert remarks[5] == "not judged: torchrun could not bind its port"
@@ -149,12 +150,12 @@ def test_another_failure_is_said_to_be_another() -> None:
 def test_a_failure_elsewhere_that_counts_is_not_called_the_same() -> None:
     elsewhere = replace(SINGLE.probes[3], cause="exception", verdict="FAIL", place=None)
     told = replace(SINGLE, probes=(*SINGLE.probes[:3], elsewhere))
-    assert bisect_proof.remark(told, SINGLE.probes[3]) == "same"
-    assert bisect_proof.remark(told, elsewhere) == "counts too: FAIL · exception"
+    assert bisect_words.remark(told, SINGLE.probes[3]) == "same"
+    assert bisect_words.remark(told, elsewhere) == "counts too: FAIL · exception"
 
 
 def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
-    assert [bisect_proof.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
+    assert [bisect_words.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
         (UNDECIDED, "It is not decided: between layers 0-5 and all 12 nothing could be judged."),
     ],
 )
-def test_each_answer_is_one_sentence(told: BisectTold, sentence: str) -> None:
+def test_each_answer_is_one_sentence(told: BisectReport, sentence: str) -> None:
     assert bisect_words.sentence(told) == sentence
 
 
@@ -189,14 +190,14 @@ def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
 
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
     unasked = replace(SINGLE, probes=SINGLE.probes[:6])
-    assert list(bisect_proof.proven(unasked)) == [
+    assert list(bisect_words.proven(unasked)) == [
         "layer 7: not run by itself",
         "layers 0-6 and 8-11: not run by itself",
     ]
 
 
 def test_of_several_culprits_each_is_claimed_by_itself() -> None:
-    assert list(bisect_proof.proven(SEVERAL))[:2] == [
+    assert list(bisect_words.proven(SEVERAL))[:2] == [
         "with layer 2 it hangs: 1 of 1 under fork",
         "with layer 9 it hangs: 1 of 1 under fork",
     ]
@@ -221,8 +222,8 @@ def test_no_screen_guesses() -> None:
         assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
 
 
-def asking(subject: Subject, sought: bool = False) -> str:
-    told = bisection(subject, (), OPEN, sought=SINGLE.sought if sought else None)
+def asking(subject: Subject, signature: bool = False) -> str:
+    told = bisection(subject, (), OPEN, signature=SINGLE.signature if signature else None)
     return next(iter(header_lines(told, 200))).split("   ")[1]
 
 
@@ -244,7 +245,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.BRANCHES: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
     }
-    assert asking(TWELVE, sought=True) == "which checkpointed layers make it HANG?"
+    assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"
 
 
@@ -257,7 +258,7 @@ def test_every_purpose_has_its_words() -> None:
     assert all(steps)
 
 
-def running(told: BisectTold, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
+def running(told: BisectReport, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
     round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, left=left)
     return progress_line(told, round_, 3.1, 100)
 
@@ -283,18 +284,18 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Control(name="bad", config="all 12 layers", command=None, reason="needs 2 GPUs, this machine has none"),
     )
     parts = (
-        Part(name="controls", probes=2),
-        Part(name="right edge", probes=4),
-        Part(name="left edge", probes=4),
-        Part(name="shape", probes=4),
-        Part(name="next culprit", probes=21, only_if="there are several"),
+        Stage(name="controls", probes=2),
+        Stage(name="right edge", probes=4),
+        Stage(name="left edge", probes=4),
+        Stage(name="shape", probes=4),
+        Stage(name="next culprit", probes=21, only_if="there are several"),
     )
-    told = replace(SINGLE, probes=(), sought=None)
+    told = replace(SINGLE, probes=(), signature=None)
     golden("bisect.plan.txt", "\n".join(plan_lines(told, parts, controls, 100)) + "\n")
 
 
 def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
     last = replace(SINGLE.probes[4], n=99, counts_as=DIFFERENT)
-    found = bisect_proof.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
+    found = bisect_words.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
     assert found is not None
     assert found.n == 9  # the last proof of layer 7 alone

@@ -80,7 +80,7 @@ def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
     assert drawing is not None
     assert [lane.label for lane in drawing.lanes] == [*(f"rank {rank}" for rank in range(SHOWN - 1)), "rank 97"]
     assert drawing.lanes[-1].role == "culprit"
-    assert drawing.left_out == count - SHOWN
+    assert drawing.omitted == count - SHOWN
 
 
 def test_there_is_no_picture_where_nothing_is_known() -> None:

@@ -51,9 +51,9 @@ def probes_at_worst(gap: int, at_once: int) -> int:
     """All probes of a search among `gap` places, `at_once` of them in each round."""
     total = 0
     while gap > 1:
-        asked = min(at_once, gap - 1)
-        total += asked
-        gap = -(-gap // (asked + 1))
+        probes = min(at_once, gap - 1)
+        total += probes
+        gap = -(-gap // (probes + 1))
     return total
 
 
@@ -62,9 +62,9 @@ def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
 
     `rounds` is how many may still be needed at worst; a dearer bad answer never adds to them.
     """
-    asked = min(at_once, gap - 1)
-    if asked > 1:
-        return [gap * i // (asked + 1) for i in range(1, asked + 1)]
+    probes = min(at_once, gap - 1)
+    if probes > 1:
+        return [gap * i // (probes + 1) for i in range(1, probes + 1)]
     return [_scaled(gap, max(rounds, depth(gap)), round(max(bad_cost, 0.1), 1))]
 
 

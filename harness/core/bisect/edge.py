@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nsa_harness.core.bisect.chain import Chain, cuts, depth, farthest, probes_at_worst
-from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, together
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, together
 from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
 
 _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
@@ -37,8 +37,8 @@ class Certain:
     sure = 1.0
     rate = None
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
 
     def edge(self, chain: Chain, purpose: Purpose) -> int:
         """The length of the first set of the chain that fails; the whole chain does, its base does not.
@@ -53,7 +53,7 @@ class Certain:
             if not points:
                 raise Unjudged(passing=chain.at(low), failing=chain.at(high))
             rounds = max(rounds - 1, 0)
-            answers = self._asked_at(chain, points, (low, high), rounds, purpose)
+            answers = self._answers_at(chain, points, (low, high), rounds, purpose)
             for point, counts_as in zip(points, answers, strict=True):
                 low = max(low, point) if counts_as is GOOD else low
                 high = min(high, point) if counts_as is BAD else high
@@ -65,37 +65,37 @@ class Certain:
     ) -> Iterator[CountsAs]:
         """The answers in order, each told so many times; asks what that lacks, or all if it is to be launched again."""
         known = [self._before(subset, purpose, times) for subset in subsets]
-        lacking = [times - len(told) for told in known]
+        lacking = [times - len(answers) for answers in known]
         missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
         fresh = self._fresh(missing, purpose, among)
-        for told, lack in zip(known, lacking, strict=True):
-            yield together([*told, *(next(fresh) for _ in range(lack))])
+        for answers, lack in zip(known, lacking, strict=True):
+            yield together([*answers, *(next(fresh) for _ in range(lack))])
 
     def _known(self, chain: Chain) -> tuple[int, int]:
         """The longest set that must pass and the shortest that must fail, after all that was asked."""
-        seen = self._asked.observations
+        seen = self._oracle.observations
         passed = (chain.longest_inside(one.subset) for one in seen if one.counts_as is GOOD)
         failed = (chain.shortest_around(one.subset) for one in seen if one.counts_as is BAD)
         return max(0, *passed), min(len(chain), *failed)
 
     def _unresolved(self, chain: Chain) -> set[int]:
-        silent = [one.subset for one in self._asked.observations if one.counts_as not in (GOOD, BAD)]
+        silent = [one.subset for one in self._oracle.observations if one.counts_as not in (GOOD, BAD)]
         return {length for subset in silent if (length := chain.length_of(subset)) is not None}
 
     def _points(self, low: int, high: int, unresolved: set[int], rounds: int) -> list[int]:
-        question = self._asked.question
+        question = self._oracle.question
         inside = [k for k in unresolved if low < k < high]
         if not inside:
             return [low + cut for cut in cuts(high - low, question.at_once, rounds, question.bad_cost())]
         points = [k for k in range(low + 1, high) if k not in unresolved]
         return farthest(points, inside, low, high, question.at_once)
 
-    def _asked_at(
+    def _answers_at(
         self, chain: Chain, points: Sequence[int], bounds: tuple[int, int], rounds: int, purpose: Purpose
     ) -> list[CountsAs]:
         low, high = bounds
         largest = max(after - before for before, after in zip((low, *points), (*points, high), strict=True))
-        at_once = self._asked.question.at_once
+        at_once = self._oracle.question.at_once
         # One at a time, a cut that spares dear answers may use up all rounds that are left.
         left = max(rounds, depth(largest)) if at_once == 1 else probes_at_worst(largest, at_once)
         subsets = [chain.at(point) for point in points]
@@ -105,21 +105,21 @@ class Certain:
         """What is known of it, at most as often as needed."""
         if purpose in _LAUNCHED_AGAIN:
             return []
-        told = self._asked.told(subset)[-times:]
-        judged = GOOD in told or BAD in told
-        implied = None if judged or purpose in _FOR_ITSELF else self._asked.implied(subset)
-        return told if implied is None else [implied] * times
+        answers = self._oracle.answers(subset)[-times:]
+        judged = GOOD in answers or BAD in answers
+        implied = None if judged or purpose in _FOR_ITSELF else self._oracle.implied(subset)
+        return answers if implied is None else [implied] * times
 
     def _fresh(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
     ) -> Iterator[CountsAs]:
-        answers = self._asked.ask(subsets, purpose, among, left)
+        answers = self._oracle.ask(subsets, purpose, among, left)
         for subset, counts_as in zip(subsets, answers, strict=True):
             self._check(subset, counts_as)
             yield counts_as
 
     def _check(self, subset: Subset, counts_as: CountsAs) -> None:
-        for seen in self._asked.observations:
+        for seen in self._oracle.observations:
             if (counts_as, seen.counts_as) == (GOOD, BAD) and seen.subset <= subset:
                 raise Contradicted(good=subset, bad=seen.subset)
             if (counts_as, seen.counts_as) == (BAD, GOOD) and subset <= seen.subset:

@@ -8,53 +8,53 @@ from itertools import pairwise
 from typing import Protocol
 
 from nsa_harness.core.bisect.chain import Chain
-from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, together
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, together
 from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
 
 
 class Literal:
-    """A teller that draws no conclusion and asks always."""
+    """A judge of sets that draws no conclusion and asks always."""
 
     sure = 1.0
     rate = None
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
 
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[CountsAs]:
         for subset in subsets:
-            yield together(list(self._asked.ask([subset] * times, purpose, among)))
+            yield together(list(self._oracle.ask([subset] * times, purpose, among)))
 
 
-def ddmin(asked: Asked, failing: Subset) -> Culprit:
+def ddmin(oracle: Oracle, failing: Subset) -> FailingSet:
     """Without any one of its members it no longer fails, each asked for itself; `unjudged` where that said nothing.
 
     At worst the square of the size in probes; what was asked before is not asked again.
     """
     parts = 2
     while len(failing) > 1:
-        smaller, parts = _step(asked, failing, min(parts, len(failing)))
+        smaller, parts = _step(oracle, failing, min(parts, len(failing)))
         if smaller is None:
             break
         failing = smaller
-    return Culprit(members=failing, unjudged=_unjudged(asked, failing))
+    return FailingSet(members=failing, unjudged=_unjudged(oracle, failing))
 
 
-def _step(asked: Asked, failing: Subset, parts: int) -> tuple[Subset | None, int]:
+def _step(oracle: Oracle, failing: Subset, parts: int) -> tuple[Subset | None, int]:
     """A smaller failing set or the same one, and into how many parts to cut it next; None when nothing is left."""
     cut = _cut(failing, parts)
-    if (part := _first_failing(asked, cut, failing)) is not None:
+    if (part := _first_failing(oracle, cut, failing)) is not None:
         return part, 2
-    if (rest := _first_failing(asked, [failing - part for part in cut], failing)) is not None:
+    if (rest := _first_failing(oracle, [failing - part for part in cut], failing)) is not None:
         return rest, max(parts - 1, 2)
     return (failing, 2 * parts) if parts < len(failing) else (None, parts)
 
 
-def _first_failing(asked: Asked, subsets: list[Subset], among: Subset) -> Subset | None:
-    answers = asked.once(subsets, Purpose.REDUCE, among)
-    return next((subset for subset, told in zip(subsets, answers, strict=True) if told is BAD), None)
+def _first_failing(oracle: Oracle, subsets: list[Subset], among: Subset) -> Subset | None:
+    answers = oracle.once(subsets, Purpose.REDUCE, among)
+    return next((subset for subset, answer in zip(subsets, answers, strict=True) if answer is BAD), None)
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
@@ -64,13 +64,13 @@ def _cut(failing: Subset, parts: int) -> list[Subset]:
     return [frozenset(ordered[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _unjudged(asked: Asked, members: Subset) -> Subset:
+def _unjudged(oracle: Oracle, members: Subset) -> Subset:
     without = [members - {member} for member in sorted(members)]
-    answers = asked.once(without, Purpose.DROP_ONE, members)
-    return frozenset(member for member, told in zip(sorted(members), answers, strict=True) if told is not GOOD)
+    answers = oracle.once(without, Purpose.DROP_ONE, members)
+    return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
-class Teller(Protocol):
+class SetJudge(Protocol):
     """Who says what sets count as: at once and for good, or after repeating."""
 
     @property
@@ -82,14 +82,14 @@ class Teller(Protocol):
     ) -> Iterator[CountsAs]: ...  # each told at least so many times
 
 
-class Judge(Teller, Protocol):
+class Judge(SetJudge, Protocol):
     """Who also finds where a chain begins to fail."""
 
     def edge(self, chain: Chain, purpose: Purpose) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Culprit:
+class FailingSet:
     """Units that fail together. `sampled`: of so many members only some were dropped; `unjudged`: that said nothing."""
 
     members: Subset
@@ -97,12 +97,12 @@ class Culprit:
     unjudged: Subset = frozenset()
 
 
-def told(judge: Teller, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> CountsAs:
+def ask(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> CountsAs:
     return next(judge.each([subset], purpose, among or subset, times))
 
 
-def fails(judge: Teller, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
-    return told(judge, subset, purpose, among, times) is CountsAs.BAD
+def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
+    return ask(judge, subset, purpose, among, times) is CountsAs.BAD
 
 
 def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
@@ -140,7 +140,7 @@ def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
     return needed
 
 
-def minimal(judge: Judge, members: Subset, sample: int) -> Culprit:
+def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
     """Each member is dropped; of more than `sample` between the ends only so many. Whoever fails without, shrinks.
 
     Of few members each is dropped more than once: a flaky run that passed by chance made one look needed.
@@ -149,9 +149,9 @@ def minimal(judge: Judge, members: Subset, sample: int) -> Culprit:
         dropped = _dropped(members, sample)
         spare, kept, unjudged = _spare(judge, members, dropped, -(-sample // len(dropped)))
         if spare is None:
-            return Culprit(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
+            return FailingSet(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
         members = reduced(judge, members - {spare}, kept)
-    return Culprit(members=members)
+    return FailingSet(members=members)
 
 
 def _spare(judge: Judge, members: Subset, dropped: Sequence[int], times: int) -> tuple[int | None, Subset, Subset]:
@@ -185,8 +185,8 @@ def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sampl
     smaller = _scattered(among, count - 1, sample) if count > 1 else []
     return (
         fails(judge, others[0], Purpose.ELSEWHERE, among)
-        and all(told is CountsAs.BAD for told in judge.each(others[1:], Purpose.AS_MANY, among))
-        and all(told is CountsAs.GOOD for told in judge.each(smaller, Purpose.ONE_FEWER, among))
+        and all(answer is CountsAs.BAD for answer in judge.each(others[1:], Purpose.AS_MANY, among))
+        and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
     )
 
 

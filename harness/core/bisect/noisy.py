@@ -8,8 +8,8 @@ from math import ceil, log, log2
 from operator import mul
 
 from nsa_harness.core.bisect.chain import Chain, probes_at_worst
-from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked
-from nsa_harness.core.bisect.question import PROOFS, CountsAs, Observation, Purpose, Subset
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle
+from nsa_harness.core.bisect.question import PROOFS, CountsAs, ProbeAnswer, Purpose, Subset
 
 RATES = (*(i / 20 for i in range(1, 20)), 0.99)  # how often a set that should fail may do so
 _MOST_FUTURES = 8  # answers still out double the futures to weigh; the likeliest are enough to spread a round
@@ -27,7 +27,7 @@ class Belief:
         share = 1 / (len(chain) * len(RATES))
         self._weights: Weights = [[share] * len(RATES) for _ in chain.order]
 
-    def learn(self, seen: Observation) -> None:
+    def learn(self, seen: ProbeAnswer) -> None:
         """Any set tells of the edges that it reaches or lies before; of the others it tells nothing."""
         if seen.counts_as in (GOOD, BAD):
             inside = self._chain.longest_inside(seen.subset)
@@ -58,12 +58,12 @@ class Belief:
         rates = [self._mean(row, share) for row, share in zip(weights, shares, strict=True)]
         noise = _entropy(self._false_bad)
         bad, known = self._false_bad, noise
-        told = [0.0]
+        bits = [0.0]
         for share, rate in zip(shares, rates, strict=True):
             bad += share * (rate - self._false_bad)
             known += share * (_entropy(rate) - noise)
-            told.append(_entropy(bad) - known)
-        return told
+            bits.append(_entropy(bad) - known)
+        return bits
 
     def _mean(self, row: Sequence[float], share: float) -> float:
         return sum(map(mul, row, self._rates)) / share if share else 0.0
@@ -93,8 +93,8 @@ class Belief:
 
 
 def _most_telling(points: Sequence[int], futures: Sequence[tuple[float, Weights]], belief: Belief) -> int:
-    told = [(chance, belief.information(weights)) for chance, weights in futures]
-    return max(points, key=lambda point: sum(chance * bits[point] for chance, bits in told))
+    worth = [(chance, belief.information(weights)) for chance, weights in futures]
+    return max(points, key=lambda point: sum(chance * bits[point] for chance, bits in worth))
 
 
 def _entropy(chance: float) -> float:
@@ -129,10 +129,10 @@ class Noisy:
     What passes should pass but for `false_bad`; what fails does so at a rate that `end`, known to fail, has shown.
     """
 
-    def __init__(self, asked: Asked, end: Subset, doubt: float) -> None:
+    def __init__(self, oracle: Oracle, end: Subset, doubt: float) -> None:
         self.sure = 1.0
-        self._asked = asked
-        self._false_bad = asked.question.false_bad
+        self._oracle = oracle
+        self._false_bad = oracle.question.false_bad
         self._enough = 1 - doubt
         self._shares = self._believed(Chain(base=frozenset(), order=tuple(sorted(end)))).rates()
 
@@ -143,10 +143,10 @@ class Noisy:
     def edge(self, chain: Chain, purpose: Purpose) -> int:
         """The likeliest length of the first set that fails. Raises Unsettled if no length becomes likely enough."""
         belief = self._believed(chain)
-        bound = len(self._asked.observations) + self._at_most(len(chain))
+        bound = len(self._oracle.observations) + self._at_most(len(chain))
         while max(belief.edges()) < self._enough:
-            points = belief.best(self._asked.question.at_once, self._left_out(chain))
-            if not points or len(self._asked.observations) >= bound:
+            points = belief.best(self._oracle.question.at_once, self._given_up(chain))
+            if not points or len(self._oracle.observations) >= bound:
                 raise Unsettled(f"the runs do not settle where it begins, at {self.rate:.0%} failing")
             self._ask_at(chain, points, belief, purpose)
         self._shares = belief.rates()
@@ -161,18 +161,18 @@ class Noisy:
             yield self._settled(subset, purpose, tuple(among), times if purpose in PROOFS else 0)
 
     def _settled(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> CountsAs:
-        old = len(self._asked.told(subset)) if purpose in PROOFS else 0
+        old = len(self._oracle.answers(subset)) if purpose in PROOFS else 0
         while True:
-            told = self._asked.told(subset)[old:]
-            if (expected := _EXPECTED.get(purpose)) in told:
+            answers = self._oracle.answers(subset)[old:]
+            if (expected := _EXPECTED.get(purpose)) in answers:
                 return expected
-            bad = self._chance_bad(told.count(BAD), told.count(GOOD))
-            if max(bad, 1 - bad) >= self._enough and len(told) >= least:
+            bad = self._chance_bad(answers.count(BAD), answers.count(GOOD))
+            if max(bad, 1 - bad) >= self._enough and len(answers) >= least:
                 self.sure *= max(bad, 1 - bad) if purpose in PROOFS else 1.0
                 return BAD if bad > 0.5 else GOOD
-            if len(told) >= _MOST_REPEATS or told[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
+            if len(answers) >= _MOST_REPEATS or answers[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
                 return CountsAs.UNRESOLVED
-            list(self._asked.ask([subset] * self._asked.question.at_once, purpose, among))
+            list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
 
     def _chance_bad(self, bads: int, goods: int) -> float:
         if_bad = sum(share * rate**bads * (1 - rate) ** goods for share, rate in zip(self._shares, RATES, strict=True))
@@ -181,23 +181,23 @@ class Noisy:
 
     def _believed(self, chain: Chain) -> Belief:
         belief = Belief(chain, self._false_bad)
-        for seen in self._asked.observations:
+        for seen in self._oracle.observations:
             belief.learn(seen)
         return belief
 
     def _ask_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:
         likely = [k for k, share in enumerate(belief.edges()) if share > (1 - self._enough) / 10]
-        left = probes_at_worst(len(likely), self._asked.question.at_once)
+        left = probes_at_worst(len(likely), self._oracle.question.at_once)
         among = chain.order[min(likely) : max(likely) + 1]
-        list(self._asked.ask([chain.at(point) for point in points], purpose, among, ceil(left / self.rate)))
-        for seen in self._asked.observations[-len(points) :]:
+        list(self._oracle.ask([chain.at(point) for point in points], purpose, among, ceil(left / self.rate)))
+        for seen in self._oracle.observations[-len(points) :]:
             belief.learn(seen)
 
-    def _left_out(self, chain: Chain) -> frozenset[int]:
-        silent = [one.subset for one in self._asked.observations if one.counts_as not in (GOOD, BAD)]
+    def _given_up(self, chain: Chain) -> frozenset[int]:
+        silent = [one.subset for one in self._oracle.observations if one.counts_as not in (GOOD, BAD)]
         times = Counter(chain.length_of(subset) for subset in silent)
         return frozenset(length for length, count in times.items() if length is not None and count >= _TWICE)
 
     def _at_most(self, length: int) -> int:
         bits = log2(length) + log2(1 / (1 - self._enough))
-        return ceil(_PATIENCE * bits / self.rate) * self._asked.question.at_once
+        return ceil(_PATIENCE * bits / self.rate) * self._oracle.question.at_once

@@ -1,26 +1,35 @@
-"""Asked: every probe so far, the only way to more, and what follows from them."""
+"""Oracle: every probe so far, the only way to more, and what follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from nsa_harness.core.bisect.question import CountsAs, Observation, OutOfBudget, Probe, Purpose, Question, Round, Subset
+from nsa_harness.core.bisect.question import (
+    CountsAs,
+    OutOfBudget,
+    Probe,
+    ProbeAnswer,
+    Purpose,
+    Round,
+    SearchQuestion,
+    Subset,
+)
 
 GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
 
 
-class Asked:
+class Oracle:
     """Speaks of units, which are items that travel together; only the probe sees items.
 
     The order of the units is the order of their first items.
     """
 
-    def __init__(self, question: Question, probe: Probe) -> None:
+    def __init__(self, question: SearchQuestion, probe: Probe) -> None:
         self.question = question
         self.units = units(question)
-        self.observations: list[Observation] = []
-        self._told: dict[Subset, list[CountsAs]] = {}
+        self.observations: list[ProbeAnswer] = []
+        self._answers: dict[Subset, list[CountsAs]] = {}
         self._probe = probe
 
     @property
@@ -46,15 +55,15 @@ class Asked:
 
     def once(self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]) -> Iterator[CountsAs]:
         """The answers in order, asking only those never asked."""
-        known = [self.told(subset) for subset in subsets]
-        missing = [subset for subset, told in zip(subsets, known, strict=True) if not told]
+        known = [self.answers(subset) for subset in subsets]
+        missing = [subset for subset, answers in zip(subsets, known, strict=True) if not answers]
         fresh = self.ask(missing, purpose, among)
-        for told in known:
-            yield together(told) if told else next(fresh)
+        for answers in known:
+            yield together(answers) if answers else next(fresh)
 
-    def told(self, subset: Subset) -> list[CountsAs]:
+    def answers(self, subset: Subset) -> list[CountsAs]:
         """What it counted as, each time it was asked."""
-        return list(self._told.get(subset, ()))
+        return list(self._answers.get(subset, ()))
 
     def implied(self, subset: Subset) -> CountsAs | None:
         """What it must count as if more items never turn bad into good; None if nothing asked tells."""
@@ -72,8 +81,8 @@ class Asked:
         answers = list(self._probe(Round(subsets=items, purpose=purpose, open=span, left=left)))
         assert len(answers) == len(batch)
         for subset, counts_as in zip(batch, answers, strict=True):
-            self.observations.append(Observation(subset=subset, counts_as=counts_as))
-            self._told.setdefault(subset, []).append(counts_as)
+            self.observations.append(ProbeAnswer(subset=subset, counts_as=counts_as))
+            self._answers.setdefault(subset, []).append(counts_as)
         return answers
 
     def _span(self, units: Iterable[int]) -> tuple[int, int]:
@@ -81,12 +90,12 @@ class Asked:
         return (min(items), max(items) + 1) if items else (0, 0)
 
 
-def together(told: Sequence[CountsAs]) -> CountsAs:
+def together(answers: Sequence[CountsAs]) -> CountsAs:
     """One answer for the same question asked several times, of which none contradicts another."""
-    return next((counts_as for counts_as in told if counts_as in (GOOD, BAD)), told[-1])
+    return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
-def units(question: Question) -> tuple[Subset, ...]:
+def units(question: SearchQuestion) -> tuple[Subset, ...]:
     """Groups that share an item are one unit; an item of no group is a unit of its own."""
     joined: list[Subset] = []
     for group in question.together:

@@ -1,36 +1,36 @@
-"""Plan: the whole protocol of a bisection, from the controls to the proof, and how many probes it takes at worst."""
+"""Plan: the protocol of a bisection from the controls to the proof, its conclusion, and its probes at worst."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
-from nsa_harness.core.bisect.conclusion import nothing, of_culprits, of_number, of_threshold, so_far
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
-    Culprit,
+    FailingSet,
     Judge,
     Literal,
-    Teller,
+    SetJudge,
+    ask,
     ddmin,
     fails,
     minimal,
     only_the_number,
     standing_out,
-    told,
 )
 from nsa_harness.core.bisect.noisy import Noisy, Unsettled, tries
-from nsa_harness.core.bisect.oracle import BAD, GOOD, Asked, units
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, units
 from nsa_harness.core.bisect.question import (
-    Answer,
+    AnswerKind,
     CountsAs,
     OutOfBudget,
     Probe,
     Purpose,
-    Question,
     QuestionKind,
+    SearchAnswer,
+    SearchQuestion,
     Subset,
 )
 
@@ -41,191 +41,193 @@ _FAILED = (BAD, CountsAs.DIFFERENT)
 _MOST_CONTROLS = 60  # at which a failure in one of twenty runs has shown three times
 
 
-def find(question: Question, probe: Probe) -> Answer:
+def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
     """The smallest difference that matters, proven, or what is known and why it is not more.
 
     Controls, search, proof, controls again. Raises only what the probe raises, but OutOfBudget.
     """
-    asked = Asked(question, probe)
+    oracle = Oracle(question, probe)
     try:
-        return _between_ends(asked)
+        return _between_ends(oracle)
     except OutOfBudget as reason:
-        return so_far(asked, str(reason) or "the budget ended before an answer was found and proven")
+        return so_far(oracle, str(reason) or "the budget ended before an answer was found and proven")
     except Unsettled as reason:
-        return so_far(asked, str(reason), reason.open_units)
+        return so_far(oracle, str(reason), reason.open_units)
 
 
-def _between_ends(asked: Asked) -> Answer:
+def _between_ends(oracle: Oracle) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
-    good_end = next(asked.ask([frozenset()], Purpose.CONTROL_GOOD, asked.everything))
+    good_end = next(oracle.ask([frozenset()], Purpose.CONTROL_GOOD, oracle.everything))
     if good_end is not GOOD:
-        return so_far(asked, f"the good end is not good: it {_says(good_end)}")
-    end = _gallop(asked) or asked.everything
-    failed = [counts_as for counts_as in asked.told(frozenset(end)) if counts_as in _FAILED]
-    bad_end = failed[0] if failed else _control_bad(asked)
+        return so_far(oracle, f"the good end is not good: it {_says(good_end)}")
+    end = _gallop(oracle) or oracle.everything
+    failed = [counts_as for counts_as in oracle.answers(frozenset(end)) if counts_as in _FAILED]
+    bad_end = failed[0] if failed else _control_bad(oracle)
     if bad_end is GOOD:
-        times = len(asked.told(frozenset(end)))
-        return nothing(asked, times, asked.question.confidence, _RAREST)
+        times = len(oracle.answers(frozenset(end)))
+        return nothing(oracle, times, oracle.question.confidence, _RAREST)
     if bad_end is not BAD:
-        return so_far(asked, f"the bad end is not bad: it {_says(bad_end)}")
-    return _searched(asked, end)
+        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}")
+    return _searched(oracle, end)
 
 
-def _searched(asked: Asked, end: tuple[int, ...]) -> Answer:
+def _searched(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
-    if GOOD in asked.told(frozenset(end)):
-        return _among_flaky_runs(asked, end)
+    if GOOD in oracle.answers(frozenset(end)):
+        return _among_flaky_runs(oracle, end)
     try:
-        return _proven(asked, Certain(asked), end)
+        return _proven(oracle, Certain(oracle), end)
     except Contradicted as seen:
-        return _among_flaky_runs(asked, end) if _changes(asked, seen) else _against_order(asked, end)
+        return _among_flaky_runs(oracle, end) if _changes(oracle, seen) else _against_order(oracle, end)
     except Unjudged as gap:
-        return _around_unjudged(asked, end, gap)
+        return _around_unjudged(oracle, end, gap)
 
 
-def _proven(asked: Asked, judge: Judge, end: tuple[int, ...]) -> Answer:
-    ordered = asked.question.kind is QuestionKind.ORDERED
-    answer = _threshold(asked, judge, end) if ordered else _culprits(asked, judge)
+def _proven(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+    ordered = oracle.question.kind is QuestionKind.ORDERED
+    answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
     _recheck(judge, end)
     return answer
 
 
-def _threshold(asked: Asked, judge: Judge, end: tuple[int, ...]) -> Answer:
+def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
-    _must_fail(asked, judge, frozenset(end[:length]))
-    if _rest(asked, judge, end[: length - 1], at_least=tries(_HALF, asked.question.confidence) - 1) is not GOOD:
+    _must_fail(oracle, judge, frozenset(end[:length]))
+    if _rest(oracle, judge, end[: length - 1], at_least=tries(_HALF, oracle.question.confidence) - 1) is not GOOD:
         raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
-    return of_threshold(asked, judge, length)
+    return of_threshold(oracle, judge, length)
 
 
-def _culprits(asked: Asked, judge: Judge) -> Answer:
+def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
-    sample = tries(_HALF, asked.question.confidence)
+    sample = tries(_HALF, oracle.question.confidence)
     sampled = 1 - _HALF**sample
-    found: list[Culprit] = []
-    rest, counts_as = asked.everything, BAD
+    found: list[FailingSet] = []
+    rest, counts_as = oracle.everything, BAD
     while counts_as is BAD:
         members = standing_out(judge, rest)
-        if not found and not asked.question.together and only_the_number(judge, members, rest, sample):
-            return _number(asked, judge, members, sampled)
-        found.append(_smallest(asked, judge, members, sample))
+        if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
+            return _number(oracle, judge, members, sampled)
+        found.append(_smallest(oracle, judge, members, sample))
         rest = tuple(unit for unit in rest if unit not in found[-1].members)
-        counts_as = _rest(asked, judge, rest)
-    return of_culprits(asked, judge, found, counts_as is GOOD, sampled)
+        counts_as = _rest(oracle, judge, rest)
+    return of_culprits(oracle, judge, found, counts_as is GOOD, sampled)
 
 
-def _number(asked: Asked, judge: Judge, first: Subset, sampled: float) -> Answer:
-    _must_fail(asked, judge, first)
-    _rest(asked, judge, sorted(first)[1:])
-    return of_number(asked, judge, len(first), sampled)
+def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
+    _must_fail(oracle, judge, first)
+    _rest(oracle, judge, sorted(first)[1:])
+    return of_number(oracle, judge, len(first), sampled)
 
 
-def _smallest(asked: Asked, judge: Judge, members: Subset, sample: int) -> Culprit:
+def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> FailingSet:
     culprit = minimal(judge, members, sample)
-    _must_fail(asked, judge, culprit.members)
+    _must_fail(oracle, judge, culprit.members)
     if culprit.unjudged:
         raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
     return culprit
 
 
-def _must_fail(asked: Asked, judge: Teller, subset: Subset) -> None:
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=asked.question.repeat):
+def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=oracle.question.repeat):
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(asked: Asked, judge: Teller, subset: Iterable[int], at_least: int = 1) -> CountsAs:
-    return told(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(asked.question.repeat, at_least))
+def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = 1) -> CountsAs:
+    return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
 
 
-def _recheck(judge: Teller, end: tuple[int, ...]) -> None:
+def _recheck(judge: SetJudge, end: tuple[int, ...]) -> None:
     """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
     for name, subset, purpose, expected in (
         ("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD),
         ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD),
     ):
-        counts_as = told(judge, subset, purpose, end)
+        counts_as = ask(judge, subset, purpose, end)
         if counts_as not in (expected, CountsAs.UNRESOLVED):
             raise Unsettled(f"the {name} end is no longer {name}: asked again it {_says(counts_as)}")
 
 
-def _gallop(asked: Asked) -> tuple[int, ...] | None:
+def _gallop(oracle: Oracle) -> tuple[int, ...] | None:
     """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails.
 
     It may fail in another way than the one sought, as for want of memory: what is larger yet is not tried.
     """
-    if not asked.question.unbounded:
+    if not oracle.question.unbounded:
         return None
-    total = len(asked.units)
+    total = len(oracle.units)
     lengths = [*(1 << i for i in range((total - 1).bit_length())), total]
-    answers = asked.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, asked.everything)
+    answers = oracle.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, oracle.everything)
     found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as in _FAILED), None)
-    return None if found is None else asked.everything[:found]
+    return None if found is None else oracle.everything[:found]
 
 
-def _control_bad(asked: Asked) -> CountsAs:
+def _control_bad(oracle: Oracle) -> CountsAs:
     """Good only after enough repetitions: a failure that is rare is still one."""
-    everything = frozenset(asked.everything)
-    first = next(asked.ask([everything], Purpose.CONTROL_BAD, everything))
+    everything = frozenset(oracle.everything)
+    first = next(oracle.ask([everything], Purpose.CONTROL_BAD, everything))
     if first is not GOOD:
         return first
-    more = tries(_RAREST, asked.question.confidence) - 1
+    more = tries(_RAREST, oracle.question.confidence) - 1
     again: list[CountsAs] = []
-    for counts_as in asked.ask([everything] * more, Purpose.CONTROL_BAD, everything):
+    for counts_as in oracle.ask([everything] * more, Purpose.CONTROL_BAD, everything):
         again.append(counts_as)
         if counts_as is BAD:
             return BAD
     return next((counts_as for counts_as in again if counts_as is not GOOD), GOOD)
 
 
-def _changes(asked: Asked, seen: Contradicted) -> bool:
+def _changes(oracle: Oracle, seen: Contradicted) -> bool:
     """Whether one of two answers that contradict each other changes when asked again."""
     if seen.good == seen.bad:
         return True
-    often = [seen.good] * tries(_HALF, asked.question.confidence)
-    return BAD in asked.ask(often, Purpose.REPEAT, seen.good) or GOOD in asked.ask([seen.bad], Purpose.REPEAT, seen.bad)
+    often = [seen.good] * tries(_HALF, oracle.question.confidence)
+    return BAD in oracle.ask(often, Purpose.REPEAT, seen.good) or GOOD in oracle.ask(
+        [seen.bad], Purpose.REPEAT, seen.bad
+    )
 
 
-def _among_flaky_runs(asked: Asked, end: tuple[int, ...]) -> Answer:
+def _among_flaky_runs(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     """How often the bad end fails is measured first: it decides how much a run that passes tells."""
     failing = frozenset(end)
-    while asked.told(failing).count(BAD) < _ENOUGH_FAILURES:
-        if len(asked.told(failing)) >= _MOST_CONTROLS:
+    while oracle.answers(failing).count(BAD) < _ENOUGH_FAILURES:
+        if len(oracle.answers(failing)) >= _MOST_CONTROLS:
             raise Unsettled("the bad end fails in less than one of twenty runs: make it fail more often first")
-        next(asked.ask([failing] * asked.question.at_once, Purpose.CONTROL_BAD, failing))
+        next(oracle.ask([failing] * oracle.question.at_once, Purpose.CONTROL_BAD, failing))
     # A single wrong turn among so many ends in a proof that fails. The next attempt starts from all that was seen.
-    doubt = (1 - asked.question.confidence) / 2
+    doubt = (1 - oracle.question.confidence) / 2
     for stricter in (1, 5):
         with suppress(Unsettled):
-            return _proven(asked, Noisy(asked, failing, doubt / stricter), end)
-    return _proven(asked, Noisy(asked, failing, doubt / 25), end)
+            return _proven(oracle, Noisy(oracle, failing, doubt / stricter), end)
+    return _proven(oracle, Noisy(oracle, failing, doubt / 25), end)
 
 
-def _against_order(asked: Asked, end: tuple[int, ...]) -> Answer:
+def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     """More items may turn bad into good here, so nothing follows from anything: only what was asked counts."""
-    if asked.question.kind is QuestionKind.ORDERED:
+    if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
-    failing = min((seen.subset for seen in asked.observations if seen.counts_as is BAD), key=len)
-    return _literally(asked, end, failing, "more items may pass where fewer fail, and what decides cannot be judged")
+    failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=len)
+    return _literally(oracle, end, failing, "more items may pass where fewer fail, and what decides cannot be judged")
 
 
-def _around_unjudged(asked: Asked, end: tuple[int, ...], gap: Unjudged) -> Answer:
+def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
     why = "between what passes and what fails, the rest was neither good nor bad"
-    if asked.question.kind is QuestionKind.ORDERED:
+    if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled(why, gap.failing - gap.passing)
-    return _literally(asked, end, gap.failing, why)
+    return _literally(oracle, end, gap.failing, why)
 
 
-def _literally(asked: Asked, end: tuple[int, ...], failing: Subset, why: str) -> Answer:
-    culprit = ddmin(asked, failing)
+def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str) -> SearchAnswer:
+    culprit = ddmin(oracle, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
-    literal = Literal(asked)
-    _must_fail(asked, literal, culprit.members)
-    rest_passes = _rest(asked, literal, frozenset(asked.everything) - culprit.members) is GOOD
+    literal = Literal(oracle)
+    _must_fail(oracle, literal, culprit.members)
+    rest_passes = _rest(oracle, literal, frozenset(oracle.everything) - culprit.members) is GOOD
     _recheck(literal, end)
-    return of_culprits(asked, literal, [culprit], rest_passes, 1.0)
+    return of_culprits(oracle, literal, [culprit], rest_passes, 1.0)
 
 
 def _says(counts_as: CountsAs) -> str:
@@ -237,11 +239,109 @@ def _says(counts_as: CountsAs) -> str:
     }[counts_as]
 
 
+def so_far(oracle: Oracle, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
+    """Undecided: the smallest set that failed, the largest part of it that passed, and what lies between."""
+    failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=_order, default=None)
+    passed = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
+    inside = [subset for subset in passed if failing is None or subset < failing]
+    passing = max(inside, key=len, default=None)
+    between = (frozenset(oracle.everything) if failing is None else failing) - (passing or frozenset())
+    return SearchAnswer(
+        kind=AnswerKind.UNDECIDED,
+        confidence=0.0,
+        why=why,
+        open=tuple(sorted(oracle.items(open_units or between))),
+        passing=None if passing is None else oracle.items(passing),
+        failing=None if failing is None else oracle.items(failing),
+    )
+
+
+def nothing(oracle: Oracle, times: int, confidence: float, rate: float) -> SearchAnswer:
+    """The bad end was never bad."""
+    why = f"the bad end was good {times} of {times} times: nothing to bisect, unless it fails in less than {rate:.0%}"
+    passing = oracle.items(oracle.everything)
+    return SearchAnswer(kind=AnswerKind.NONE, confidence=confidence, why=why, passing=passing)
+
+
+def of_threshold(oracle: Oracle, judge: SetJudge, length: int) -> SearchAnswer:
+    return SearchAnswer(
+        kind=AnswerKind.THRESHOLD,
+        items=(length,),
+        confidence=judge.sure,
+        p_bad=judge.rate,
+        passing=oracle.items(range(length - 1)),
+        failing=oracle.items(range(length)),
+    )
+
+
+def of_number(oracle: Oracle, judge: SetJudge, count: int, confidence: float) -> SearchAnswer:
+    """Any so many. The two configurations are the first so many, and one fewer."""
+    return SearchAnswer(
+        kind=AnswerKind.COUNT,
+        items=(count,),
+        confidence=judge.sure * confidence,
+        p_bad=judge.rate,
+        why="not all sets of the size were asked, but a sample",
+        passing=oracle.items(range(1, count)),
+        failing=oracle.items(range(count)),
+    )
+
+
+def of_culprits(
+    oracle: Oracle, judge: SetJudge, found: Sequence[FailingSet], rest_passes: bool, sample_confidence: float
+) -> SearchAnswer:
+    """One or several culprits, each proven to fail alone. If the rest was not seen to pass there may be more."""
+    groups = tuple(oracle.items(culprit.members) for culprit in found)
+    confidence = judge.sure * (sample_confidence if any(culprit.sampled for culprit in found) else 1.0)
+    kind, items = _shape(groups)
+    return SearchAnswer(
+        kind=kind,
+        items=items,
+        groups=groups if len(groups) > 1 else (),
+        confidence=confidence if rest_passes else confidence / 2,
+        p_bad=judge.rate,
+        why=_caveat(found, rest_passes),
+        passing=_passing(oracle, found, rest_passes),
+        failing=groups[0],
+    )
+
+
+def _caveat(found: Sequence[FailingSet], rest_passes: bool) -> str:
+    if not rest_passes:
+        return "everything but the answer was not seen to pass, so there may be more"
+    if any(culprit.sampled for culprit in found):
+        return "not each member was left out by itself, but both ends and a sample"
+    return ""
+
+
+def _passing(oracle: Oracle, found: Sequence[FailingSet], rest_passes: bool) -> Subset:
+    """Everything but the answer; where that does not pass, the answer without one member."""
+    guilty = frozenset[int]().union(*(culprit.members for culprit in found))
+    if rest_passes:
+        return oracle.items(frozenset(oracle.everything) - guilty)
+    return oracle.items(sorted(found[0].members)[1:])
+
+
+def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
+    if len(groups) > 1:
+        return AnswerKind.SEVERAL, tuple(sorted(frozenset[int]().union(*groups)))
+    items = tuple(sorted(groups[0]))
+    if len(items) == 1:
+        return AnswerKind.SINGLE, items
+    if items[-1] - items[0] + 1 == len(items):
+        return AnswerKind.RANGE, (items[0], items[-1] + 1)
+    return AnswerKind.SET, items
+
+
+def _order(subset: Collection[int]) -> tuple[int, list[int]]:
+    return len(subset), sorted(subset)
+
+
 _SHAPES = 4  # alone, ends only, without middle, elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Stage:
     """`only_if` is empty for what every search may take, else the case that takes this much more each time."""
 
     name: str
@@ -249,28 +349,28 @@ class Part:
     only_if: str = ""
 
 
-def worst_case(question: Question) -> tuple[Part, ...]:
+def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
     """For answers that hold: runs that turn out flaky or contradict each other take more."""
     return _ordered(question) if question.kind is QuestionKind.ORDERED else _set(question)
 
 
-def at_most(parts: tuple[Part, ...]) -> int:
+def at_most(parts: tuple[Stage, ...]) -> int:
     """Without the parts that only some searches come to."""
     return sum(part.probes for part in parts if not part.only_if)
 
 
-def _ordered(question: Question) -> tuple[Part, ...]:
+def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
     gallop = depth(question.items) + 1 if question.unbounded else 0
     return (
-        Part(name="controls", probes=1 if gallop else 2),
-        *([Part(name="gallop", probes=gallop)] if gallop else []),
-        Part(name="edge", probes=probes_at_worst(question.items, question.at_once)),
-        Part(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
-        Part(name="controls again", probes=2),
+        Stage(name="controls", probes=1 if gallop else 2),
+        *([Stage(name="gallop", probes=gallop)] if gallop else []),
+        Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
+        Stage(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
+        Stage(name="controls again", probes=2),
     )
 
 
-def _set(question: Question) -> tuple[Part, ...]:
+def _set(question: SearchQuestion) -> tuple[Stage, ...]:
     total = len(units(question))
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
@@ -279,13 +379,13 @@ def _set(question: Question) -> tuple[Part, ...]:
     needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
     proof = 2 * question.repeat + needed
     return (
-        Part(name="controls", probes=2),
-        Part(name="right edge", probes=right),
-        Part(name="left edge", probes=left),
-        Part(name="shape", probes=_SHAPES),
-        Part(name="proof", probes=proof),
-        Part(name="controls again", probes=2),
-        Part(name="sizes", probes=2 * sample, only_if="only the number may count"),
-        Part(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
-        Part(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
+        Stage(name="controls", probes=2),
+        Stage(name="right edge", probes=right),
+        Stage(name="left edge", probes=left),
+        Stage(name="shape", probes=_SHAPES),
+        Stage(name="proof", probes=proof),
+        Stage(name="controls again", probes=2),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
+        Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
     )

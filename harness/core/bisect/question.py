@@ -1,10 +1,11 @@
-"""What is searched and how; what crosses between the search and whoever launches; what a search answers."""
+"""What is searched and how; what crosses between the search and whoever launches, sets also as spans; its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, groupby, pairwise
 
 
 class CountsAs(StrEnum):
@@ -76,7 +77,7 @@ Probe = Callable[[Round], Sequence[CountsAs]]  # one answer for each subset, in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class ProbeAnswer:
     subset: Subset
     counts_as: CountsAs
 
@@ -97,7 +98,7 @@ def _alike() -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SearchQuestion:
     """`items` are numbered from 0: all off is the good end, all on the bad one.
 
     An ORDERED question asks prefixes only: of length k for the k-th larger value, of length 0 for the good end.
@@ -137,7 +138,7 @@ class AnswerKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SearchAnswer:
     """`items`: single (7,); range (start, stop); set and several all members; threshold and count (smallest bad,).
 
     A threshold is a prefix length. Of an interaction `items` are all needed; of several, each of `groups` is enough.
@@ -153,3 +154,31 @@ class Answer:
     open: tuple[int, ...] = ()  # items that may still matter
     passing: Subset | None = None  # None: nothing was seen to pass
     failing: Subset | None = None  # None: nothing was seen to fail in the way sought
+
+
+Spans = tuple[tuple[int, int], ...]  # in order, none empty, no two of them touching: equal sets have equal spans
+
+
+def spans_of(places: Iterable[int]) -> Spans:
+    ordered = sorted(set(places))
+    if not ordered:
+        return ()
+    if ordered[-1] - ordered[0] + 1 == len(ordered):
+        return ((ordered[0], ordered[-1] + 1),)
+    runs = (list(run) for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]))
+    return tuple((run[0][1], run[-1][1] + 1) for run in runs)
+
+
+def places_in(spans: Spans) -> frozenset[int]:
+    return frozenset(chain.from_iterable(range(start, stop) for start, stop in spans))
+
+
+def last_place(spans: Spans) -> int | None:
+    """None if they hold no place."""
+    return spans[-1][1] - 1 if spans else None
+
+
+def within(spans: Collection[tuple[int, int]], items: int) -> bool:
+    """Whether these are spans at all, of places among so many items."""
+    edges = list(chain((-1,), chain.from_iterable(spans)))
+    return edges[-1] <= items and all(before < after for before, after in pairwise(edges))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_harness.core.bisect.question import Answer, CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import Spans, places_in
 from nsa_harness.core.bisect.subject import Subject
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import HangKind, MachineFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeTold:
+class ProbeReport:
     """One probe: what was asked of which configuration, and what it showed."""
 
     n: int  # from 1, in the order asked
@@ -51,7 +50,7 @@ class Commands:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectTold:
+class BisectReport:
     run_id: str
     harness: str  # version
     machine: MachineFacts
@@ -59,9 +58,9 @@ class BisectTold:
     scenario: str
     what: str  # "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
     subject: Subject
-    sought: Signature | None  # None until a failure was seen
-    answer: Answer
-    probes: tuple[ProbeTold, ...]
+    signature: Signature | None  # None until a failure was seen
+    answer: SearchAnswer
+    probes: tuple[ProbeReport, ...]
     commands: Commands
     floor_probes: int  # what an oracle would need: log2 of the answers that were possible
     search_probes: int  # of `probes`: without controls and proofs

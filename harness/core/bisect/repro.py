@@ -13,22 +13,22 @@ NAME = "repro.py"
 _HELD = "\0"  # in place of a blank where no line may break
 
 
-def repro_script(spec: RunSpec, *, working_dir: str, told: str) -> str | None:
+def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
     """None for a launch that is no Python program under torchrun: its command is all there is."""
     if spec.launcher is Launcher.PLAIN:
         return None
-    return "\n".join(_lines(spec, working_dir, told)) + "\n"
+    return "\n".join(_lines(spec, working_dir, about)) + "\n"
 
 
 def repro_command(spec: RunSpec) -> str:
     return f"torchrun --standalone --nproc-per-node={spec.ranks} {NAME}"
 
 
-def _lines(spec: RunSpec, working_dir: str, told: str) -> Iterator[str]:
+def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
     head, *words = spec.program
     module = head == "-m"
     program, args = (words[0], words[1:]) if module else (head, words)
-    yield f'"""{_one_line(told)}'
+    yield f'"""{_one_line(about)}'
     yield ""
     yield f"    {repro_command(spec)}"
     yield '"""'
@@ -39,35 +39,35 @@ def _lines(spec: RunSpec, working_dir: str, told: str) -> Iterator[str]:
     if spec.fault is not None:
         yield "import torch"
     yield ""
-    yield f"os.chdir({_text(spec.cwd or working_dir)})"
+    yield f"os.chdir({_literal(spec.cwd or working_dir)})"
     yield f"os.environ.update({_mapping(spec.env)})"
     yield f"sys.argv[1:] = {_list(args)}"
     if spec.fault is not None:
         yield from _fault(spec)
     if module:
         yield "sys.path.insert(0, os.getcwd())"
-        yield f"runpy.run_module({_text(program)}, run_name='__main__', alter_sys=True)"
+        yield f"runpy.run_module({_literal(program)}, run_name='__main__', alter_sys=True)"
         return
-    yield f"sys.argv[0] = {_text(program)}"
-    yield f"sys.path[0] = os.path.dirname(os.path.abspath({_text(program)}))"
-    yield f"runpy.run_path({_text(program)}, run_name='__main__')"
+    yield f"sys.argv[0] = {_literal(program)}"
+    yield f"sys.path[0] = os.path.dirname(os.path.abspath({_literal(program)}))"
+    yield f"runpy.run_path({_literal(program)}, run_name='__main__')"
 
 
 def _fault(spec: RunSpec) -> Iterator[str]:
     """A planted fault is no part of the program: the package plants it, as it did in the probe."""
     assert spec.fault is not None
     yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
-    yield f"plant({_text(json.dumps(asdict(spec.fault)))})"
+    yield f"plant({_literal(json.dumps(asdict(spec.fault)))})"
 
 
 def _mapping(pairs: tuple[tuple[str, str], ...]) -> str:
-    return "{" + ", ".join(f"{_text(name)}: {_text(value)}" for name, value in pairs) + "}"
+    return "{" + ", ".join(f"{_literal(name)}: {_literal(value)}" for name, value in pairs) + "}"
 
 
 def _list(words: list[str]) -> str:
     """Wrapped, to keep a long command on a screen. A literal holds no blank that a line could break at."""
     body = textwrap.fill(
-        " ".join(_text(word).replace(" ", _HELD) + "," for word in words),
+        " ".join(_literal(word).replace(" ", _HELD) + "," for word in words),
         110,
         break_long_words=False,
         break_on_hyphens=False,
@@ -76,7 +76,7 @@ def _list(words: list[str]) -> str:
     return f"[{body[:-1]}]" if "\n" not in body else "[\n" + textwrap.indent(body, "    ") + "\n]"
 
 
-def _text(text: str) -> str:
+def _literal(text: str) -> str:
     """A Python literal of plain ASCII, whatever the text holds."""
     return ascii(text)
 

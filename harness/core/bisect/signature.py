@@ -58,7 +58,7 @@ def parse_outcome(text: str) -> Wanted:
     return Wanted(how=how, pattern=pattern or None)
 
 
-def signature(outcome: Outcome) -> Signature:
+def signature_of(outcome: Outcome) -> Signature:
     place = outcome.culprit.place if outcome.culprit else None
     return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=line_word(place))
 
@@ -71,15 +71,15 @@ def line_word(place: Place | None) -> str | None:
     return name if place.line is None else f"{name}:{place.line}"
 
 
-def counts_as(outcome: Outcome, wanted: Wanted, sought: Signature | None, output: str = "") -> CountsAs:
-    """How a probe counts. `sought` is None until the first failure that is wanted has shown what it looks like."""
+def counts_as(outcome: Outcome, wanted: Wanted, signature: Signature | None, output: str = "") -> CountsAs:
+    """How a probe counts. `signature` is None until the first failure that is wanted has shown what it looks like."""
     if outcome.verdict.status is Status.PASS:
         return CountsAs.GOOD
     if outcome.verdict.status not in _BAD:
         return CountsAs.UNRESOLVED
     if not wanted.admits(outcome, output):
         return CountsAs.DIFFERENT
-    if wanted.how != SAME or sought is None or same(signature(outcome), sought):
+    if wanted.how != SAME or signature is None or same(signature_of(outcome), signature):
         return CountsAs.BAD
     return CountsAs.DIFFERENT
 

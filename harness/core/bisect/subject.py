@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import groupby
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind
+from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer, spans_of
 from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 
 Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
@@ -99,7 +98,7 @@ class Subject:
         config = self.config(subset).items()
         return tuple(override_word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
 
-    def told(self, subset: Collection[int]) -> str:
+    def describe(self, subset: Collection[int]) -> str:
         """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
@@ -118,7 +117,7 @@ class Subject:
         return value if isinstance(value, str) else json.dumps(value)
 
 
-def in_its_words(subject: Subject, answer: Answer) -> Answer:
+def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
     """The answer as this subject can be spoken of: only layers lie side by side; of other items a range is a set."""
     if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
         return answer
@@ -147,16 +146,14 @@ def layers_word(value: Plain) -> str:
 def layer_spans(numbers: Collection[int]) -> str:
     """For people, inclusive, with the code's form behind a span: "0-5 [0:6]", "3 and 8", "7"."""
     ordered = sorted(numbers)
-    spans = list(_spans(ordered))
+    spans = _spans(ordered)
     if len(ordered) > 1 and len(spans) == 1:
         return f"{spans[0]} [{ordered[0]}:{ordered[-1] + 1}]"
     return spans[0] if len(spans) == 1 else f"{', '.join(spans[:-1])} and {spans[-1]}"
 
 
-def _spans(numbers: Collection[int]) -> Iterator[str]:
-    for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        yield str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}"
+def _spans(numbers: Collection[int]) -> list[str]:
+    return [str(first) if stop - first == 1 else f"{first}-{stop - 1}" for first, stop in spans_of(numbers)]
 
 
 def _number(item: Plain) -> int:

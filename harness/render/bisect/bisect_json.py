@@ -12,10 +12,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind, CountsAs, Purpose
-from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
+from nsa_harness.core.bisect.question import (
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Spans,
+    places_in,
+    spans_of,
+    within,
+)
+from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.spans import Spans, places_in, spans_of, within
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError
@@ -33,11 +41,11 @@ _DETAIL = (
 )  # fmt: skip
 
 
-def bisect_json(told: BisectTold) -> str:
-    return json.dumps(_values(escaped(told)), indent=1, allow_nan=False) + "\n"
+def bisect_json(report: BisectReport) -> str:
+    return json.dumps(_values(escaped(report)), indent=1, allow_nan=False) + "\n"
 
 
-def from_json(text: str, where: str = "bisect.json") -> BisectTold:
+def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     """The bisection a file holds. Raises StoredRunError, which names every value that is wrong."""
     try:
         stored = json.loads(text)
@@ -49,16 +57,16 @@ def from_json(text: str, where: str = "bisect.json") -> BisectTold:
     except (KeyError, TypeError) as error:
         raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
     try:
-        stored_told = adapter(_Stored).validate_json(json.dumps(flat), strict=True)
+        stored_report = adapter(_Stored).validate_json(json.dumps(flat), strict=True)
     except ValidationError as error:
         mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise _unreadable(where, mistakes) from None
-    if strays := list(_strays(stored_told)):
+    if strays := list(_strays(stored_report)):
         raise _unreadable(where, strays)
-    return _told(stored_told)
+    return _report(stored_report)
 
 
-def stored_search(run: RunDir) -> BisectTold:
+def stored_search(run: RunDir) -> BisectReport:
     """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
     try:
         text = read_whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
@@ -70,19 +78,19 @@ def stored_search(run: RunDir) -> BisectTold:
     return from_json(text, str(run.search))
 
 
-def probe_event(subject: Subject, probe: ProbeTold) -> dict[str, object]:
+def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
     """One probe in the `--json` stream, by the keys of bisect.json."""
     values = _probe(subject, escaped(probe))
     return {"event": "probe", "scenario": values["dir"], **{key: values[key] for key in _PROBE}}
 
 
-def answer_event(told: BisectTold, run_dir: str) -> dict[str, object]:
+def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
     """The end of the `--json` stream of a bisection."""
-    told = escaped(told)
-    return {"event": "done", "scenario": told.scenario, "answer": _answer(told), "run_dir": escape(run_dir)}
+    report = escaped(report)
+    return {"event": "done", "scenario": report.scenario, "answer": _answer(report), "run_dir": escape(run_dir)}
 
 
-def answer_items(subject: Subject, answer: Answer) -> list[Any]:
+def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
     """The answer as programs read it: layer numbers, a half-open range, values, names."""
     if not answer.items:
         return []
@@ -141,9 +149,9 @@ class _Stored:
     scenario: str
     what: str
     subject: _StoredSubject
-    sought: Signature | None
+    signature: Signature | None
     answer: _StoredAnswer
-    probes: tuple[ProbeTold, ...]
+    probes: tuple[ProbeReport, ...]
     commands: Commands
     floor_probes: int
     search_probes: int
@@ -153,9 +161,9 @@ class _Stored:
     not_covered: tuple[str, ...]
 
 
-def _told(stored: _Stored) -> BisectTold:
+def _report(stored: _Stored) -> BisectReport:
     subject, answer = Subject(**vars(stored.subject)), stored.answer
-    in_places = Answer(
+    in_places = SearchAnswer(
         **{
             **vars(answer),
             "groups": tuple(map(places_in, answer.groups)),
@@ -164,7 +172,7 @@ def _told(stored: _Stored) -> BisectTold:
             "failing": None if answer.failing is None else places_in(answer.failing),
         }
     )
-    return BisectTold(**{**vars(stored), "subject": subject, "answer": in_places})
+    return BisectReport(**{**vars(stored), "subject": subject, "answer": in_places})
 
 
 def _strays(stored: _Stored) -> Iterator[str]:
@@ -182,20 +190,20 @@ def _strays(stored: _Stored) -> Iterator[str]:
         yield f"detail.answer.items: not within {items} items"
 
 
-def _values(told: BisectTold) -> dict[str, Any]:
-    sought, commands = told.sought, told.commands
+def _values(report: BisectReport) -> dict[str, Any]:
+    signature, commands = report.signature, report.commands
     return {
         "schema": SCHEMA,
-        "question": told.subject.question,
-        "outcome_sought": None if sought is None else asdict(sought),
-        "answer": _answer(told),
-        "controls": {"good": _control(told, Purpose.CONTROL_GOOD), "bad": _control(told, Purpose.CONTROL_BAD)},
-        "probes": [_probe(told.subject, probe) for probe in told.probes],
-        "floor_probes": told.floor_probes,
+        "question": report.subject.question,
+        "outcome_sought": None if signature is None else asdict(signature),
+        "answer": _answer(report),
+        "controls": {"good": _control(report, Purpose.CONTROL_GOOD), "bad": _control(report, Purpose.CONTROL_BAD)},
+        "probes": [_probe(report.subject, probe) for probe in report.probes],
+        "floor_probes": report.floor_probes,
         "commands": asdict(commands),
         "detail": {
-            **{key: _detail(getattr(told, key)) for key in _DETAIL},
-            "answer": _stored_answer(told.answer),
+            **{key: _detail(getattr(report, key)) for key in _DETAIL},
+            "answer": _stored_answer(report.answer),
         },
     }
 
@@ -204,7 +212,7 @@ def _detail(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _stored_answer(answer: Answer) -> dict[str, Any]:
+def _stored_answer(answer: SearchAnswer) -> dict[str, Any]:
     """The answer in places of the subject's items, sets of them as spans."""
     return {
         **vars(answer),
@@ -215,27 +223,27 @@ def _stored_answer(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _answer(told: BisectTold) -> dict[str, Any]:
-    answer = told.answer
+def _answer(report: BisectReport) -> dict[str, Any]:
+    answer = report.answer
     flaky = {} if answer.p_bad is None else {"p_hang": answer.p_bad}
     return {
         "kind": answer.kind.value,
-        "items": answer_items(told.subject, answer),
+        "items": answer_items(report.subject, answer),
         "confidence": answer.confidence,
         **flaky,
     }
 
 
-def _control(told: BisectTold, purpose: Purpose) -> str | None:
+def _control(report: BisectReport, purpose: Purpose) -> str | None:
     """The directory of the last one that ended as it should; of one that did not, null."""
     wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
     # Up to an open end it is a step on the way that fails first.
     purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
-    dirs = [probe.dir for probe in told.probes if probe.purpose in purposes and probe.counts_as is wanted]
+    dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None
 
 
-def _probe(subject: Subject, probe: ProbeTold) -> dict[str, Any]:
+def _probe(subject: Subject, probe: ProbeReport) -> dict[str, Any]:
     values = {**asdict(probe), "config": escaped(dict(subject.config(probe.places)))}
     return {**{key: values.pop(key) for key in _PROBE}, **values}
 
@@ -244,7 +252,7 @@ def _flat(stored: dict[str, Any]) -> dict[str, Any]:
     detail = stored["detail"]
     known = {key: detail[key] for key in (*_DETAIL, "answer")}
     taken = {key: stored[key] for key in ("probes", "floor_probes", "commands")}
-    return {**known, **taken, "sought": stored["outcome_sought"]}
+    return {**known, **taken, "signature": stored["outcome_sought"]}
 
 
 def _unreadable(where: str, mistakes: list[str]) -> StoredRunError:

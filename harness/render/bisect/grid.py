@@ -8,14 +8,12 @@ from functools import cached_property
 
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.question import Purpose
-from nsa_harness.core.bisect.report import BisectTold, ProbeTold
-from nsa_harness.core.bisect.spans import last_place
+from nsa_harness.core.bisect.question import Purpose, last_place
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
+from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
 from nsa_harness.render.text import escape
 
 ON, OFF, PARTLY = "■", "·", "▒"
@@ -53,13 +51,13 @@ class Grid:
         columns = len(_INDENT) + self._step
         yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
 
-    def row(self, probe: ProbeTold, told: BisectTold, following: Next | None) -> Iterator[str]:
+    def row(self, probe: ProbeReport, report: BisectReport, following: Next | None) -> Iterator[str]:
         """One probe. `following` is what is asked next, None where nothing is or where nobody knows yet."""
-        step = escape(step_word(self.subject, probe, told, following))
+        step = escape(step_word(self.subject, probe, report, following))
         cells = self._cells(probe)
         verdict = cropped(escape(probe.verdict or NO_VERDICT), _VERDICT)
         took = words.seconds(probe.wall_s) if probe.verdict else ""
-        remark = escape(bisect_proof.remark(told, probe))
+        remark = escape(bisect_words.remark(report, probe))
         number = f"{probe.n:>{_NUMBER}}  "
         if self._narrow:
             yield from paragraph(step, self.width, number, _INDENT)
@@ -68,14 +66,14 @@ class Grid:
         if cell_len(step) > self._step:
             yield from paragraph(step, self.width, number, _INDENT)
             number, step = _INDENT, ""
-        line = f"{number}{_padded(step, self._step)}  {_padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
+        line = f"{number}{padded(step, self._step)}  {padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
         yield from self._with_remark(f"{line} {took:>{_TIME}}".rstrip(), remark)
 
-    def rows(self, told: BisectTold) -> Iterator[str]:
+    def rows(self, report: BisectReport) -> Iterator[str]:
         """Head and all rows of a search that has ended."""
         yield from self.head()
-        for probe, following in zip(told.probes, following_each(told.probes), strict=True):
-            yield from self.row(probe, told, following)
+        for probe, following in zip(report.probes, following_each(report.probes), strict=True):
+            yield from self.row(probe, report, following)
 
     def _with_remark(self, line: str, remark: str) -> Iterator[str]:
         if not remark:
@@ -86,7 +84,7 @@ class Grid:
             yield line
             yield from paragraph(remark, self.width, f"{_INDENT}  ")
 
-    def _cells(self, probe: ProbeTold) -> str:
+    def _cells(self, probe: ProbeReport) -> str:
         if self.subject.ordered:
             return cropped(escape(self._value(probe)), self._room)
         if probe.verdict is None:  # nothing ran, so nothing was switched on or off
@@ -97,7 +95,7 @@ class Grid:
             return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
         return "".join(signs)
 
-    def _value(self, probe: ProbeTold) -> str:
+    def _value(self, probe: ProbeReport) -> str:
         last = last_place(probe.subset)
         label = self.subject.label(last) if last is not None else bisect_words.value_before(self.subject, 0)
         return label if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} {label}"
@@ -171,7 +169,7 @@ class Grid:
             yield from paragraph(escape(pooled), self.width, "  ")
 
 
-def following_each(probes: Sequence[ProbeTold]) -> Iterator[Next | None]:
+def following_each(probes: Sequence[ProbeReport]) -> Iterator[Next | None]:
     """For each probe what was asked in the round after its own; probes of one round stand together."""
     for index, probe in enumerate(probes):
         later = (other for other in probes[index + 1 :] if _round(other) != _round(probe))
@@ -179,25 +177,21 @@ def following_each(probes: Sequence[ProbeTold]) -> Iterator[Next | None]:
         yield None if found is None else Next(purpose=found.purpose, open=found.open)
 
 
-def step_word(subject: Subject, probe: ProbeTold, told: BisectTold, following: Next | None) -> str:
+def step_word(subject: Subject, probe: ProbeReport, report: BisectReport, following: Next | None) -> str:
     """ "[0,12) → [6,12)" for a probe that narrows the search, else what it was for."""
     if probe.purpose not in bisect_words.SEARCHING:
         return bisect_words.purpose_word(subject, probe)
     before = bisect_words.span(subject, probe.open)
     # The round that follows says what is left; after the last one of a search, its own answer does.
     goes_on = following is not None and following.purpose is probe.purpose
-    left = following.open if following is not None and goes_on else bisect_words.left_open(probe, told)
+    left = following.open if following is not None and goes_on else bisect_words.left_open(probe, report)
     after = bisect_words.span(subject, left)
     return before if after == before else f"{before} → {after}"
 
 
-def _round(probe: ProbeTold) -> tuple[Purpose, tuple[int, int], int]:
+def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
     return probe.purpose, probe.open, probe.left
 
 
 def _sign(on: Sequence[bool]) -> str:
     return ON if all(on) else PARTLY if any(on) else OFF
-
-
-def _padded(text: str, columns: int) -> str:
-    return text + " " * max(columns - cell_len(text), 0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_harness.core.bisect.report import BisectTold, ProbeTold
-from nsa_harness.core.bisect.spans import last_place
+from nsa_harness.core.bisect.question import last_place
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import NO_VERDICT, following_each, step_word
 from nsa_harness.render.terminal.layout import cropped
@@ -31,7 +30,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ProbeRow:
     """One probe; `open_x` and `open_width` are the items that were open before it."""
 
     y: int
@@ -52,44 +51,44 @@ class Picture:
     title: str
     noun: str
     labels: tuple[tuple[float, str], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ProbeRow, ...]
     answer: tuple[Cell, ...]  # the items of the answer
     height: int
-    left_out: int
+    omitted: int
 
 
-def picture(told: BisectTold) -> Picture | None:
+def picture(report: BisectReport) -> Picture | None:
     """None where nothing was asked."""
-    if not told.probes:
+    if not report.probes:
         return None
-    pairs = list(zip(told.probes, following_each(told.probes), strict=True))[:SHOWN]
-    pools = _pools(len(told.subject.items))
+    pairs = list(zip(report.probes, following_each(report.probes), strict=True))[:SHOWN]
+    pools = _pools(len(report.subject.items))
     rows = tuple(
-        _row(told, probe, step_word(told.subject, probe, told, following), pools, TOP + ROW_HEIGHT * index)
+        _row(report, probe, step_word(report.subject, probe, report, following), pools, TOP + ROW_HEIGHT * index)
         for index, (probe, following) in enumerate(pairs)
     )
     return Picture(
-        title=f"{words.plural(len(told.probes), 'probe')} against {_what(told)}",
-        noun=told.subject.key if told.subject.ordered else told.subject.noun,
-        labels=_labels(told, pools),
+        title=f"{words.plural(len(report.probes), 'probe')} against {_what(report)}",
+        noun=report.subject.key if report.subject.ordered else report.subject.noun,
+        labels=_labels(report, pools),
         rows=rows,
-        answer=_cells(told, frozenset(_answer(told)), pools) if _answer(told) else (),
+        answer=_cells(report, frozenset(_answer(report)), pools) if _answer(report) else (),
         height=TOP + ROW_HEIGHT * (len(rows) + 1) + 6,
-        left_out=len(told.probes) - len(rows),
+        omitted=len(report.probes) - len(rows),
     )
 
 
-def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...], y: int) -> Row:
-    remark = " · ".join(filter(None, (_value(told, probe), bisect_proof.remark(told, probe))))
+def _row(report: BisectReport, probe: ProbeReport, step: str, pools: tuple[range, ...], y: int) -> ProbeRow:
+    remark = " · ".join(filter(None, (_value(report, probe), bisect_words.remark(report, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
-    asked = bisect_words.config_words(told.subject.config(probe.places))
-    first, last = _x(probe.open[0], told), _x(max(probe.open), told)
-    return Row(
+    asked = bisect_words.config_words(report.subject.config(probe.places))
+    first, last = _x(probe.open[0], report), _x(max(probe.open), report)
+    return ProbeRow(
         y=y,
         n=probe.n,
         step=step,
-        cells=_value_cell(told, probe) if told.subject.ordered else _cells(told, probe.places, pools),
+        cells=_value_cell(report, probe) if report.subject.ordered else _cells(report, probe.places, pools),
         open_x=first,
         open_width=round(last - first, 1),
         verdict=verdict,
@@ -100,10 +99,10 @@ def _row(told: BisectTold, probe: ProbeTold, step: str, pools: tuple[range, ...]
     )
 
 
-def _cells(told: BisectTold, chosen: frozenset[int], pools: tuple[range, ...]) -> tuple[Cell, ...]:
+def _cells(report: BisectReport, chosen: frozenset[int], pools: tuple[range, ...]) -> tuple[Cell, ...]:
     """A gap between items where there is room for one."""
-    if told.subject.ordered:
-        return tuple(_mark(told, place) for place in sorted(chosen)[-1:])
+    if report.subject.ordered:
+        return tuple(_mark(report, place) for place in sorted(chosen)[-1:])
     wide = GRID_WIDTH / len(pools)
     gap = 2.0 if wide >= 10 else 1.0 if wide >= 6 else 0.0
     roles = [_role([place in chosen for place in pool]) for pool in pools]
@@ -113,30 +112,30 @@ def _cells(told: BisectTold, chosen: frozenset[int], pools: tuple[range, ...]) -
     )
 
 
-def _value_cell(told: BisectTold, probe: ProbeTold) -> tuple[Cell, ...]:
+def _value_cell(report: BisectReport, probe: ProbeReport) -> tuple[Cell, ...]:
     last = last_place(probe.subset)
-    return (_mark(told, -1 if last is None else last),)
+    return (_mark(report, -1 if last is None else last),)
 
 
-def _mark(told: BisectTold, place: int) -> Cell:
+def _mark(report: BisectReport, place: int) -> Cell:
     """A value on its line; the good end lies before the first item."""
-    return Cell(x=round(_x(place + 1, told) - 4, 1), width=8.0, role="on")
+    return Cell(x=round(_x(place + 1, report) - 4, 1), width=8.0, role="on")
 
 
-def _x(place: int, told: BisectTold) -> float:
-    return round(GRID_X + GRID_WIDTH * place / len(told.subject.items), 1)
+def _x(place: int, report: BisectReport) -> float:
+    return round(GRID_X + GRID_WIDTH * place / len(report.subject.items), 1)
 
 
-def _value(told: BisectTold, probe: ProbeTold) -> str:
-    if not told.subject.ordered:
+def _value(report: BisectReport, probe: ProbeReport) -> str:
+    if not report.subject.ordered:
         return ""
     last = last_place(probe.subset)
-    label = bisect_words.value_before(told.subject, 0) if last is None else told.subject.label(last)
+    label = bisect_words.value_before(report.subject, 0) if last is None else report.subject.label(last)
     return cropped(label, 24)
 
 
-def _labels(told: BisectTold, pools: tuple[range, ...]) -> tuple[tuple[float, str], ...]:
-    subject = told.subject
+def _labels(report: BisectReport, pools: tuple[range, ...]) -> tuple[tuple[float, str], ...]:
+    subject = report.subject
     if subject.ordered:
         ends = (bisect_words.value_before(subject, 0), subject.label(len(subject.items) - 1))
         return ((float(GRID_X), cropped(ends[0], 16)), (float(GRID_X + GRID_WIDTH), cropped(ends[1], 16)))
@@ -151,17 +150,17 @@ def _labels(told: BisectTold, pools: tuple[range, ...]) -> tuple[tuple[float, st
     )
 
 
-def legend(told: BisectTold) -> tuple[str, ...]:
+def legend(report: BisectReport) -> tuple[str, ...]:
     """What the numbers over the columns stand for, where they are not the items themselves."""
-    subject = told.subject
-    if subject.ordered or _numbers(told):
+    subject = report.subject
+    if subject.ordered or _numbers(report):
         return ()
     return tuple(bisect_words.item_word(subject, place) for place in range(len(subject.items)))
 
 
-def _numbers(told: BisectTold) -> bool:
-    labels = [label for _, label in _labels(told, _pools(len(told.subject.items)))]
-    values = [bisect_words.item_word(told.subject, place) for place in range(len(told.subject.items))]
+def _numbers(report: BisectReport) -> bool:
+    labels = [label for _, label in _labels(report, _pools(len(report.subject.items)))]
+    values = [bisect_words.item_word(report.subject, place) for place in range(len(report.subject.items))]
     return all(label in values for label in labels)
 
 
@@ -174,14 +173,14 @@ def _role(chosen: list[bool]) -> str:
     return "on" if all(chosen) else "partly" if any(chosen) else "off"
 
 
-def _answer(told: BisectTold) -> tuple[int, ...]:
+def _answer(report: BisectReport) -> tuple[int, ...]:
     """The items that the answer names; of several culprits all."""
-    groups = told.answer.groups or ((told.answer.failing,) if told.answer.failing else ())
+    groups = report.answer.groups or ((report.answer.failing,) if report.answer.failing else ())
     found = {place for group in groups for place in group or ()}
-    return tuple(sorted(found)) if told.answer.items else ()
+    return tuple(sorted(found)) if report.answer.items else ()
 
 
-def _what(told: BisectTold) -> str:
-    if told.subject.ordered:
-        return f"values of {told.subject.key}"
-    return bisect_words.counted(len(told.subject.items), told.subject.noun)
+def _what(report: BisectReport) -> str:
+    if report.subject.ordered:
+        return f"values of {report.subject.key}"
+    return bisect_words.counted(len(report.subject.items), report.subject.noun)

@@ -11,18 +11,16 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from nsa_harness.core.bisect.plan import Part, at_most
+from nsa_harness.core.bisect.plan import Stage, at_most
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Round
-from nsa_harness.core.bisect.report import BisectTold, ProbeTold
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.trouble import Trouble
 from nsa_harness.render import words
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
 from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.render.words import UNKNOWN
 
 _LABEL = 11
 
@@ -37,22 +35,22 @@ class Control:
     reason: str = ""
 
 
-def header_lines(told: BisectTold, width: int) -> Iterator[str]:
+def header_lines(report: BisectReport, width: int) -> Iterator[str]:
     """What is asked, of what, and the choices made on the user's behalf."""
-    told = escaped(told)
-    yield from paragraph(f"BISECT  {told.scenario}   {bisect_words.question(told)}", width, "", "        ")
-    if told.what:
-        yield from paragraph(told.what, width, "        ")
-    for note in told.notes:
+    report = escaped(report)
+    yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
+    if report.what:
+        yield from paragraph(report.what, width, "        ")
+    for note in report.notes:
         yield from paragraph(note, width, "        ")
     yield ""
 
 
-def plan_lines(told: BisectTold, parts: Sequence[Part], controls: Sequence[Control], width: int) -> Iterator[str]:
+def plan_lines(report: BisectReport, parts: Sequence[Stage], controls: Sequence[Control], width: int) -> Iterator[str]:
     """What --dry-run prints: the question, both controls, and how many probes it takes at worst. Launches nothing."""
-    told, controls = escaped((told, tuple(controls)))
-    yield from header_lines(told, width)
-    yield from _line("asks", told.subject.question, width)
+    report, controls = escaped((report, tuple(controls)))
+    yield from header_lines(report, width)
+    yield from _line("asks", report.subject.question, width)
     for control in controls:
         yield from _line(control.name, control.config, width)
         if control.command is not None:
@@ -70,45 +68,45 @@ def plan_lines(told: BisectTold, parts: Sequence[Part], controls: Sequence[Contr
     yield from _line("launched", "nothing", width)
 
 
-def progress_line(told: BisectTold, running: Round, elapsed_s: float, width: int) -> str:
+def progress_line(report: BisectReport, running: Round, elapsed_s: float, width: int) -> str:
     """ "layers [0,12) → [4,8), about 2 probes, 40 s left   probe 5, 3.1 s"; one line, cropped."""
-    return cropped(f"  {escape(_standing(told, running))}   {_running(told, running, elapsed_s)}", width)
+    return cropped(f"  {escape(_standing(report, running))}   {_running(report, running, elapsed_s)}", width)
 
 
-def answer_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
     """The answer, how sure it is, what shows it, and the commands that go on."""
-    told = escaped(told)
-    open_ = told.answer.kind is AnswerKind.UNDECIDED
+    report = escaped(report)
+    open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
-    found = bisect_words.open_word(told) if open_ else bisect_words.headline(told)
-    setting = bisect_words.setting_word(told)
+    found = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
+    setting = bisect_words.setting_word(report)
     head = f"{tag}  {found}{f'   ({setting})' if setting else ''}"
-    effort = f"{bisect_words.sureness(told.answer)} · {bisect_words.effort(told)}".removeprefix(" · ")
+    effort = f"{bisect_words.sureness(report.answer)} · {bisect_words.effort(report)}".removeprefix(" · ")
     yield from paragraph(f"{head}   {effort}", width, "", " " * (len(tag) + 2))
     yield ""
-    if told.interrupted:
+    if report.interrupted:
         yield from _line("note", "interrupted: only the probes above were made", width)
-    if often := bisect_words.how_often(told):
-        yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(told.answer)))), width)
-    if told.answer.kind is not AnswerKind.NONE and (place := bisect_proof.place_line(told)):
+    if often := bisect_words.how_often(report):
+        yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(report.answer)))), width)
+    if report.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(report)):
         yield from _line("place", "   ".join(place), width)
-    yield from _commands(told, width)
-    if open_ or told.answer.kind is AnswerKind.NONE:
-        yield from _line("why", told.answer.why, width)
-    yield from (_open_lines(told, width) if open_ else _tells(told, width))
-    if told.not_covered:
-        yield from _line("not tried", " · ".join(told.not_covered), width)
+    yield from _commands(report, width)
+    if open_ or report.answer.kind is AnswerKind.NONE:
+        yield from _line("why", report.answer.why, width)
+    yield from (_open_lines(report, width) if open_ else _tells(report, width))
+    if report.not_covered:
+        yield from _line("not tried", " · ".join(report.not_covered), width)
     yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
 
 
-def stored_lines(told: BisectTold, run_dir: Path, width: int) -> Iterator[str]:
+def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
     """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
-    told = escaped(told)
-    yield from header_lines(told, width)
-    yield from Grid(subject=told.subject, width=width).rows(told)
+    report = escaped(report)
+    yield from header_lines(report, width)
+    yield from Grid(subject=report.subject, width=width).rows(report)
     yield ""
-    yield from answer_lines(told, run_dir, width)
+    yield from answer_lines(report, run_dir, width)
 
 
 def interrupted_line(count: int) -> str:
@@ -117,9 +115,9 @@ def interrupted_line(count: int) -> str:
     return "  interrupted: ending this probe; the same command goes on where it stopped"
 
 
-def _standing(told: BisectTold, running: Round) -> str:
+def _standing(report: BisectReport, running: Round) -> str:
     """The question, what is left of it, how many probes that takes at most, and how long by the probes so far."""
-    subject = told.subject
+    subject = report.subject
     whole = bisect_words.span(subject, (0, len(subject.items)))
     now = bisect_words.span(subject, running.open)
     name = subject.key.rpartition(".")[2] if subject.ordered else bisect_words.plural(subject.noun)
@@ -128,12 +126,12 @@ def _standing(told: BisectTold, running: Round) -> str:
     if not searching:
         return f"{text}, {bisect_words.round_word(running.purpose)}"
     left = running.left + len(running.subsets)
-    left_s = _left_s(told.probes, left, len(running.subsets))
+    left_s = _left_s(report.probes, left, len(running.subsets))
     about = f"about {words.plural(left, 'probe')}"
     return f"{text}, {about}, {left_s} left" if left_s else f"{text}, {about} left"
 
 
-def _left_s(probes: Sequence[ProbeTold], left: int, at_once: int) -> str:
+def _left_s(probes: Sequence[ProbeReport], left: int, at_once: int) -> str:
     """By the mean of the probes that were launched so far."""
     took = [probe.wall_s for probe in probes if probe.verdict is not None]
     if not took:
@@ -142,39 +140,39 @@ def _left_s(probes: Sequence[ProbeTold], left: int, at_once: int) -> str:
     return words.seconds(float(round(left_s))) if left_s >= 99.5 else f"{max(round(left_s), 1)} s"
 
 
-def _running(told: BisectTold, running: Round, elapsed_s: float) -> str:
-    first = len(told.probes) + 1
-    last = len(told.probes) + len(running.subsets)
+def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
+    first = len(report.probes) + 1
+    last = len(report.probes) + len(running.subsets)
     which = f"probe {first}" if first == last else f"probes {first}-{last}"
     return f"{which}, {words.seconds(elapsed_s)}"
 
 
-def _commands(told: BisectTold, width: int) -> Iterator[str]:
-    fails = bisect_words.fails_word(told.sought)
-    named = ((fails, told.commands.bad), ("passes", told.commands.good), ("alone", told.commands.alone))
+def _commands(report: BisectReport, width: int) -> Iterator[str]:
+    fails = bisect_words.fails_word(report.signature)
+    named = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
     for label, text in named:
         if text is not None:
             yield from command(label, text, width, _LABEL)
 
 
-def _tells(told: BisectTold, width: int) -> Iterator[str]:
+def _tells(report: BisectReport, width: int) -> Iterator[str]:
     """What was proven, claim by claim; where."""
-    claims = [*bisect_proof.proven(told)]
+    claims = [*bisect_words.proven(report)]
     for number, claim in enumerate(claims):
         yield from _line("" if number else "tells", claim, width)
-    if claims and (where := bisect_proof.where_proven(told)):
+    if claims and (where := bisect_words.where_proven(report)):
         yield from _line("", f"{where}; nothing else was tried", width)
 
 
-def _open_lines(told: BisectTold, width: int) -> Iterator[str]:
-    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in told.probes)
-    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in told.probes)
+def _open_lines(report: BisectReport, width: int) -> Iterator[str]:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
     counted = (
         f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
         f"{words.plural(other, 'probe')} with another failure" if other else "",
     )
     yield from _line("open", " · ".join(filter(None, counted)), width)
-    yield from _line("do", bisect_proof.what_decides(told), width)
+    yield from _line("do", bisect_words.what_decides(report), width)
 
 
 def _line(label: str, text: str, width: int) -> Iterator[str]:
@@ -233,35 +231,35 @@ class BisectScreen:
     def trouble(self) -> tuple[Trouble, ...]:
         return tuple(self._troubles)
 
-    def begun(self, told: BisectTold) -> None:
+    def begun(self, report: BisectReport) -> None:
         """Before the first probe: the question, and the head of the picture."""
         with self._harmless():
-            self._grid = Grid(subject=told.subject, width=self._width)
-            self._print(header_lines(told, self._width))
+            self._grid = Grid(subject=report.subject, width=self._width)
+            self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
-    def asked(self, round_: Round, told: BisectTold) -> None:
+    def round_begun(self, round_: Round, report: BisectReport) -> None:
         """Before the probes of a round are launched; `told` is what is known so far."""
         with self._harmless():
             self._row(Next(purpose=round_.purpose, open=round_.open))
             with self._lock:
-                self._running = _Running(round=round_, told=told, since_s=self._clock_s())
+                self._running = _Running(round=round_, report=report, since_s=self._clock_s())
             if self._paint.lively:
                 self._writer.start()
 
-    def probed(self, probe: ProbeTold, told: BisectTold) -> None:
+    def probed(self, probe: ProbeReport, report: BisectReport) -> None:
         """One probe has ended. `told` holds it already. Its row waits for the next round, which says what is left."""
         with self._harmless():
             self._row(None)
-            self._pending = _Pending(probe=probe, told=told)
+            self._pending = _Pending(probe=probe, report=report)
             if self._running is not None and self._running.ended():
                 with self._lock:
                     self._running = None
 
-    def answered(self, told: BisectTold, run_dir: Path) -> None:
+    def answered(self, report: BisectReport, run_dir: Path) -> None:
         with self._harmless():
             self._stop()
-            self._print(["", *answer_lines(told, run_dir, self._width)])
+            self._print(["", *answer_lines(report, run_dir, self._width)])
             self._writer.settle()
 
     def note(self, text: str) -> None:
@@ -275,14 +273,6 @@ class BisectScreen:
         with self._harmless():
             self._interrupts = count
             self._writer.write(f"{self._paint.bare(interrupted_line(count))}\n")
-
-    def error(self, text: str) -> None:
-        """An error of the user or the harness; no answer follows."""
-        with self._harmless():
-            self._stop()
-            first, *rest = text.splitlines() or [UNKNOWN]
-            self._print([f"error: {escape(first)}", *map(escape, rest)])
-            self._writer.settle()
 
     def settle(self) -> None:
         """Return when everything said so far is on the stream."""
@@ -303,7 +293,7 @@ class BisectScreen:
             return []
         elapsed_s = self._clock_s() - running.since_s
         # A full line would wrap when the window shrinks.
-        line = progress_line(running.told, running.round, elapsed_s, self._width - 1)
+        line = progress_line(running.report, running.round, elapsed_s, self._width - 1)
         return [self._paint.painted(line)]
 
     def _stop(self) -> None:
@@ -315,7 +305,7 @@ class BisectScreen:
         """Print the row that waits."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
-            self._print(self._grid.row(pending.probe, pending.told, following))
+            self._print(self._grid.row(pending.probe, pending.report, following))
 
     @property
     def _width(self) -> int:
@@ -336,9 +326,9 @@ class BisectScreen:
 class _Running:
     """The round that runs, and how many of its probes have ended."""
 
-    def __init__(self, *, round: Round, told: BisectTold, since_s: float) -> None:
+    def __init__(self, *, round: Round, report: BisectReport, since_s: float) -> None:
         self.round = round
-        self.told = told
+        self.report = report
         self.since_s = since_s
         self._left = len(round.subsets)
 
@@ -352,5 +342,5 @@ class _Running:
 class _Pending:
     """A probe whose row is not printed yet."""
 
-    probe: ProbeTold
-    told: BisectTold
+    probe: ProbeReport
+    report: BisectReport

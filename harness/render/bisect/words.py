@@ -1,12 +1,12 @@
-"""Words for a bisection: what was asked, what was found and how sure that is, the same in every document."""
+"""Words for a bisection: what was asked, what each probe showed, what was found, and how sure that is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from nsa_harness.core.bisect.question import CONTROLS, Answer, AnswerKind, CountsAs, Purpose
-from nsa_harness.core.bisect.report import BisectTold, ProbeTold
-from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, spans_of
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.signature import Signature, line_word, same
 from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
@@ -16,9 +16,9 @@ SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
 GC_LAYERS = "gc.layers"
 
 
-def question(told: BisectTold) -> str:
+def question(report: BisectReport) -> str:
     """ "which checkpointed layers make it HANG?"."""
-    subject, fail = told.subject, failing_word(told.sought)
+    subject, fail = report.subject, failing_word(report.signature)
     nouns = plural(subject.noun)
     match subject.form:
         case Form.LAYERS if subject.key == GC_LAYERS:
@@ -34,14 +34,14 @@ def question(told: BisectTold) -> str:
     return f"which {nouns} make it {fail}?"
 
 
-def failing_word(sought: Signature | None) -> str:
+def failing_word(signature: Signature | None) -> str:
     """In a question: the verdict that is sought, once one was seen."""
-    return "fail" if sought is None else sought.verdict
+    return "fail" if signature is None else signature.verdict
 
 
-def fails_word(sought: Signature | None) -> str:
+def fails_word(signature: Signature | None) -> str:
     """The verb: "hangs" or "fails"."""
-    return "hangs" if sought is not None and sought.verdict == Status.HANG else "fails"
+    return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
 
 
 def plural(noun: str) -> str:
@@ -72,9 +72,9 @@ def value_before(subject: Subject, place: int) -> str:
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
 
 
-def headline(told: BisectTold) -> str:
+def headline(report: BisectReport) -> str:
     """The answer in a few words: "layer 7 alone", "layers 3 and 8 together", "any 5 layers"."""
-    subject, answer = told.subject, told.answer
+    subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
             return f"{named(subject, answer.items)} alone"
@@ -92,23 +92,23 @@ def headline(told: BisectTold) -> str:
         case AnswerKind.NONE:
             return "nothing to bisect"
         case AnswerKind.UNDECIDED:
-            return f"not decided: {open_word(told)}"
+            return f"not decided: {open_word(report)}"
 
 
-def sentence(told: BisectTold) -> str:
+def sentence(report: BisectReport) -> str:
     """The answer in one sentence."""
-    verb, answer = fails_word(told.sought), told.answer
+    verb, answer = fails_word(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
             return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
         case AnswerKind.UNDECIDED:
-            return f"It is not decided: {answer.why or open_word(told)}."
-        case AnswerKind.THRESHOLD if told.subject.form is Form.COMMIT:
-            return f"It {verb} since {told.subject.label(answer.items[0] - 1)}."
-    return f"It {verb} with {headline(told)}."
+            return f"It is not decided: {answer.why or open_word(report)}."
+        case AnswerKind.THRESHOLD if report.subject.form is Form.COMMIT:
+            return f"It {verb} since {report.subject.label(answer.items[0] - 1)}."
+    return f"It {verb} with {headline(report)}."
 
 
-def sureness(answer: Answer) -> str:
+def sureness(answer: SearchAnswer) -> str:
     """ "certain", or a number: "97 % sure"; nothing for what is not decided."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
@@ -117,22 +117,22 @@ def sureness(answer: Answer) -> str:
     return f"{_percent(answer.confidence)} sure"
 
 
-def how_often(told: BisectTold) -> str:
+def how_often(report: BisectReport) -> str:
     """Of a flaky answer: "hangs in about 50 % of runs"."""
-    rate = told.answer.p_bad
-    return "" if rate is None else f"{fails_word(told.sought)} in about {_percent(rate)} of runs"
+    rate = report.answer.p_bad
+    return "" if rate is None else f"{fails_word(report.signature)} in about {_percent(rate)} of runs"
 
 
-def effort(told: BisectTold) -> str:
+def effort(report: BisectReport) -> str:
     """ "4 search probes · 9 probes and 54 s in all"."""
-    search = words.plural(told.search_probes, "search probe")
-    return f"{search} · {words.plural(len(told.probes), 'probe')}, {words.seconds(told.wall_s)} in all"
+    search = words.plural(report.search_probes, "search probe")
+    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.wall_s)} in all"
 
 
-def setting_word(told: BisectTold) -> str:
+def setting_word(report: BisectReport) -> str:
     """The answer as it is set: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; empty elsewhere."""
-    subject, failing = told.subject, told.answer.failing
-    if told.answer.kind not in _EXACT or not failing:
+    subject, failing = report.subject, report.answer.failing
+    if report.answer.kind not in _EXACT or not failing:
         return ""
     if subject.form is Form.KEYS:
         return "; ".join(item_word(subject, place) for place in sorted(failing))
@@ -144,18 +144,18 @@ def setting_word(told: BisectTold) -> str:
     return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
 
 
-def open_word(told: BisectTold) -> str:
+def open_word(report: BisectReport) -> str:
     """ "layers 6-11 [6:12] are still open"; of a search that was cut short what its last probe left."""
-    narrowed = [range(*left_open(probe, told)) for probe in told.probes if probe.purpose in SEARCHING]
-    places = told.answer.open or (narrowed[-1] if narrowed else range(len(told.subject.items)))
-    if told.subject.ordered:
-        return f"{told.subject.key} {span(told.subject, (min(places), max(places) + 1))} is still open"
-    return f"{named(told.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
+    places = report.answer.open or (narrowed[-1] if narrowed else range(len(report.subject.items)))
+    if report.subject.ordered:
+        return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
+    return f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
 
 
-def left_open(probe: ProbeTold, told: BisectTold) -> tuple[int, int]:
+def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
     """What the answer of one probe leaves open, where one answer decides."""
-    flaky = told.answer.p_bad is not None or any(one.purpose is Purpose.REPEAT for one in told.probes)
+    flaky = report.answer.p_bad is not None or any(one.purpose is Purpose.REPEAT for one in report.probes)
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
         return probe.open
     inside = set(range(*probe.open))
@@ -193,7 +193,7 @@ def config_words(config: Config) -> str:
     return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
 
 
-def purpose_word(subject: Subject, probe: ProbeTold) -> str:
+def purpose_word(subject: Subject, probe: ProbeReport) -> str:
     """What a probe was for, where it did not narrow the search."""
     match probe.purpose:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
@@ -256,3 +256,107 @@ _PURPOSES = {
     Purpose.RECHECK_GOOD: "both ends again",
     Purpose.RECHECK_BAD: "both ends again",
 }
+
+
+def remark(report: BisectReport, probe: ProbeReport) -> str:
+    """What stands beside a verdict: whether it is the failure that is sought, or why it could not be judged."""
+    parts = [_same(report, probe), _how_many(report, probe)]
+    return "   ".join(part for part in parts if part)
+
+
+def place_line(report: BisectReport) -> tuple[str, ...]:
+    """Where the failure stands: module, source line, and who; of the last probe that showed it."""
+    probe = failing_probe(report)
+    if probe is None:
+        return ()
+    who = words.ranks(probe.culprits) if probe.culprits else ""
+    details = ", ".join(part for part in (who, probe.phase or "") if part)
+    place = probe.place
+    known = (place.module, words.place_name(place), place.function) if place else ()
+    return tuple(part for part in (*known, details) if part)
+
+
+def failing_probe(report: BisectReport) -> ProbeReport | None:
+    """The last probe of the configuration that fails, else the last one that failed so."""
+    found = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    spans = None if report.answer.failing is None else spans_of(report.answer.failing)
+    exact = [probe for probe in found if probe.subset == spans]
+    return next(reversed(exact or found), None)
+
+
+def proven(report: BisectReport) -> Iterator[str]:
+    """What the probes show of the answer, each claim with how often, and what nobody asked."""
+    answer, verb = report.answer, fails_word(report.signature)
+    if answer.kind in (AnswerKind.NONE, AnswerKind.UNDECIDED):
+        return
+    groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
+    yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
+    if answer.passing is not None:
+        yield _claim(report, answer.passing, CountsAs.GOOD, "passes")
+    dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
+    if dropped:
+        good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}
+        yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
+    if answer.why:
+        yield answer.why
+
+
+def where_proven(report: BisectReport) -> str:
+    return f"proven at {report.what}" if report.what else ""
+
+
+def what_decides(report: BisectReport) -> str:
+    """What would decide an answer that is open."""
+    causes = {probe.counts_as for probe in report.probes}
+    good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
+    if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
+        return f"name a good end that passes; this one: {good_ends[-1].summary}"
+    if report.interrupted:
+        return "give the same command again: finished probes are not repeated"
+    if CountsAs.UNRESOLVED in causes:
+        return "look at the probes that could not be judged; when they can, give the same command again"
+    if CountsAs.DIFFERENT in causes:
+        return "mend the other failure first, or let it count: --outcome any"
+    return "give the same command again with a larger --budget, or with --repeat"
+
+
+def _same(report: BisectReport, probe: ProbeReport) -> str:
+    if probe.counts_as is CountsAs.UNRESOLVED:
+        reason = "could not be launched" if probe.verdict is None else "not judged"
+        return f"{reason}: {probe.summary}" if probe.summary else reason
+    if probe.counts_as is CountsAs.DIFFERENT:
+        return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
+    if probe.counts_as is CountsAs.GOOD:
+        return ""
+    if probe.purpose in CONTROLS or not _earlier_bad(report, probe):
+        return _where(probe)
+    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
+    return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
+
+
+def _where(probe: ProbeReport) -> str:
+    layer = probe.place.layer if probe.place else None
+    parts = (probe.phase, None if layer is None else f"layer {layer}", probe.cause if layer is None else None)
+    return ", ".join(part for part in parts if part)
+
+
+def _earlier_bad(report: BisectReport, probe: ProbeReport) -> bool:
+    return any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
+
+
+def _how_many(report: BisectReport, probe: ProbeReport) -> str:
+    """ "2 of 3": so often this configuration has ended so, of the times it was asked up to here."""
+    alike = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
+    so = sum(other.counts_as is probe.counts_as for other in alike)
+    return f"{so} of {len(alike)}" if len(alike) > 1 else ""
+
+
+def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
+    """ "with layer 7 it hangs: 3 of 3 under torchrun"."""
+    spans = spans_of(subset)
+    asked = [probe for probe in report.probes if probe.subset == spans]
+    so = [probe for probe in asked if probe.counts_as is counts_as]
+    launchers = sorted({probe.launcher for probe in so})
+    under = f" under {' and '.join(launchers)}" if launchers else ""
+    what = report.subject.describe(subset)
+    return f"with {what} it {verb}: {len(so)} of {len(asked)}{under}" if asked else f"{what}: not run by itself"

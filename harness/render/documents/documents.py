@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from nsa_harness.core.bisect.question import CountsAs
-from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.report import Report
 from nsa_harness.core.trouble import Trouble
 from nsa_harness.render.bisect.bisect_json import bisect_json
@@ -25,7 +25,7 @@ _RANKS_SHOWN = 4  # stacks in BISECT.md
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read
 
 
-def write_documents(run: RunDir, report: Report, search: BisectTold | None = None) -> tuple[Trouble, ...]:
+def write_documents(run: RunDir, report: Report, search: BisectReport | None = None) -> tuple[Trouble, ...]:
     """Each document by itself: a fault of one format never loses the others. Returns what could not be written.
 
     `search`: the bisection whose probes the report holds; it has two documents of its own.
@@ -59,7 +59,7 @@ def log_fault(run: RunDir, text: str) -> None:
         log.write(text)
 
 
-def _stacks(run: RunDir, search: BisectTold) -> dict[str, str]:
+def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
     """Of the newest failing probe and the newest passing one: where each rank stood, by the name of the file."""
     # By the folders of the run: what somebody else's documents name may lead out of it.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}

@@ -7,12 +7,11 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from nsa_harness.core.bisect.report import BisectTold
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Report, counts
 from nsa_harness.render import words
 from nsa_harness.render.bisect import picture as bisect_picture
-from nsa_harness.render.bisect import proof as bisect_proof
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.documents import lanes
 from nsa_harness.render.documents.tables import findings_line, tables
@@ -20,7 +19,7 @@ from nsa_harness.render.text import escaped, link_target
 from nsa_harness.render.words import meaning
 
 
-def report_html(report: Report, search: BisectTold | None = None) -> str:
+def report_html(report: Report, search: BisectReport | None = None) -> str:
     """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
     report, search = escaped((report, search))
     given = counts(report.outcomes)
@@ -40,7 +39,6 @@ def report_html(report: Report, search: BisectTold | None = None) -> str:
         search=search,
         searched=bisect_picture,
         said=bisect_words,
-        shows=bisect_proof,
         link_target=link_target,
     )
 

@@ -30,7 +30,7 @@ class Lane:
 class Lanes:
     lanes: tuple[Lane, ...]
     height: int
-    left_out: int  # ranks without a lane, never a culprit
+    omitted: int  # ranks without a lane, never a culprit
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
@@ -42,7 +42,7 @@ def lanes(outcome: Outcome) -> Lanes | None:
     culprits = set(outcome.culprit.ranks) if outcome.culprit else set()
     shown = sorted(sorted(ranks, key=lambda rank: rank not in culprits)[:SHOWN])
     drawn = tuple(_lane(outcome, rank, index, quiet, culprits) for index, rank in enumerate(shown))
-    return Lanes(lanes=drawn, height=LANE_HEIGHT * len(drawn) + 24, left_out=len(ranks) - len(drawn))
+    return Lanes(lanes=drawn, height=LANE_HEIGHT * len(drawn) + 24, omitted=len(ranks) - len(drawn))
 
 
 def _lane(outcome: Outcome, rank: int, index: int, quiet: dict[int, float], culprits: set[int]) -> Lane:

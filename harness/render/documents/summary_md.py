@@ -46,7 +46,7 @@ def _overview(report: Report) -> list[str]:
             markdown_link(outcome.scenario, f"#run-{number}"),
             f"**{outcome.verdict.status.value}**",
             markdown(words.headline_tag(outcome)),
-            markdown(words.in_a_row(outcome)),
+            markdown(words.row_sentence(outcome)),
             markdown(" · ".join(words.remarks(outcome))),
             words.wall_time(outcome),
         )
@@ -171,7 +171,7 @@ def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
 
 
 def _looked_at(outcome: Outcome) -> Iterator[str]:
-    for name, items in words.looked_at(outcome):
+    for name, items in words.grounds(outcome):
         yield f"- **{name}:** {' · '.join(map(markdown, items))}"
     for trouble in outcome.trouble:
         yield f"- **not captured:** {markdown(words.trouble(trouble))}"

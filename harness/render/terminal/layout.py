@@ -63,11 +63,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
         yield from _listed(names, rows, width, indent)
         return
     for cells in (names, *rows):
-        padded = [
-            _padded(cell, column, right=name.endswith(":"))
+        line = [
+            padded(cell, column, right=name.endswith(":"))
             for cell, column, name in zip(cells, columns, head, strict=True)
         ]
-        yield (indent + "   ".join(padded)).rstrip()
+        yield (indent + "   ".join(line)).rstrip()
 
 
 def cropped(text: str, width: int) -> str:
@@ -80,6 +80,11 @@ def bar(share: float, columns: int) -> str:
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 
+def padded(text: str, columns: int, *, right: bool = False) -> str:
+    space = " " * (columns - cell_len(text))
+    return space + text if right else text + space
+
+
 def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
     label_width = max(map(cell_len, names[1:]), default=0) + 2
     for row in rows:
@@ -89,8 +94,3 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, ind
             if cell and name:
                 first = f"{indent}  {name:<{label_width}}"
                 yield from paragraph(cell, width, first, " " * len(first))
-
-
-def _padded(text: str, columns: int, *, right: bool) -> str:
-    space = " " * (columns - cell_len(text))
-    return space + text if right else text + space

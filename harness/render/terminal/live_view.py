@@ -131,8 +131,8 @@ def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[st
     quietest = sorted(ranks, key=lambda rank: -(rank.quiet_s or 0.0))[:shown]
     yield from _rows(sorted(quietest, key=lambda rank: rank.rank), width)
     if shown < min(lines, len(ranks)):
-        left_out = len(ranks) - shown
-        yield cropped(f"    {words.plural(left_out, 'more rank')}, quiet for less long", width)
+        omitted = len(ranks) - shown
+        yield cropped(f"    {words.plural(omitted, 'more rank')}, quiet for less long", width)
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:

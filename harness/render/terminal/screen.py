@@ -13,7 +13,7 @@ from nsa_harness.core.place import Place
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import words
-from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, padded, paragraph, table
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.render.words import meaning
 
@@ -249,7 +249,7 @@ def _verdicts(report: Report, width: int) -> Iterator[str]:
     name_columns = min(longest, max(room, 1))
     for number, (outcome, name, took) in enumerate(zip(report.outcomes, names, times, strict=True), start=1):
         head = f"  {number:>{digits}}  {outcome.verdict.status:<5}  "
-        row = f"{head}{_padded(cropped(name, name_columns), name_columns)}  {took:>{time_columns}}"
+        row = f"{head}{padded(cropped(name, name_columns), name_columns)}  {took:>{time_columns}}"
         sentence = _sentence(outcome)
         if not (beside and sentence):
             yield cropped(row.rstrip(), width)
@@ -257,10 +257,6 @@ def _verdicts(report: Report, width: int) -> Iterator[str]:
         yield from _short(sentence, width, first, most)
     if report.outcomes:
         yield ""
-
-
-def _padded(text: str, columns: int) -> str:
-    return text + " " * (columns - cell_len(text))
 
 
 def _short(sentence: str, width: int, first: str, most: int) -> Iterator[str]:
@@ -283,7 +279,7 @@ def _sentence(outcome: Outcome) -> str:
     remarks = ("does not count" if not outcome.final else "", "flaky" if outcome.flaky else "")
     if outcome.showed:
         return f"does not count · {outcome.showed}"
-    return " · ".join(part for part in (expected, *remarks, words.in_a_row(outcome)) if part)
+    return " · ".join(part for part in (expected, *remarks, words.row_sentence(outcome)) if part)
 
 
 def _expectations(report: Report) -> str:

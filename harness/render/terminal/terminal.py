@@ -13,7 +13,6 @@ from typing import TextIO
 from nsa_harness.core.evidence.live import Progress, Told, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
-from nsa_harness.render import words
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
@@ -126,13 +125,6 @@ class Terminal:
         with self._lock:
             self._running.clear()
         self._print(["", *done_lines(report, run_dir, self._width)])
-        self._writer.settle()
-
-    def error(self, text: str) -> None:
-        with self._lock:
-            self._running.clear()
-        first, *rest = text.splitlines() or [words.UNKNOWN]
-        self._print([f"error: {escape(first)}", *map(escape, rest)])
         self._writer.settle()
 
     def settle(self) -> None:

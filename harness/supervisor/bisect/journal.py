@@ -17,9 +17,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from nsa_harness.core.bisect.question import Subset
-from nsa_harness.core.bisect.report import ProbeTold
-from nsa_harness.core.bisect.spans import Spans, spans_of
+from nsa_harness.core.bisect.question import Spans, Subset, spans_of
+from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.reading import read_lines
@@ -28,7 +27,7 @@ from nsa_harness.supervisor.store.rundir import RunDir, append_line, write_docum
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
 
-def as_seen(probe: ProbeTold, outcome: Outcome) -> ProbeTold:
+def as_seen(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
     """The probe with what its launch has shown."""
     culprit, verdict = outcome.culprit, outcome.verdict
     quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
@@ -62,24 +61,20 @@ class Journal:
 
     def __init__(self, run: RunDir) -> None:
         self._path = run.search_probes
-        self.kept: list[ProbeTold] = list(_readable(self._path))
-        self.answered: list[ProbeTold] = []  # of this session, in the order in which they did
-        self._waiting: dict[tuple[Spans, bool], list[ProbeTold]] = defaultdict(list)
+        self.kept: list[ProbeReport] = list(_readable(self._path))
+        self.answered: list[ProbeReport] = []  # of this session, in the order in which they did
+        self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
         for one in self.kept:
             self._waiting[one.subset, one.in_full].append(one)
 
-    def take(self, subset: Subset, *, in_full: bool) -> ProbeTold | None:
+    def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
         """The next kept launch of this configuration that has not answered yet."""
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
-    def keep(self, one: ProbeTold) -> None:
+    def keep(self, one: ProbeReport) -> None:
         append_line(self._path, json.loads(json_text(one)))
         self.kept.append(one)
-
-    @property
-    def next_number(self) -> int:
-        return max((one.n for one in self.kept), default=0) + 1
 
 
 def question_key(*facts: object) -> str:
@@ -115,11 +110,11 @@ def _waits(run: RunDir, key: str) -> bool:
         return False
 
 
-def _readable(path: Path) -> Iterable[ProbeTold]:
+def _readable(path: Path) -> Iterable[ProbeReport]:
     """A torn last line is a probe that has not ended."""
     for record in read_lines(path):
         try:
-            yield adapter(ProbeTold).validate_python(record)
+            yield adapter(ProbeReport).validate_python(record)
         except ValidationError:
             continue
 

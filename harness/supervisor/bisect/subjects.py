@@ -39,7 +39,7 @@ _WITH_THEIR_HEAD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class SubjectOptions:
     """The options that name what is varied; exactly one is given. `auto`: all of what the scenario has."""
 
     gc_range: str | None = None
@@ -53,12 +53,14 @@ class Asking:
     any: str | None = None
 
 
-def subject_of(asking: Asking, question: Question, *, templated: bool, facts: MachineFacts) -> tuple[Question, Subject]:
+def subject_of(
+    options: SubjectOptions, question: Question, *, templated: bool, facts: MachineFacts
+) -> tuple[Question, Subject]:
     """What is varied, and of which scenario. Raises UsageError.
 
     `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
     """
-    option, value = _only(asking)
+    option, value = _only(options)
     question = _with_scenario(option, question)
     if option == "set":
         return _of_two(value, question)
@@ -83,10 +85,10 @@ _NEEDS_PLACEHOLDER = {
 }
 
 
-def _only(asking: Asking) -> tuple[str, str]:
-    given = [(name, value) for name, value in vars(asking).items() if value not in (None, False)]
+def _only(options: SubjectOptions) -> tuple[str, str]:
+    given = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
     if len(given) != 1:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(asking))
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(options))
         said = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
         raise UsageError(f"bisect answers one question at a time: {names}{said}")
     name, value = given[0]

@@ -14,9 +14,15 @@ from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import UsageError
 from nsa_harness.supervisor.bisect.commits import commits_between, worktrees
-from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates, parse_templates
-from nsa_harness.supervisor.bisect.request import BisectRequest, question_of
-from nsa_harness.supervisor.bisect.subjects import Asking, arguments_of, subject_of
+from nsa_harness.supervisor.bisect.launches import (
+    BisectRequest,
+    CannotLaunch,
+    Launches,
+    Templates,
+    parse_templates,
+    question_of,
+)
+from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Question, Script
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -32,8 +38,8 @@ def _script(question: Question, *args: str) -> Question:
     return replace(question, words=(), script=Script(file="train.py", ranks=2, args=args))
 
 
-def _launches(question: Question, asking: Asking, templates: Templates = Templates()) -> Launches:  # noqa: B008
-    question, subject = subject_of(asking, question, templated=bool(templates), facts=FACTS)
+def _launches(question: Question, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
+    question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
     return Launches(
         question=question,
         subject=subject,
@@ -43,14 +49,14 @@ def _launches(question: Question, asking: Asking, templates: Templates = Templat
     )
 
 
-def _refused(question: Question, asking: Asking, templates: Templates = Templates()) -> str:  # noqa: B008
+def _refused(question: Question, options: SubjectOptions, templates: Templates = Templates()) -> str:  # noqa: B008
     with pytest.raises(UsageError) as refused:
-        _launches(question, asking, templates)
+        _launches(question, options, templates)
     return str(refused.value)
 
 
 def test_no_scenario_named_means_the_gradient_checkpointing_baseline_of_the_plan(typed):
-    launches = _launches(replace(typed, words=()), Asking(gc_range="auto"))
+    launches = _launches(replace(typed, words=()), SubjectOptions(gc_range="auto"))
     assert launches.subject.question == "gc.layers in [0,12)"
     program = launches.spec((2, 6)).program
     assert program[program.index("--gc") + 1] == "2,6"
@@ -58,17 +64,17 @@ def test_no_scenario_named_means_the_gradient_checkpointing_baseline_of_the_plan
 
 
 def test_a_range_beyond_the_model_is_refused_before_anything_runs(typed):
-    assert "the model has layers 0-11" in _refused(typed, Asking(gc_range="4:13"))
-    assert "expected A:B with A below B" in _refused(typed, Asking(gc_range="4:4"))
+    assert "the model has layers 0-11" in _refused(typed, SubjectOptions(gc_range="4:13"))
+    assert "expected A:B with A below B" in _refused(typed, SubjectOptions(gc_range="4:4"))
 
 
 def test_one_question_at_a_time(typed):
-    assert "one question at a time" in _refused(typed, Asking())
-    assert "--layers and --branch were given" in _refused(typed, Asking(branch=True, layers="auto"))
+    assert "one question at a time" in _refused(typed, SubjectOptions())
+    assert "--layers and --branch were given" in _refused(typed, SubjectOptions(branch=True, layers="auto"))
 
 
 def test_values_go_from_the_good_end_to_the_scenarios_own(typed):
-    launches = _launches(typed, Asking(layers="auto"))
+    launches = _launches(typed, SubjectOptions(layers="auto"))
     assert (launches.subject.good, launches.subject.items[0], launches.subject.items[-1]) == (1, 2, 12)
     assert launches.subject.ordered
     program = launches.spec(range(3)).program
@@ -76,20 +82,20 @@ def test_values_go_from_the_good_end_to_the_scenarios_own(typed):
 
 
 def test_an_end_may_be_open_where_a_value_can_grow(typed):
-    subject = _launches(typed, Asking(seq_len="64:")).subject
+    subject = _launches(typed, SubjectOptions(seq_len="64:")).subject
     assert (subject.open_end, subject.good, subject.items[0], subject.items[-1]) == (True, 64, 65, 64 * 1024)
     assert subject.question == "model.seq_len above 64, at most 65536"
-    assert _launches(typed, Asking(layers="2:")).subject.items[-1] == 2048
-    assert _launches(typed, Asking(seq_len="8192:")).subject.items[-1] == 8192 + 131_072
-    assert not _launches(typed, Asking(layers="2:4")).subject.open_end
-    assert "say up to how many, as in --world-size=1:8" in _refused(typed, Asking(world_size="1:"))
-    assert "expected A:B with A below B" in _refused(typed, Asking(gc_range="1:"))
-    assert "1,048,576 values at most" in _refused(typed, Asking(seq_len="1:999999999"))
+    assert _launches(typed, SubjectOptions(layers="2:")).subject.items[-1] == 2048
+    assert _launches(typed, SubjectOptions(seq_len="8192:")).subject.items[-1] == 8192 + 131_072
+    assert not _launches(typed, SubjectOptions(layers="2:4")).subject.open_end
+    assert "say up to how many, as in --world-size=1:8" in _refused(typed, SubjectOptions(world_size="1:"))
+    assert "expected A:B with A below B" in _refused(typed, SubjectOptions(gc_range="1:"))
+    assert "1,048,576 values at most" in _refused(typed, SubjectOptions(seq_len="1:999999999"))
 
 
 def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
-    asking = Asking(seq_len="64:")
-    launches = _launches(typed, asking)
+    options = SubjectOptions(seq_len="64:")
+    launches = _launches(typed, options)
     request = BisectRequest(
         question=launches.question, subject=launches.subject, templates=Templates(), base_args=(), wanted=Wanted(),
         confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False, probe="full", command="",
@@ -101,7 +107,7 @@ def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
 
 def test_a_configuration_that_makes_no_launch_says_why(typed):
     question = replace(typed, words=("fault_deadlock", "fault.layer=3"))
-    launches = _launches(question, Asking(layers="2:4"))
+    launches = _launches(question, SubjectOptions(layers="2:4"))
     with pytest.raises(CannotLaunch, match=r"got 3; the model has layers 0-1"):
         launches.spec(())
     assert launches.spec((0, 1)).fault.layer == 3
@@ -109,7 +115,7 @@ def test_a_configuration_that_makes_no_launch_says_why(typed):
 
 def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_environment(typed):
     templates = parse_templates(["--gc-layers={layers}"], ["GC={range}"])
-    launches = _launches(_script(typed, "--steps", "3"), Asking(gc_range="0:8"), templates)
+    launches = _launches(_script(typed, "--steps", "3"), SubjectOptions(gc_range="0:8"), templates)
     spec = launches.spec((4, 5))
     assert spec.program == ("train.py", "--steps", "3", "--gc-layers=4,5")
     assert dict(spec.env)["GC"] == "4:6"
@@ -121,29 +127,31 @@ def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_envir
 
 
 def test_the_command_for_people_repeats_a_script_with_its_words(typed):
-    launches = _launches(_script(typed), Asking(seq_len="128:256"), parse_templates(["--seq={value}"], []))
+    launches = _launches(_script(typed), SubjectOptions(seq_len="128:256"), parse_templates(["--seq={value}"], []))
     assert launches.command(range(4), None) == "nsa-harness run --script train.py --ranks 2 -- --seq=132"
 
 
 def test_a_placeholder_that_nothing_fills_is_refused(typed):
     script = _script(typed)
     templates = parse_templates(["--gc={layer}"], [])
-    assert '{layer} is not filled here; did you mean "layers"?' in _refused(script, Asking(gc_range="0:8"), templates)
-    assert "has no placeholder" in _refused(script, Asking(gc_range="0:8"), parse_templates(["--gc"], []))
-    assert "Say --arg" in _refused(script, Asking(gc_range="0:8"))
-    assert "Say --arg" in _refused(script, Asking(any="batch=[1, 2]"))
+    assert '{layer} is not filled here; did you mean "layers"?' in _refused(
+        script, SubjectOptions(gc_range="0:8"), templates
+    )
+    assert "has no placeholder" in _refused(script, SubjectOptions(gc_range="0:8"), parse_templates(["--gc"], []))
+    assert "Say --arg" in _refused(script, SubjectOptions(gc_range="0:8"))
+    assert "Say --arg" in _refused(script, SubjectOptions(any="batch=[1, 2]"))
     with pytest.raises(UsageError, match="expected NAME=TEXT"):
         parse_templates([], ["{layers}"])
 
 
 def test_numbers_have_a_threshold_and_words_are_a_set(typed):
     script, templates = _script(typed), parse_templates(["--x={value}"], [])
-    numbers = _launches(script, Asking(any="batch=[1, 2, 4.5]"), templates)
+    numbers = _launches(script, SubjectOptions(any="batch=[1, 2, 4.5]"), templates)
     assert (numbers.subject.form, numbers.subject.good) == (Form.VALUE, 1)
-    words = _launches(script, Asking(any="augment=[flip, crop]"), templates)
+    words = _launches(script, SubjectOptions(any="augment=[flip, crop]"), templates)
     assert words.spec((0, 1)).program[-1] == "--x=flip,crop"
-    assert "expected KEY=[A, B, ...]" in _refused(script, Asking(any="batch=4"), templates)
-    assert "a value is given twice" in _refused(script, Asking(any="batch=[1, 1]"), templates)
+    assert "expected KEY=[A, B, ...]" in _refused(script, SubjectOptions(any="batch=4"), templates)
+    assert "a value is given twice" in _refused(script, SubjectOptions(any="batch=[1, 1]"), templates)
 
 
 def test_two_files_are_told_apart_key_by_key(typed):
@@ -152,7 +160,7 @@ def test_two_files_are_told_apart_key_by_key(typed):
         "extends: base/ddp\nabout: other words\nmodel: {attention: vanilla}\ngc: {layers: all}\n"
         "train: {steps: 3}\nrun: {env: {B: y}}\nlimits: {stall_s: 9}\n"
     )
-    launches = _launches(replace(typed, words=()), Asking(set="good.yaml,bad.yaml"))
+    launches = _launches(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml"))
     assert set(launches.subject.items) == {"model.attention", "gc.layers", "train.steps", "run.env.A", "run.env.B"}
     everything = range(len(launches.subject.items))
     assert dict(launches.spec(everything).env).get("A") is None
@@ -165,7 +173,7 @@ def test_two_files_are_told_apart_key_by_key(typed):
 def test_keys_that_mean_nothing_alone_travel_with_their_head(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nparallel: {static_graph: true}\n")
     (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nparallel: {wrapper: manual}\ntrain: {steps: 4}\n")
-    subject = _launches(replace(typed, words=()), Asking(set="good.yaml,bad.yaml")).subject
+    subject = _launches(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml")).subject
     (group,) = subject.together
     assert {subject.items[place] for place in group} == {"parallel.wrapper", "parallel.static_graph"}
 
@@ -173,17 +181,17 @@ def test_keys_that_mean_nothing_alone_travel_with_their_head(typed):
 def test_two_equal_scenarios_are_no_question(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nabout: a\n")
     (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nabout: b\n")
-    assert "differ in no key" in _refused(replace(typed, words=()), Asking(set="good.yaml,bad.yaml"))
-    assert "--set names both scenarios itself" in _refused(typed, Asking(set="a,b"))
+    assert "differ in no key" in _refused(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml"))
+    assert "--set names both scenarios itself" in _refused(typed, SubjectOptions(set="a,b"))
 
 
 def test_variables_are_left_unset_at_the_good_end(typed):
     question = replace(typed, words=("gc_baseline_full", "run.env.A=1", "run.env.B=2"))
-    launches = _launches(question, Asking(env="auto"))
+    launches = _launches(question, SubjectOptions(env="auto"))
     assert dict(launches.spec(()).env) == {}
     assert dict(launches.spec((1,)).env) == {"B": "2"}
     assert launches.command((0,), Path("p03/spec.json")) == "nsa-harness run p03/spec.json"
-    assert "C is not among them" in _refused(question, Asking(env="C"))
+    assert "C is not among them" in _refused(question, SubjectOptions(env="C"))
 
 
 def _git(repository: Path, *words: str) -> str:
@@ -207,7 +215,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_stays(repository):
     question = Question(words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=()))
-    launches = _launches(question, Asking(commits="HEAD~3..HEAD"))
+    launches = _launches(question, SubjectOptions(commits="HEAD~3..HEAD"))
     assert [label.split(" ", 1)[1] for label in launches.subject.labels] == ["version 1", "version 2", "version 3"]
     assert launches.spec((0, 1)).cwd is None
     command = launches.command((0, 1), None)

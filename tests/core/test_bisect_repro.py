@@ -12,7 +12,7 @@ from nsa_harness.core.plan import Fault, FaultWhen, Launcher
 
 
 def _script(**changes: object) -> str:
-    made = repro_script(replace(spec(), **changes), working_dir="/job", told='layer 7: "HANG" · model.py:40')
+    made = repro_script(replace(spec(), **changes), working_dir="/job", about='layer 7: "HANG" · model.py:40')
     assert made is not None
     return made
 
@@ -47,4 +47,4 @@ def test_a_planted_fault_is_planted_again_and_said_to_be_one():
 
 
 def test_a_command_of_the_users_is_no_script():
-    assert repro_script(replace(spec(), launcher=Launcher.PLAIN), working_dir="/job", told="") is None
+    assert repro_script(replace(spec(), launcher=Launcher.PLAIN), working_dir="/job", about="") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa_harness.core.bisect.question import CountsAs
-from nsa_harness.core.bisect.signature import Wanted, counts_as, line_word, parse_outcome, same, signature
+from nsa_harness.core.bisect.signature import Wanted, counts_as, line_word, parse_outcome, same, signature_of
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Culprit, Status
 from tests.core.runs import run
@@ -17,7 +17,7 @@ def _at(line: int | None, status: Status = Status.HANG, cause: str = "lock_cycle
 
 
 def test_the_first_failure_shows_what_is_sought_and_another_line_is_another_failure():
-    sought = signature(_at(40))
+    sought = signature_of(_at(40))
     assert counts_as(_at(40), Wanted(), None) is CountsAs.BAD
     assert counts_as(_at(40), Wanted(), sought) is CountsAs.BAD
     assert counts_as(_at(41), Wanted(), sought) is CountsAs.DIFFERENT
@@ -31,8 +31,8 @@ def test_a_line_is_the_same_in_another_checkout_of_the_file():
 
 
 def test_where_no_line_is_known_the_cause_decides():
-    assert same(signature(_at(None)), signature(_at(40)))
-    assert not same(signature(_at(None, cause="blocked_io")), signature(_at(40)))
+    assert same(signature_of(_at(None)), signature_of(_at(40)))
+    assert not same(signature_of(_at(None, cause="blocked_io")), signature_of(_at(40)))
 
 
 def test_what_passed_is_good_and_what_was_not_judged_is_neither():
@@ -43,10 +43,10 @@ def test_what_passed_is_good_and_what_was_not_judged_is_neither():
 
 def test_an_outcome_can_be_asked_for_by_its_kind_or_by_a_text_of_its_output():
     assert counts_as(_at(40, Status.FAIL), parse_outcome("hang"), None) is CountsAs.DIFFERENT
-    assert counts_as(_at(41), parse_outcome("hang"), signature(_at(40))) is CountsAs.BAD
+    assert counts_as(_at(41), parse_outcome("hang"), signature_of(_at(40))) is CountsAs.BAD
     assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA|nan"), None, "loss is nan") is CountsAs.BAD
     assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA"), None, "loss is nan") is CountsAs.DIFFERENT
-    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature(_at(40))) is CountsAs.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature_of(_at(40))) is CountsAs.BAD
 
 
 @pytest.mark.parametrize("text", ["hung", "fail:(", "hang:x", ""])

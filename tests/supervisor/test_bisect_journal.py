@@ -6,17 +6,16 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nsa_harness.core.bisect.question import CountsAs, Purpose
-from nsa_harness.core.bisect.report import ProbeTold
-from nsa_harness.core.bisect.spans import spans_of
+from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
+from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import HangKind
 from nsa_harness.supervisor.bisect.journal import Journal, question_key, unfinished, write_state
 from nsa_harness.supervisor.store.rundir import RunDir, create_run
 
 
-def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTold:
-    return ProbeTold(
+def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeReport:
+    return ProbeReport(
         n=n, subset=spans_of(subset), purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full,
         launcher="fork", verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
         place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2,
@@ -24,7 +23,7 @@ def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeTol
     )  # fmt: skip
 
 
-def _journal(run: RunDir, *kept: ProbeTold) -> Journal:
+def _journal(run: RunDir, *kept: ProbeReport) -> Journal:
     journal = Journal(run)
     for one in kept:
         journal.keep(one)

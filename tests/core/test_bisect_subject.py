@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.bisect.question import Answer, AnswerKind
+from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer
 from nsa_harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
 from nsa_harness.core.scenario.layers import layers_of, parse_layers
 from nsa_harness.core.scenario.overrides import parse_override
@@ -73,14 +73,14 @@ def test_a_text_survives_the_command_line_whatever_yaml_would_make_of_it(text):
 
 
 def test_people_read_a_choice_in_a_few_words():
-    assert LAYERS.told(range(12)) == "all 12 layers"
-    assert LAYERS.told(()) == "no layer"
-    assert LAYERS.told((7,)) == "layer 7"
-    assert LENGTH.told((0,)) == "model.seq_len 32"
-    assert KEYS.told((0, 2)) == "keys gc.mode, train.steps"
+    assert LAYERS.describe(range(12)) == "all 12 layers"
+    assert LAYERS.describe(()) == "no layer"
+    assert LAYERS.describe((7,)) == "layer 7"
+    assert LENGTH.describe((0,)) == "model.seq_len 32"
+    assert KEYS.describe((0, 2)) == "keys gc.mode, train.steps"
 
 
 def test_only_layers_lie_side_by_side_so_keys_that_interact_are_a_set():
-    found = Answer(kind=AnswerKind.RANGE, items=(0, 2))
+    found = SearchAnswer(kind=AnswerKind.RANGE, items=(0, 2))
     assert in_its_words(LAYERS, found) == found
-    assert in_its_words(KEYS, found) == Answer(kind=AnswerKind.SET, items=(0, 1))
+    assert in_its_words(KEYS, found) == SearchAnswer(kind=AnswerKind.SET, items=(0, 1))
