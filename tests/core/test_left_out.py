@@ -23,11 +23,18 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.divergence.divergence import Divergence, Track, analyse
-from nsa_harness.core.divergence.ledger import first_skipped
+from nsa_harness.core.divergence.divergence import (
+    Divergence,
+    Track,
+    added,
+    analyse,
+    first_departure,
+    other_partner,
+    turned,
+    went_ahead,
+)
+from nsa_harness.core.divergence.ledger import GivenUp, OtherPace, first_skipped, given_up, other_pace
 from nsa_harness.core.divergence.mismatch import first_unlike
-from nsa_harness.core.divergence.order import added, first_departure, other_partner, turned, went_ahead
-from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
 from nsa_harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Finding, Status

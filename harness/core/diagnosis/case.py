@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
+from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, added, analyse, went_ahead
 from nsa_harness.core.divergence.ledger import (
     Finished,
+    GivenUp,
+    OtherPace,
     Skipped,
     StepDifference,
     first_step_of_difference,
     first_to_finish,
+    given_up,
+    other_pace,
 )
 from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
-from nsa_harness.core.divergence.order import added, went_ahead
-from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
-from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import CollectiveRef, Finding, Status
 from nsa_harness.core.verdict.verdict import Failure, Judgement
@@ -243,6 +245,19 @@ def explained(
         advice=cause.row.advice if advice is None else advice,
     )
     return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
+
+
+def raised_alike(one: Failure, other: Failure) -> bool:
+    """The same kind of exception in the same line of the program: neither is the other's victim."""
+    if one.raised is None or other.raised is None or one.collateral or other.collateral:
+        return False
+    if one.raised.type != other.raised.type:
+        return False
+    return user_frame(one.raised.frames) == user_frame(other.raised.frames)
+
+
+def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(one.rank for one in failures if one.rank is not None))
 
 
 def at(place: Place | None) -> str:

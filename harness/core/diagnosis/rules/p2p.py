@@ -9,7 +9,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
-from nsa_harness.core.divergence.order import Departure, first_departure, other_partner
+from nsa_harness.core.divergence.divergence import Departure, first_departure, other_partner
 from nsa_harness.core.evidence.evidence import Board, Call
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
