@@ -18,9 +18,8 @@ from nsa_harness.commands import corpus as run_corpus
 from nsa_harness.commands import selftest as run_selftest
 from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.selftest import SelftestRequest, drawn, selftest
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Launcher, RunSpec, Skip
-from nsa_harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from nsa_harness.core.report import Culprit, Outcome, Place, Report, Status, Verdict
 from nsa_harness.core.scenario.scenario import FaultKind
 from nsa_harness.core.selftest.selftest import (
     KINDS,

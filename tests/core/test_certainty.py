@@ -34,8 +34,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
+from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 LINE = Place(file=USER, line=10, function="step")

@@ -35,9 +35,8 @@ from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.report import CollectiveRef, Culprit, Finding
+from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))

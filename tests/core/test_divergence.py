@@ -42,8 +42,7 @@ from nsa_harness.core.evidence.evidence import (
     StepRow,
     Tally,
 )
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Finding
+from nsa_harness.core.report import CollectiveRef, Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 ZERO_NS = 1_800_000_000_000_000_000

@@ -20,7 +20,7 @@ from nsa_harness.core.divergence.ledger import (
     last_agreed,
 )
 from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")

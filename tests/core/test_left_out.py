@@ -36,8 +36,7 @@ from nsa_harness.core.divergence.divergence import (
 from nsa_harness.core.divergence.ledger import GivenUp, OtherPace, first_skipped, given_up, other_pace
 from nsa_harness.core.divergence.mismatch import first_unlike
 from nsa_harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.report import Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge
 
 

@@ -13,8 +13,7 @@ from nsa_harness.core.bisect.report import BisectTold, Commands, ProbeTold
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.spans import spans_of
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind
+from nsa_harness.core.report import HangKind, Place
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(

@@ -8,8 +8,7 @@ from nsa_harness.core.bisect.question import Answer, CountsAs, Purpose, Subset
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.spans import Spans, places_in
 from nsa_harness.core.bisect.subject import Subject
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind, MachineFacts
+from nsa_harness.core.report import HangKind, MachineFacts, Place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from nsa_harness.core.divergence.ledger import (
 from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, user_frame
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Finding, Status
+from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
 

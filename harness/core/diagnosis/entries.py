@@ -11,8 +11,7 @@ from nsa_harness.core.divergence.ledger import StepDifference
 from nsa_harness.core.divergence.mismatch import Unlike
 from nsa_harness.core.evidence.evidence import Board, Ending
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Status
+from nsa_harness.core.report import CollectiveRef, Place, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import WaitKind
 

@@ -10,7 +10,7 @@ from nsa_harness import protocol
 from nsa_harness.core.divergence.divergence import minority
 from nsa_harness.core.evidence.evidence import Board, Call, StepRow
 from nsa_harness.core.evidence.steps import by_step
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
 # A key says "this call": the same operation, in the same group, on the same source line.

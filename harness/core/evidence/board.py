@@ -7,7 +7,7 @@ import struct
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board, Call, Caught, Frame, Mark
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16

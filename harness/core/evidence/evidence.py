@@ -11,9 +11,8 @@ from enum import StrEnum
 from nsa_harness.core.evidence.gradients import OutOfOrder, RankTraces
 from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
 from nsa_harness.core.evidence.looks import Gate, LastWords, Looks
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Place, Trouble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +205,7 @@ class Sample:
 
     rank: int
     at_s: float
-    motion: str  # core.waitfor.Motion
+    motion: str  # core.verdict.motion.Motion
     leaf: Frame | None  # innermost Python frame of the training thread
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None

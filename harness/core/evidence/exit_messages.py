@@ -10,7 +10,7 @@ from itertools import zip_longest
 from nsa_harness.core.evidence.evidence import Debugged, Frame
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
 _START = "Traceback (most recent call last):"

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.report import Outcome, Place, Status
 
 MARKER = "# to blame"
 LINES_OFF = 2  # a line named this close to the marked one is right

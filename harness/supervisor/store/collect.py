@@ -25,7 +25,7 @@ from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, red
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import gates, last_number, training_metrics, whole

@@ -24,7 +24,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
 from nsa_harness.core.evidence.stacks import in_function, user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures

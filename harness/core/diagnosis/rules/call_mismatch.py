@@ -38,8 +38,7 @@ from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind, Link
 from nsa_harness.core.divergence.ledger import Skipped
 from nsa_harness.core.divergence.mismatch import Unlike
 from nsa_harness.core.evidence.evidence import Frame
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef
+from nsa_harness.core.report import CollectiveRef, Place
 
 
 @rule(

@@ -26,8 +26,7 @@ from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, Rank
 from nsa_harness.core.diagnosis.progress import late_for
 from nsa_harness.core.evidence.evidence import Ending, Frame
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Status
+from nsa_harness.core.report import CollectiveRef, Place, Status
 from nsa_harness.core.verdict.verdict import FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 

@@ -17,8 +17,7 @@ from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.divergence.replicas import Parting, first_parting
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Replica
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Status
+from nsa_harness.core.report import Place, Status
 
 _BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
 _LOOKS_WITHOUT = 4  # at gradients, before "never" is said

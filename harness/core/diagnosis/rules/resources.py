@@ -26,7 +26,7 @@ from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised
 from nsa_harness.core.evidence.host import killed_pids
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, ending
 
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
