@@ -11,8 +11,18 @@ from render.render_samples import PASSED
 from nsa_harness.commands.corpus import corpus, corpus_root
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
-from nsa_harness.core.selftest.accuracy import accuracy, accuracy_lines, accuracy_values
-from nsa_harness.core.selftest.corpus import Answer, Label, Trial, answer_line, answered, read_label, trials
+from nsa_harness.core.selftest.corpus import (
+    Answer,
+    Label,
+    Trial,
+    accuracy,
+    accuracy_lines,
+    accuracy_values,
+    answer_line,
+    answered,
+    read_label,
+    trials,
+)
 
 PROGRAM = '''"""A rank waits for itself.
 

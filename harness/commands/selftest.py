@@ -16,8 +16,7 @@ from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import run_all
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Report
-from nsa_harness.core.selftest.accuracy import accuracy_lines, accuracy_values
-from nsa_harness.core.selftest.corpus import Answer, Trial
+from nsa_harness.core.selftest.corpus import Answer, Trial, accuracy_lines, accuracy_values
 from nsa_harness.core.selftest.selftest import (
     KINDS,
     LAYERS,
@@ -32,8 +31,7 @@ from nsa_harness.core.selftest.selftest import (
     twin,
     words_of,
 )
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
