@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness.commands.attempt import run_one
-from nsa_harness.commands.bisect_report import NOTHING_YET, Seen, telling, write_answer
+from nsa_harness.commands.bisect_report import (
+    ANSWERED,
+    INTERRUPTED,
+    NOTHING_YET,
+    UNDECIDED,
+    Seen,
+    telling,
+    write_answer,
+)
 from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import Interruption, interruptible, listeners
 from nsa_harness.commands.scheduler import Told
@@ -39,7 +47,6 @@ from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.reading import log_tail
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
 
-ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control

@@ -9,10 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.bisect import ANSWERED, UNDECIDED
 from nsa_harness.commands.run import report_of, write_report
 from nsa_harness.core.bisect.plan import worst_case
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, Answer, AnswerKind, Subset
@@ -34,10 +32,7 @@ from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
+ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
 NOTHING_YET = Answer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
