@@ -17,12 +17,12 @@ from nsa_harness.core.schedule import Policy
 from nsa_harness.core.selftest.corpus import (
     FAULT,
     HEALTHY,
-    Answer,
     Label,
     Trial,
-    answer_line,
-    answered,
+    TrialResult,
     read_label,
+    trial_line,
+    trial_result,
     trials,
 )
 from nsa_harness.errors import UsageError
@@ -58,12 +58,12 @@ def corpus(root: Path) -> tuple[Trial, ...]:
     return trials(tuple(_label(path) for path in sorted(root.glob("[a-z]*.py"))))
 
 
-def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[Answer]]:
+def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[TrialResult]]:
     """Run each trial once, or as often as its label wants; by run directory, what was said of each.
 
     Fewer answers than trials: it was interrupted.
     """
-    answers: dict[Path, list[Answer]] = {}
+    answers: dict[Path, list[TrialResult]] = {}
     for repeat, together in groupby(sorted(chosen, key=_repeat), key=_repeat):
         some = tuple(together)
         lines = _Lines(some, people)
@@ -88,14 +88,14 @@ class _Lines(Silent):
         self.run_dir = run_dir
         trial = self._by_name[outcome.scenario]
         if trial.label.repeat == 1:  # else one attempt alone says nothing
-            print(escape(answer_line(answered(trial, outcome), self._width)), file=self._people, flush=True)
+            print(escape(trial_line(trial_result(trial, outcome), self._width)), file=self._people, flush=True)
 
     def done(self, report: Report, run_dir: Path) -> None:
         self.run_dir = run_dir
         for outcome in report.outcomes:
             trial = self._by_name[outcome.scenario]
             if trial.label.repeat > 1 and outcome.final:
-                print(escape(answer_line(answered(trial, outcome), self._width)), file=self._people, flush=True)
+                print(escape(trial_line(trial_result(trial, outcome), self._width)), file=self._people, flush=True)
 
 
 def _label(path: Path) -> Label:
@@ -138,7 +138,7 @@ def _spec(trial: Trial, root: Path) -> RunSpec:
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
 
 
-def _answers(some: Iterable[Trial], run_dir: Path | None) -> Iterator[Answer]:
+def _answers(some: Iterable[Trial], run_dir: Path | None) -> Iterator[TrialResult]:
     """From report.json, as any other program would read it."""
     if run_dir is None:
         return
@@ -148,7 +148,7 @@ def _answers(some: Iterable[Trial], run_dir: Path | None) -> Iterator[Answer]:
     }
     for trial in some:
         if trial.name in outcomes:
-            yield answered(trial, outcomes[trial.name])
+            yield trial_result(trial, outcomes[trial.name])
 
 
 def lacking(trial: Trial) -> str | None:

@@ -16,16 +16,16 @@ from nsa_harness.commands.request import RunRequest
 from nsa_harness.commands.run import run_all
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Report
-from nsa_harness.core.selftest.corpus import Answer, Trial, accuracy_lines, accuracy_values
+from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy_lines, accuracy_values
 from nsa_harness.core.selftest.selftest import (
-    KINDS,
     LAYERS,
-    Kind,
-    Mark,
+    SELFTEST_FAULTS,
     Planting,
-    mark_line,
-    marked,
+    PlantingResult,
+    SelftestFault,
     planted,
+    planting_line,
+    planting_result,
     score_lines,
     score_values,
     twin,
@@ -55,12 +55,12 @@ class SelftestRequest:
     command: str  # as typed
 
 
-def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
+def drawn(kinds: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
     """Each fault and its twin, at a place that no rule can have learnt."""
     return tuple(planting for kind in kinds for planting in _at_a_place(kind, seed))
 
 
-def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
+def selftest(request: SelftestRequest, kinds: Iterable[SelftestFault] = SELFTEST_FAULTS) -> int:
     """0 if every part of every report is right, 1 if not, 130 if it was interrupted. Raises UsageError."""
     root = corpus_root()
     wanted = chosen(corpus(root), request.programs) if request.programs or request.full else ()
@@ -80,7 +80,7 @@ def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
 
 def _planted_runs(
     plantings: Sequence[Planting], request: SelftestRequest, people: TextIO
-) -> tuple[int, list[Mark], Path | None]:
+) -> tuple[int, list[PlantingResult], Path | None]:
     if not plantings:
         return _RIGHT, [], None
     print(_head(plantings, request), file=people, flush=True)
@@ -104,7 +104,7 @@ def _possible(programs: Iterable[Trial], people: TextIO) -> tuple[Trial, ...]:
     return tuple(trial for trial, lack in lacks.items() if lack is None)
 
 
-def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[Answer]:
+def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[TrialResult]:
     if not programs:
         return []
     print(f"corpus     {len(programs)} programs of {root}", file=people, flush=True)
@@ -127,8 +127,8 @@ class _Lines(Silent):
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self.run_dir = run_dir
-        mark = marked(self._by_name[outcome.scenario], outcome)
-        print(escape(mark_line(mark, self._width)), file=self._people, flush=True)
+        mark = planting_result(self._by_name[outcome.scenario], outcome)
+        print(escape(planting_line(mark, self._width)), file=self._people, flush=True)
 
     def done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
         self.run_dir = run_dir
@@ -149,7 +149,7 @@ def _named(trial: Trial, pattern: str) -> bool:
     return fnmatchcase(trial.name, pattern) or fnmatchcase(trial.label.name, pattern)
 
 
-def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
+def _at_a_place(kind: SelftestFault, seed: int) -> tuple[Planting, Planting]:
     draw = random.Random(f"{seed} {kind.name}")
     rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
     return planted(kind, rank=rank, layer=layer, step=step), twin(kind, rank=rank, layer=layer, step=step)
@@ -164,13 +164,13 @@ def _spec(planting: Planting) -> RunSpec:
     return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")
 
 
-def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
+def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
     """From report.json, as any other program would read it."""
     if run_dir is None:
         return []
     stored = RunDir(run_dir).report
     outcomes = {outcome.scenario: outcome for outcome in from_json(stored.read_text(), str(stored)).outcomes}
-    return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
+    return [planting_result(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
 
 
 def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
@@ -181,7 +181,7 @@ def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
     )
 
 
-def _end(marks: Sequence[Mark], plantings: Sequence[Planting], run_dir: Path | None) -> Iterator[str]:
+def _end(marks: Sequence[PlantingResult], plantings: Sequence[Planting], run_dir: Path | None) -> Iterator[str]:
     right = sum(not mark.wrong for mark in marks)
     unfinished = len(plantings) - len(marks)
     yield f"{right} of {len(plantings)} right" + (f", {unfinished} not run" if unfinished else "")

@@ -194,8 +194,8 @@ def outcome_of(
     diagnosis = diagnose(evidence, judgement)
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
-    told = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
-    findings = tuple(_rooted(finding, directory) for finding in told)
+    noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
+    findings = tuple(_rooted(finding, directory) for finding in noted)
     culprit = diagnosis.culprit
     return Outcome(
         scenario=spec.scenario,
@@ -431,20 +431,20 @@ def _failed_at_s(rank: RankEvidence) -> float:
 
 
 def _forward(rank: RankEvidence) -> Finding | None:
-    told = rank.debugged
-    frame = user_frame(told.frames) if told else None
-    if told is None or frame is None:
+    debugged = rank.debugged
+    frame = user_frame(debugged.frames) if debugged else None
+    if debugged is None or frame is None:
         return None
     place = Place(file=frame.file, line=frame.line, function=frame.function)
-    return _finding(rank, _forward_text(told, frame, place), place, f"rank{rank.rank}/stderr.log", _FROM_THERE)
+    return _finding(rank, _forward_claim(debugged, frame, place), place, f"rank{rank.rank}/stderr.log", _FROM_THERE)
 
 
-def _forward_text(told: Debugged, frame: Frame, place: Place) -> str:
+def _forward_claim(debugged: Debugged, frame: Frame, place: Place) -> str:
     where = f"{at(place)[4:]} in {frame.function}"
-    if told.recomputed:
-        instead = f"called {told.instead} instead" if told.instead else "did not come to it"
-        return f"the recomputation parts from the forward pass at {where}: {told.operation}, and it {instead}"
-    return f"the forward line is {where} ({told.operation})"
+    if debugged.recomputed:
+        instead = f"called {debugged.instead} instead" if debugged.instead else "did not come to it"
+        return f"the recomputation parts from the forward pass at {where}: {debugged.operation}, and it {instead}"
+    return f"the forward line is {where} ({debugged.operation})"
 
 
 def _parameters(rank: RankEvidence) -> Finding | None:

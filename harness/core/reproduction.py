@@ -258,11 +258,11 @@ def _agree(calls: Sequence[Made | None], *, transfer: bool) -> bool:
 
 def script(calls: Mapping[int, Sequence[Made]], cause: str) -> str | None:
     """The whole text; None where the ranks did too many different things for a screen."""
-    texts = (_text({rank: made[:most] for rank, made in calls.items()}, cause) for most in _CALLS_OF_A_RANK)
+    texts = (_script_text({rank: made[:most] for rank, made in calls.items()}, cause) for most in _CALLS_OF_A_RANK)
     return next((text for text in texts if text.count("\n") <= MOST_LINES), None)
 
 
-def _text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
+def _script_text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
     groups = _groups(calls)
     rows = {rank: [_row(one, groups) for one in made] for rank, made in sorted(calls.items())}
     rooted = any(one.root is not None for made in calls.values() for one in made)

@@ -52,8 +52,8 @@ def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
 def _parties(case: Case, explanation: Explanation) -> set[int]:
     if explanation.parties is not None:
         return set(explanation.parties)
-    if case.unlike is not None:
-        return {rank for rank, _ in case.unlike.calls}
+    if case.call_mismatch is not None:
+        return {rank for rank, _ in case.call_mismatch.calls}
     return {rank.rank for rank in case.evidence.ranks}
 
 

@@ -22,7 +22,7 @@ _EVEN_ON_GLOO = _EVEN | {"all_gather", "reduce_scatter"}  # gloo refuses uneven 
 Members = tuple[int, ...]
 
 
-class Kind(StrEnum):
+class DivergenceKind(StrEnum):
     OPERATION = "operation"
     SHAPE = "shape"
     DTYPE = "dtype"
@@ -52,7 +52,7 @@ class Entry:
 class Divergence:
     """The first number of a group at which its members differ."""
 
-    kind: Kind
+    kind: DivergenceKind
     group: str
     seq: int
     entries: tuple[Entry, ...]  # by rank
@@ -106,11 +106,11 @@ class _Group:
         """The first number entered unlike, or else the oldest one that is open and that a member has not come to."""
         counts = Counter(seq for entered in self.entered.values() for seq in entered)
         for seq in sorted(seq for seq, ranks in counts.items() if ranks > 1):
-            unlike = _unlike(self._at(seq), even)
+            unlike = _difference(self._at(seq), even)
             if unlike is not None:
                 return self._divergence(*unlike, seq)
         waited = [seq for seq in self._open() if self.missing(seq)]
-        return self._divergence(Kind.MISSING, self.missing(waited[0]), waited[0]) if waited else None
+        return self._divergence(DivergenceKind.MISSING, self.missing(waited[0]), waited[0]) if waited else None
 
     def missing(self, seq: int) -> Members:
         return tuple(rank for rank, entered in self.entered.items() if max(entered, default=0) < seq)
@@ -125,7 +125,7 @@ class _Group:
     def _at(self, seq: int) -> dict[int, Collective]:
         return {rank: entered[seq] for rank, entered in self.entered.items() if seq in entered}
 
-    def _divergence(self, kind: Kind, differ: Members, seq: int) -> Divergence:
+    def _divergence(self, kind: DivergenceKind, differ: Members, seq: int) -> Divergence:
         return Divergence(
             kind=kind,
             group=self.name,
@@ -155,15 +155,15 @@ def minority(keys: Mapping[int, object]) -> Members:
     return tuple(rank for rank in sorted(keys) if keys[rank] != ranked[0][0])
 
 
-def _unlike(entered: Mapping[int, Collective], even: frozenset[str]) -> tuple[Kind, Members] | None:
+def _difference(entered: Mapping[int, Collective], even: frozenset[str]) -> tuple[DivergenceKind, Members] | None:
     operations = {rank: one.op for rank, one in entered.items()}
     if len(set(operations.values())) > 1:
-        return Kind.OPERATION, minority(operations)
+        return DivergenceKind.OPERATION, minority(operations)
     if not set(operations.values()) <= even:
         return None
     for kind, keys in (
-        (Kind.SHAPE, {rank: elements(one) for rank, one in entered.items()}),
-        (Kind.DTYPE, {rank: one.dtypes for rank, one in entered.items()}),
+        (DivergenceKind.SHAPE, {rank: elements(one) for rank, one in entered.items()}),
+        (DivergenceKind.DTYPE, {rank: one.dtypes for rank, one in entered.items()}),
     ):
         if len(set(keys.values())) > 1:
             return kind, minority(keys)
@@ -177,14 +177,14 @@ def _groups(tracks: Mapping[int, Track]) -> Iterator[tuple[str, Members]]:
     """
     names = sorted({one.group for track in tracks.values() for one in track.collectives})
     for name in names:
-        told = {
+        declared = {
             members
             for rank, track in tracks.items()
             if track.board and rank in (members := tuple(sorted(track.board.groups.get(name, ()))))
         }
         entered = tuple(rank for rank in sorted(tracks) if any(one.group == name for one in tracks[rank].collectives))
         everyone = tuple(sorted(tracks)) if name == "0" else entered
-        for members in sorted(told) or [everyone]:
+        for members in sorted(declared) or [everyone]:
             yield name, members
 
 
@@ -299,7 +299,7 @@ def other_partner(board: Board) -> Call | None:
     return newest if len(usual) >= _TIMES and len(set(usual)) == 1 and usual[0] != newest.peer else None
 
 
-def turned(board: Board) -> bool:
+def changed_order(board: Board) -> bool:
     """In its newest step it began with, or went on to, what came later in the step before."""
     calls = [one for one in board.calls if not one.op.startswith(SETUP)]
     if not calls:

@@ -21,7 +21,7 @@ _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, ano
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
+class SkippedCall:
     """`rank` passed the point in `step` where `made_by` called `call`, and did not call it."""
 
     rank: int
@@ -40,7 +40,7 @@ class Skipped:
         return tuple(rank for rank, count in self.counts if count == most)
 
 
-def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
+def first_skipped(boards: Mapping[int, Board]) -> SkippedCall | None:
     """The earliest call that some rank left out, or None."""
     found = sorted(_skipped(boards), key=_order)
     return found[0] if found else None
@@ -61,7 +61,7 @@ class StepDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class OutOfBatches:
     """`ranks` asked for another batch after `step` and got none; `others` got one."""
 
     ranks: tuple[int, ...]
@@ -83,7 +83,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
     return min(found, key=lambda one: (one.step, one.group), default=None)
 
 
-def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
+def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     """The ranks that ran out of batches while others still had one; None where nobody has shown that."""
     done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
     step = min(done.values(), default=0)
@@ -92,7 +92,7 @@ def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
     if not ranks or not others:
         return None
     calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
-    return Finished(
+    return OutOfBatches(
         ranks=ranks,
         others=others,
         step=step,
@@ -186,13 +186,13 @@ def _trains(board: Board, step: int) -> bool:
     return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
 
 
-def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
+def _order(skipped: SkippedCall) -> tuple[int, int, int, int, str, str]:
     """Whole, so that the same evidence gives the same answer in every process."""
     call = skipped.call
     return skipped.step, call.position, call.number, skipped.rank, call.op, call.group
 
 
-def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
+def _skipped(boards: Mapping[int, Board]) -> Iterator[SkippedCall]:
     ledgers = {rank: _ledger(board) for rank, board in boards.items()}
     members = _members(boards)
     keys = {key for ledger in ledgers.values() for key in ledger}
@@ -210,7 +210,7 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
             call = ledgers[caller][(step, key)][count]
             if _passed(boards[rank], call) and not _made_elsewhere(boards[rank], boards[caller], call):
                 before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
-                yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
+                yield SkippedCall(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
 
 
 def _made_elsewhere(board: Board, caller: Board, call: Call) -> bool:
@@ -229,14 +229,14 @@ def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: K
 
 def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
     """Who has to make the calls of each group: its members; where nobody has said, all that entered it."""
-    told = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
+    declared = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
     entered: dict[str, set[int]] = {}
     for rank, board in boards.items():
         for call in board.calls:
             entered.setdefault(call.group, set()).add(rank)
     everyone = frozenset(boards)
     return {
-        group: told.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
+        group: declared.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
         for group, ranks in entered.items()
     }
 
@@ -286,7 +286,7 @@ _TRAINS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenUp:
+class AbandonedBatch:
     """`rank` began in `step` more than it finished, and came to its end a batch before the others."""
 
     rank: int
@@ -304,7 +304,7 @@ class OtherPace:
     marks: tuple[tuple[int, int], ...]  # (rank, of training in its usual step)
 
 
-def given_up(boards: Mapping[int, Board]) -> GivenUp | None:
+def abandoned_batch(boards: Mapping[int, Board]) -> AbandonedBatch | None:
     """The first step in which a rank that is a batch short began again; None where its steps do not show one."""
     usual = _usual(boards)
     found = (one for rank in _short(boards) if usual for one in _begun_twice(rank, boards, usual))
@@ -320,7 +320,7 @@ def other_pace(boards: Mapping[int, Board]) -> OtherPace | None:
     return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
 
 
-def repeated(boards: Mapping[int, Board], skipped: Skipped) -> bool:
+def repeated(boards: Mapping[int, Board], skipped: SkippedCall) -> bool:
     """One rank made a call once more than all others, who are in the next step, without an optimizer step between."""
     if len(skipped.callers) != 1:
         return False
@@ -354,10 +354,10 @@ def _begun(board: Board) -> int:
     return max(done, training.step) if training is not None and training.kind in _TRAINS else done
 
 
-def _begun_twice(rank: int, boards: Mapping[int, Board], usual: Mapping[int, int]) -> Iterator[GivenUp]:
+def _begun_twice(rank: int, boards: Mapping[int, Board], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
     """A whole further step's worth is an evaluation, and no batch that was given up on the way."""
     others = tuple(sorted(set(boards) - {rank}))
     for step, marks in sorted(boards[rank].marked.items()):
         alone = all(boards[other].marked.get(step) == usual[other] for other in others)
         if alone and usual[rank] < marks < 2 * usual[rank]:
-            yield GivenUp(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)
+            yield AbandonedBatch(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)

@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caught:
+class CaughtException:
     """An exception that left a module's forward. What became of it the rest of the evidence tells."""
 
     step: int
@@ -148,7 +148,7 @@ class Board:
     collectives_changed_s: float | None
     seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
-    caught: tuple[Caught, ...] = ()
+    caught: tuple[CaughtException, ...] = ()
     marked: dict[int, int] = field(default_factory=dict)  # step -> training marks in it, as it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)

@@ -72,7 +72,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class TrialResult:
     """What a report says of a trial, as far as a label can tell. `wrong` names the parts that differ."""
 
     trial: Trial
@@ -120,10 +120,10 @@ def trials(labels: Sequence[Label]) -> tuple[Trial, ...]:
     )
 
 
-def answered(trial: Trial, outcome: Outcome) -> Answer:
+def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
     """What the report says, and which parts of it differ from what is due."""
     cause, place, ranks, confidence = _blamed(trial, outcome)
-    said = Answer(
+    said = TrialResult(
         trial=trial,
         verdict=outcome.verdict.status,
         kind=outcome.verdict.kind,
@@ -136,20 +136,19 @@ def answered(trial: Trial, outcome: Outcome) -> Answer:
         detected_s=outcome.timing.detected_s,
         wall_s=outcome.timing.wall_s,
     )
-    return Answer(**{**vars(said), "wrong": tuple(_wrong(trial, said))})
+    return TrialResult(**{**vars(said), "wrong": tuple(_wrong(trial, said))})
 
 
-def answer_line(one: Answer, width: int) -> str:
+def trial_line(one: TrialResult, width: int) -> str:
     """One line: the program, what was said of it, and what of that is wrong."""
     said = " ".join(filter(None, [one.verdict, one.cause]))
     line = f"{'WRONG' if one.wrong else 'right'}  {one.trial.name:<{width}}  {said}   {one.wall_s:.1f} s"
     if not one.wrong:
         return line
     label = one.trial.label
-    due = one.trial.due if one.trial.sound else _text(label.verdict, label.cause, label.culprit, label.line, label.step)
-    return (
-        f"{line}   {_text('said', None, one.culprit, one.line, one.step)}, due {due}; differs in {', '.join(one.wrong)}"
-    )
+    expected = _shown(label.verdict, label.cause, label.culprit, label.line, label.step)
+    said = _shown("said", None, one.culprit, one.line, one.step)
+    return f"{line}   {said}, due {one.trial.due if one.trial.sound else expected}; differs in {', '.join(one.wrong)}"
 
 
 def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, tuple[int, ...], float | None]:
@@ -165,7 +164,7 @@ def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, t
     return (one.code, one.place, one.ranks, one.confidence) if one else (None, None, (), None)
 
 
-def _wrong(trial: Trial, said: Answer) -> Iterator[str]:
+def _wrong(trial: Trial, said: TrialResult) -> Iterator[str]:
     label = trial.label
     if said.verdict != trial.due:
         yield "verdict"
@@ -185,13 +184,13 @@ def _wrong(trial: Trial, said: Answer) -> Iterator[str]:
         yield "step"
 
 
-def _near(label: Label, said: Answer) -> bool:
+def _near(label: Label, said: TrialResult) -> bool:
     if said.file is None or said.line is None or label.line is None:
         return False
     return PurePath(said.file).stem == label.name and abs(said.line - label.line) <= LINES_OFF
 
 
-def _text(verdict: str, cause: str | None, ranks: Sequence[int], line: int | None, step: int | None) -> str:
+def _shown(verdict: str, cause: str | None, ranks: Sequence[int], line: int | None, step: int | None) -> str:
     where = [f"rank {'+'.join(map(str, ranks))}"] if ranks else []
     where += [f"{name} {value}" for name, value in (("line", line), ("step", step)) if value is not None]
     return " ".join([*filter(None, [verdict, cause]), *where])
@@ -237,7 +236,7 @@ class Accuracy:
     latency_95_s: float | None
 
 
-def accuracy(answers: Sequence[Answer]) -> Accuracy:
+def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
     faults = [one for one in answers if not one.trial.sound]
     sound = [one for one in answers if one.trial.sound]
     pairs = [(one.trial.label.cause, one.cause) for one in faults] + [(None, one.cause) for one in sound]
@@ -259,7 +258,7 @@ def accuracy(answers: Sequence[Answer]) -> Accuracy:
     )
 
 
-def accuracy_lines(answers: Sequence[Answer]) -> Iterator[str]:
+def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
     """For people, below the lines of the trials."""
     found = accuracy(answers)
     for name in ("verdict", "culprit", "cause", "line", "step"):
@@ -271,7 +270,7 @@ def accuracy_lines(answers: Sequence[Answer]) -> Iterator[str]:
     yield f"{'latency':<18}median {_seconds(found.latency_median_s)}, 95 % {_seconds(found.latency_95_s)}"
 
 
-def accuracy_values(answers: Sequence[Answer]) -> dict[str, object]:
+def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
     """As JSON: the figures, and every answer they come from."""
     found = accuracy(answers)
     shares = {name: getattr(found, name) for name in ("verdict", "culprit", "cause", "line", "step")}
@@ -294,11 +293,11 @@ def accuracy_values(answers: Sequence[Answer]) -> dict[str, object]:
             }
             for cause, one in found.causes.items()
         },
-        "answers": [answer_values(one) for one in answers],
+        "answers": [trial_values(one) for one in answers],
     }
 
 
-def answer_values(one: Answer) -> dict[str, object]:
+def trial_values(one: TrialResult) -> dict[str, object]:
     """One trial as JSON: what is due, what was said."""
     label = one.trial.label
     due = None if one.trial.sound else label
@@ -327,20 +326,20 @@ def answer_values(one: Answer) -> dict[str, object]:
     }
 
 
-def _share(answers: Sequence[Answer], part: str) -> Share:
+def _share(answers: Sequence[TrialResult], part: str) -> Share:
     return Share(right=sum(part not in one.wrong for one in answers), of=len(answers))
 
 
-def _band(faults: Sequence[Answer], low: float, high: float) -> Share:
+def _band(faults: Sequence[TrialResult], low: float, high: float) -> Share:
     within = [one for one in faults if one.confidence is not None and low <= one.confidence < high]
     return Share(right=sum(map(_blamed_rightly, within)), of=len(within))
 
 
-def _sure(one: Answer) -> bool:
+def _sure(one: TrialResult) -> bool:
     return (one.confidence or 0.0) >= _BANDS[0][1]
 
 
-def _blamed_rightly(one: Answer) -> bool:
+def _blamed_rightly(one: TrialResult) -> bool:
     return not {"verdict", "cause", "culprit"} & set(one.wrong)
 
 

@@ -17,7 +17,7 @@ from nsa_harness.core.divergence.ledger import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
 from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
-from nsa_harness.core.evidence.flight import Flight, essential, parse_dump
+from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
@@ -271,7 +271,7 @@ class _Gather:
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
-    def _flight(self, home: Path, rank: int) -> Flight | None:
+    def _flight(self, home: Path, rank: int) -> FlightDump | None:
         """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
         found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in found if path.exists()), None)

@@ -135,8 +135,8 @@ def _models(case: Case, differing: Sequence[Failure]) -> dict[int, str]:
         heard = {int(found[3]): f"{found[4]} parameters" for found in counts}
         return heard | {int(found[1]): f"{found[2]} parameters" for found in counts}
     shapes = {one.rank: found for one in differing if (found := _OTHER_SHAPE.search(one.text))}
-    told = {rank: f"parameter {one[1]} with {one[2]} [{one[3]}]" for rank, one in shapes.items() if rank is not None}
-    return {rank.rank: told.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
+    models = {rank: f"parameter {one[1]} with {one[2]} [{one[3]}]" for rank, one in shapes.items() if rank is not None}
+    return {rank.rank: models.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
 
 
 @rule(Phase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
