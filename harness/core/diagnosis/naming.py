@@ -25,11 +25,6 @@ def coordinates(rank: int, places: Meshes) -> str:
     return _coordinates_text(places.get(rank, ()))
 
 
-def rank_name(rank: int, places: Meshes) -> str:
-    """ "rank 3 (dp=1 tp=1)"; where the job has no mesh "rank 3"."""
-    return f"rank {_located(rank, places)}"
-
-
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
     """ "ranks 1 (dp=0), 3 (dp=1)"; of many the ranges, what they share, and how many are left: "ranks 0-511 (pp=1)"."""
     wanted = sorted(set(ranks))

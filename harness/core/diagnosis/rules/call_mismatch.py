@@ -40,6 +40,9 @@ from nsa_harness.core.divergence.mismatch import CallMismatch
 from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.report import CollectiveRef, Place
 
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
+_LINKS = 4  # of a cycle, that a sentence names
+
 
 @rule(
     Phase.RANKS_DIFFER,
@@ -119,10 +122,6 @@ def _line_above(case: Case, rank: int, other: int) -> Frame | None:
     if not alike or apart is None or in_one_function(*apart):
         return None
     return alike[-1]
-
-
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
-_LINKS = 4  # of a cycle, that a sentence names
 
 
 @rule(Phase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
