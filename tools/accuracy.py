@@ -29,7 +29,7 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness.commands.corpus import CorpusRequest, corpus, corpus_root, lacking, run_corpus  # noqa: E402
 from nsa_harness.commands.judge import judge_stored  # noqa: E402
 from nsa_harness.core.comparison.repeats import with_flakiness  # noqa: E402
-from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402  # noqa: E402
+from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402
 from nsa_harness.supervisor.store.rundir import RunDir  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "accuracy.json"
