@@ -11,7 +11,8 @@ HarnessError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class HarnessError(Exception):
@@ -50,3 +51,10 @@ class CommandNotStarted(HarnessError):
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A clause that names the closest known word, or an empty text when none is close."""
+    by_small_letters = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(word[:100].lower(), by_small_letters, n=1, cutoff=0.6)
+    return f'; did you mean "{by_small_letters[close[0]]}"?' if close else ""

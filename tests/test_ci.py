@@ -18,7 +18,7 @@ import pytest
 from documents import REPOSITORY, text
 from ruamel.yaml import YAML
 
-from nsa_harness.core.ci.matrix import Job
+from nsa_harness.core.ci import MatrixJob
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"
@@ -98,7 +98,7 @@ def test_ci_runs_on_every_python_that_the_package_claims() -> None:
 
 def test_the_nightly_uses_keys_that_every_entry_of_the_matrix_has() -> None:
     used = {name for found in expressions(workflow(NIGHTLY)) for name in re.findall(r"\bmatrix\.(\w+)", found)}
-    keys = set(Job.__dataclass_fields__)
+    keys = set(MatrixJob.__dataclass_fields__)
     assert used - {"outputs"} <= keys | {"matrix"}
     # What no step uses is for people who read the table.
     assert keys - used == {"gpus"} - used
@@ -113,7 +113,7 @@ def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_a
 
 
 def test_the_limits_of_the_steps_fit_into_what_the_matrix_allows_around_a_run() -> None:
-    from nsa_harness.core.ci.matrix import AROUND_JOB_MINUTES
+    from nsa_harness.core.ci import AROUND_JOB_MINUTES
 
     minutes = [step.get("timeout-minutes") for name, step in steps(NIGHTLY) if name == "scenarios"]
     assert sum(limit for limit in minutes if isinstance(limit, int)) <= AROUND_JOB_MINUTES
@@ -146,7 +146,7 @@ def test_the_matrix_of_the_shipped_plan_is_one_line_that_from_json_reads(tmp_pat
     assert len(done.stdout.splitlines()) == 1
     (key, entries), *others = json.loads(done.stdout).items()
     assert (key, others) == ("include", [])
-    assert all(list(entry) == list(Job.__dataclass_fields__) for entry in entries)
+    assert all(list(entry) == list(MatrixJob.__dataclass_fields__) for entry in entries)
     assert {entry["gpus"] for entry in entries} == {1, 2}
     table = nsa_harness("ci", "matrix", cwd=tmp_path).stdout.splitlines()
     assert [line.split()[0] for line in table] == ["job", *(entry["name"] for entry in entries), str(len(entries))]
@@ -413,7 +413,7 @@ def test_gpu_tests_that_fail_make_the_step_fail_and_none_at_all_is_a_warning(
 
 
 def test_an_entry_survives_the_way_through_json() -> None:
-    job = Job(
+    job = MatrixJob(
         name="a",
         tags="plan",
         expression="",

@@ -10,10 +10,19 @@ from render.render_samples import PASSED
 
 from nsa_harness.commands.selftest import corpus, corpus_root
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Status, Verdict
-from nsa_harness.core.selftest.accuracy import accuracy, accuracy_lines, accuracy_values
-from nsa_harness.core.selftest.corpus import Answer, Label, Trial, answer_line, answered, read_label, trials
+from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
+from nsa_harness.core.selftest.corpus import (
+    Label,
+    Trial,
+    TrialResult,
+    accuracy,
+    accuracy_lines,
+    accuracy_values,
+    read_label,
+    trial_line,
+    trial_result,
+    trials,
+)
 
 PROGRAM = '''"""A rank waits for itself.
 
@@ -93,9 +102,9 @@ def test_a_label_that_is_wrong_is_refused_with_the_program_and_the_mistake(text:
 
 
 def test_a_report_that_says_all_that_is_due_is_right() -> None:
-    answer = answered(FAULT, reported())
+    answer = trial_result(FAULT, reported())
     assert answer.wrong == ()
-    assert answer_line(answer, 12) == "right  thread_lock   HANG lock_cycle   4.6 s"
+    assert trial_line(answer, 12) == "right  thread_lock   HANG lock_cycle   4.6 s"
 
 
 @pytest.mark.parametrize(
@@ -116,41 +125,41 @@ def test_a_report_that_says_all_that_is_due_is_right() -> None:
 def test_a_report_that_is_wrong_in_one_part_is_wrong_in_that_part(
     changes: dict[str, Any], wrong: tuple[str, ...]
 ) -> None:
-    assert answered(FAULT, reported(**changes)).wrong == wrong
+    assert trial_result(FAULT, reported(**changes)).wrong == wrong
 
 
 def test_a_wrong_answer_is_told_with_what_is_due() -> None:
-    line = answer_line(answered(FAULT, reported(ranks=(0,), step=5)), 12)
+    line = trial_line(trial_result(FAULT, reported(ranks=(0,), step=5)), 12)
     assert line.endswith(
         "said rank 0 line 7 step 5, due HANG lock_cycle rank 1 line 7 step 4; differs in culprit, step"
     )
 
 
 def test_a_healthy_program_must_pass_without_a_finding() -> None:
-    assert answered(TWIN, healthy()).wrong == ()
-    assert answered(TWIN, healthy(finding("nan"))).wrong == ("cause",)
-    assert answered(TWIN, reported()).wrong == ("verdict", "cause")
+    assert trial_result(TWIN, healthy()).wrong == ()
+    assert trial_result(TWIN, healthy(finding("nan"))).wrong == ("cause",)
+    assert trial_result(TWIN, reported()).wrong == ("verdict", "cause")
 
 
 def test_a_silent_fault_is_found_among_the_findings_of_a_pass() -> None:
     leak = replace(finding("memory_growth"), ranks=(0,))
-    assert answered(LEAK, healthy(finding("no_gradient"), leak)).wrong == ()
-    assert answered(LEAK, healthy(finding("no_gradient"))).wrong == ("cause", "culprit")
-    assert answered(LEAK, healthy()).wrong == ("cause", "culprit")
+    assert trial_result(LEAK, healthy(finding("no_gradient"), leak)).wrong == ()
+    assert trial_result(LEAK, healthy(finding("no_gradient"))).wrong == ("cause", "culprit")
+    assert trial_result(LEAK, healthy()).wrong == ("cause", "culprit")
 
 
 # --- figures
 
 
-def answers() -> list[Answer]:
+def answers() -> list[TrialResult]:
     return [
-        answered(FAULT, reported()),
-        answered(FAULT, reported(ranks=(0,), confidence=0.7)),
-        answered(FAULT, reported(cause="pipe_full")),
-        answered(LEAK, healthy()),
-        answered(TWIN, healthy()),
-        answered(TWIN, reported()),
-        answered(TWIN, healthy(finding("nan"))),
+        trial_result(FAULT, reported()),
+        trial_result(FAULT, reported(ranks=(0,), confidence=0.7)),
+        trial_result(FAULT, reported(cause="pipe_full")),
+        trial_result(LEAK, healthy()),
+        trial_result(TWIN, healthy()),
+        trial_result(TWIN, reported()),
+        trial_result(TWIN, healthy(finding("nan"))),
     ]
 
 

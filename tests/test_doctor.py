@@ -14,6 +14,7 @@ from nsa_harness.core.doctor import checkup
 from nsa_harness.core.doctor import checkup as checkup_system
 from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values
 from nsa_harness.core.doctor.facts import (
+    CheckState,
     ClockFacts,
     CoreFacts,
     Facts,
@@ -30,7 +31,6 @@ from nsa_harness.core.doctor.facts import (
     PythonFacts,
     SlurmFacts,
     SpaceFacts,
-    State,
     TorchFacts,
     Unknown,
     size_text,
@@ -82,7 +82,7 @@ WELL = Facts(
 NO_GPU = GpuFacts(installed=None, visible=(), driver=None, chosen=None, trouble=None)
 ABSENT = ModuleFacts(version=None, trouble=None)
 UNLOADABLE = ModuleFacts(version="2.8.3", trouble="ImportError: undefined symbol: _ZN3c10")
-OK, WARN, MISSING, BROKEN = State.OK, State.WARN, State.MISSING, State.BROKEN
+OK, WARN, MISSING, BROKEN = CheckState.OK, CheckState.WARN, CheckState.MISSING, CheckState.BROKEN
 BOARDS = LeftOver(path="/dev/shm/nsa-harness-20261121T101500-3f2a-0a0b0c0d", size_bytes=460_000)
 
 
@@ -99,7 +99,7 @@ def memory(available_bytes: int) -> MemoryFacts:
 
 
 # The line, its state, a piece of its fact, and what is changed of a machine where all is well.
-CASES: list[tuple[str, State, str, dict[str, Any]]] = [
+CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
     ("probe", BROKEN, "its board is not there", {"python": replace(PYTHON, probe_trouble="its board is not there")}),
     (
         "torch",
@@ -209,7 +209,7 @@ def test_a_machine_where_all_is_well_has_nothing_to_do() -> None:
 
 @pytest.mark.parametrize(("name", "state", "piece", "changes"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES])
 def test_a_broken_condition_is_said_with_its_fact_and_what_to_do(
-    name: str, state: State, piece: str, changes: dict[str, Any]
+    name: str, state: CheckState, piece: str, changes: dict[str, Any]
 ) -> None:
     facts = replace(WELL, **changes)
     said = line(facts, name)
@@ -321,7 +321,7 @@ def test_the_document_explains_every_line_every_state_and_every_number() -> None
     assert [words(cells[0])[0] for cells in shown] == [one.name for one in judged(WELL)]
     assert all(len(cells) == 4 and all(cells) for cells in shown)
     states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "means")}
-    assert states == set(State)
+    assert states == set(CheckState)
     numbers = {words(cells[0])[0]: cells[1] for cells in rows("docs/doctor.md", "limit", "value")}
     modules = (checkup, checkup_system)
     real = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ TORCH_USERS = ("nsa", "probe", "faults", "fork_server")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
+# What one person can keep in mind. More of them is no mistake of the last one: join what one reader looks for together.
+MOST_CHILDREN, MOST_FILES = 14, 250
 
 
 def name_of(path: Path) -> str:
@@ -103,6 +106,7 @@ def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -195,6 +199,20 @@ def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None
 def test_only_the_subject_and_the_guests_touch_torch(heavy: str) -> None:
     outside = [path for path in SOURCES if path not in of_layer(*TORCH_USERS)]
     assert [name_of(path) for path in outside if heavy in packages(path)] == []
+
+
+def children(folder: Path) -> list[str]:
+    """What lies directly in it as code, `__init__` and `__main__` aside; a link leads elsewhere."""
+    found = {path.relative_to(folder).parts[0] for path in folder.rglob("*.py") if not path.is_symlink()}
+    return sorted(
+        found - {"__init__.py", "__main__.py"} - {path.name for path in folder.iterdir() if path.is_symlink()}
+    )
+
+
+def test_the_harness_has_few_children_and_few_files() -> None:
+    assert len(children(ROOT / "harness")) <= MOST_CHILDREN, children(ROOT / "harness")
+    files = [path for path in SOURCES if path.is_relative_to(ROOT / "harness")]
+    assert len(files) <= MOST_FILES, f"harness/ has {len(files)} Python files, and {MOST_FILES} is the most"
 
 
 def calls(tree: ast.AST) -> set[str]:

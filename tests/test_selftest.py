@@ -17,20 +17,19 @@ from nsa_harness.cli import main as cli
 from nsa_harness.commands import selftest as run_selftest
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.commands.selftest import SelftestRequest, drawn, selftest
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Launcher, RunSpec, Skip
-from nsa_harness.core.report import Culprit, Outcome, Report, Status, Verdict
+from nsa_harness.core.report import Culprit, Outcome, Place, Report, Status, Verdict
 from nsa_harness.core.scenario.scenario import FaultKind
 from nsa_harness.core.selftest.selftest import (
-    KINDS,
     LAYERS,
+    SELFTEST_FAULTS,
     STEPS,
+    ComparedVerdict,
     Planting,
-    Said,
-    mark_line,
-    marked,
+    compared_verdict,
     planted,
-    said_of,
+    planting_line,
+    planting_result,
     score_lines,
     score_values,
     scores,
@@ -43,13 +42,13 @@ from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.store.rundir import create_run
 
-BY_NAME = {kind.name: kind for kind in KINDS}
+BY_NAME = {kind.name: kind for kind in SELFTEST_FAULTS}
 DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)
 DEADLOCK_TWIN = twin(BY_NAME["deadlock"], rank=1, layer=2, step=3)
 SKIP = planted(BY_NAME["skip_collective"], rank=0, layer=2, step=1)
 
 
-def outcome(said: Said, name: str = "subject") -> Outcome:
+def outcome(said: ComparedVerdict, name: str = "subject") -> Outcome:
     """The outcome of a run whose report says this."""
     place = Place(file="a.py", line=1, function="f", module=None, layer=said.layer, parameter=None, text=None)
     culprit = Culprit(ranks=said.rank, step=said.step, collective=None, place=place) if said.rank else None
@@ -63,8 +62,8 @@ def truthful(planting: Planting) -> Outcome:
 
 @pytest.mark.parametrize("planting", [DEADLOCK, DEADLOCK_TWIN, SKIP], ids=lambda one: one.name)
 def test_a_report_that_says_what_was_planted_is_right(planting: Planting) -> None:
-    assert said_of(truthful(planting)) == planting.must_say
-    assert marked(planting, truthful(planting)).wrong == ()
+    assert compared_verdict(truthful(planting)) == planting.must_say
+    assert planting_result(planting, truthful(planting)).wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -83,33 +82,41 @@ def test_a_report_that_says_what_was_planted_is_right(planting: Planting) -> Non
 )
 def test_a_report_that_is_wrong_in_one_part_is_wrong_in_that_part(part: str, value: Any) -> None:
     wrong = outcome(replace(DEADLOCK.must_say, **{part: value}))
-    assert marked(DEADLOCK, wrong).wrong == (part,)
+    assert planting_result(DEADLOCK, wrong).wrong == (part,)
 
 
 def test_a_report_without_a_culprit_is_wrong_in_all_that_a_culprit_has() -> None:
     silent = outcome(replace(DEADLOCK.must_say, rank=()))
-    assert marked(DEADLOCK, silent).wrong == ("rank", "layer", "step")
+    assert planting_result(DEADLOCK, silent).wrong == ("rank", "layer", "step")
 
 
 def test_a_twin_that_does_not_pass_is_wrong() -> None:
-    assert marked(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)).wrong == ("verdict", "cause", "rank", "layer", "step")
+    assert planting_result(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)).wrong == (
+        "verdict",
+        "cause",
+        "rank",
+        "layer",
+        "step",
+    )
 
 
 def test_a_layer_named_for_a_fault_without_one_is_wrong() -> None:
-    assert marked(SKIP, outcome(replace(SKIP.must_say, layer=2))).wrong == ("layer",)
+    assert planting_result(SKIP, outcome(replace(SKIP.must_say, layer=2))).wrong == ("layer",)
 
 
 def test_a_line_says_what_was_planted_what_was_said_and_what_differs() -> None:
-    right = mark_line(marked(DEADLOCK, truthful(DEADLOCK)), 10)
+    right = planting_line(planting_result(DEADLOCK, truthful(DEADLOCK)), 10)
     assert right == (
         "right  deadlock    planted at rank 1 layer 2 step 3   "
         "said HANG backward_function_blocked rank 1 layer 2 step 3   4.6 s"
     )
-    assert mark_line(marked(SKIP, outcome(replace(SKIP.must_say, verdict="FAIL", step=2))), 10) == (
+    assert planting_line(planting_result(SKIP, outcome(replace(SKIP.must_say, verdict="FAIL", step=2))), 10) == (
         "WRONG  skip_collective  planted at rank 0 step 1   said FAIL rank_conditional_collective rank 0 step 2   4.6 s"
         "   expected HANG rank_conditional_collective rank 0 step 1; differs in verdict, step"
     )
-    assert "heals after 9 s   said PASS   4.6 s" in mark_line(marked(DEADLOCK_TWIN, truthful(DEADLOCK_TWIN)), 10)
+    assert "heals after 9 s   said PASS   4.6 s" in planting_line(
+        planting_result(DEADLOCK_TWIN, truthful(DEADLOCK_TWIN)), 10
+    )
 
 
 # --- the score
@@ -117,10 +124,10 @@ def test_a_line_says_what_was_planted_what_was_said_and_what_differs() -> None:
 
 def test_the_score_counts_what_was_due_what_was_said_and_both() -> None:
     marks = [
-        marked(DEADLOCK, truthful(DEADLOCK)),
-        marked(DEADLOCK, outcome(replace(DEADLOCK.must_say, cause="lock_cycle"))),
-        marked(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)),
-        marked(SKIP, truthful(SKIP)),
+        planting_result(DEADLOCK, truthful(DEADLOCK)),
+        planting_result(DEADLOCK, outcome(replace(DEADLOCK.must_say, cause="lock_cycle"))),
+        planting_result(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)),
+        planting_result(SKIP, truthful(SKIP)),
     ]
     table = {name: (one.planted, one.said, one.right, one.precision, one.recall) for name, one in scores(marks).items()}
     assert table == {
@@ -138,7 +145,7 @@ def test_the_score_counts_what_was_due_what_was_said_and_both() -> None:
 
 
 def test_the_score_is_json_with_every_planting() -> None:
-    marks = [marked(DEADLOCK, outcome(replace(DEADLOCK.must_say, layer=0), "deadlock"))]
+    marks = [planting_result(DEADLOCK, outcome(replace(DEADLOCK.must_say, layer=0), "deadlock"))]
     values = json.loads(json.dumps(score_values(marks, seed=7)))
     assert (values["schema"], values["seed"], values["right"], values["of"]) == (1, 7, 0, 1)
     (one,) = values["plantings"]
@@ -150,7 +157,7 @@ def test_the_score_is_json_with_every_planting() -> None:
 
 
 def test_there_are_twelve_faults_or_more_each_with_its_twin_and_every_kind_is_among_them() -> None:
-    plantings = drawn(KINDS, 1)
+    plantings = drawn(SELFTEST_FAULTS, 1)
     faults = [one for one in plantings if one.must_say.cause is not None]
     assert len(faults) >= 12
     assert [one.name for one in plantings if one not in faults] == [f"{one.name}_twin" for one in faults]
@@ -159,23 +166,25 @@ def test_there_are_twelve_faults_or_more_each_with_its_twin_and_every_kind_is_am
 
 
 def test_a_twin_takes_the_path_of_its_fault_and_heals() -> None:
-    for fault, healthy in zip(drawn(KINDS, 3)[::2], drawn(KINDS, 3)[1::2], strict=True):
+    for fault, healthy in zip(drawn(SELFTEST_FAULTS, 3)[::2], drawn(SELFTEST_FAULTS, 3)[1::2], strict=True):
         assert replace(healthy.fault, heals_s=fault.fault.heals_s) == fault.fault
         assert healthy.fault.heals_s is not None
-        assert healthy.must_say == Said(verdict="PASS", cause=None, rank=(), layer=None, step=None)
+        assert healthy.must_say == ComparedVerdict(verdict="PASS", cause=None, rank=(), layer=None, step=None)
 
 
 def test_the_seed_decides_every_place_and_another_seed_another_one() -> None:
-    assert drawn(KINDS, 5) == drawn(KINDS, 5)
-    assert drawn(KINDS, 5) != drawn(KINDS, 6)
+    assert drawn(SELFTEST_FAULTS, 5) == drawn(SELFTEST_FAULTS, 5)
+    assert drawn(SELFTEST_FAULTS, 5) != drawn(SELFTEST_FAULTS, 6)
     places = {
-        (one.fault.rank, one.fault.layer, one.fault.step) for seed in range(300) for one in drawn(KINDS[:1], seed)
+        (one.fault.rank, one.fault.layer, one.fault.step)
+        for seed in range(300)
+        for one in drawn(SELFTEST_FAULTS[:1], seed)
     }
     assert len(places) == 2 * LAYERS * STEPS
 
 
 def test_the_quick_set_has_each_verdict_and_a_twin_of_both_sorts() -> None:
-    quick = [one for one in drawn(KINDS, 1) if one.quick]
+    quick = [one for one in drawn(SELFTEST_FAULTS, 1) if one.quick]
     assert {one.must_say.verdict for one in quick} == {"HANG", "FAIL", "PASS"}
     assert {one.name for one in quick if one.must_say.verdict == "PASS"} == {"deadlock_twin", "raise_twin"}
 
@@ -323,8 +332,8 @@ def saying(*outcomes: Outcome, code: int = 0) -> Any:
     return run_all
 
 
-HUNG = outcome(Said(verdict="HANG", cause="lock_cycle", rank=(1,), layer=None, step=None), "thread_lock")
-HEALTHY = outcome(Said(verdict="PASS", cause=None, rank=(), layer=None, step=None), "thread_lock_healthy")
+HUNG = outcome(ComparedVerdict(verdict="HANG", cause="lock_cycle", rank=(1,), layer=None, step=None), "thread_lock")
+HEALTHY = outcome(ComparedVerdict(verdict="PASS", cause=None, rank=(), layer=None, step=None), "thread_lock_healthy")
 
 
 @pytest.mark.parametrize(

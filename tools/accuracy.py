@@ -29,8 +29,7 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness.commands.judge import judge_stored  # noqa: E402
 from nsa_harness.commands.selftest import CorpusRequest, corpus, corpus_root, lacking, run_corpus  # noqa: E402
 from nsa_harness.core.comparison.repeats import with_flakiness  # noqa: E402
-from nsa_harness.core.selftest.accuracy import accuracy, accuracy_values  # noqa: E402
-from nsa_harness.core.selftest.corpus import Answer, Trial, answered  # noqa: E402
+from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402
 from nsa_harness.supervisor.store.rundir import RunDir  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "accuracy.json"
@@ -71,11 +70,11 @@ class Stored:
         if self.home.is_dir():
             self._index.write_text(json.dumps(known, indent=1))
 
-    def answer(self, trial: Trial) -> Answer:
+    def answer(self, trial: Trial) -> TrialResult:
         """From what lies on disk, by the rules of this commit."""
         attempts = RunDir(self.home / self.known[trial.name]["run"]).attempts()
         judged = [judge_stored(one) for one in attempts if one.path.name.partition("~")[0] == trial.name]
-        return answered(trial, with_flakiness(judged)[-1])
+        return trial_result(trial, with_flakiness(judged)[-1])
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +84,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     until = time.monotonic() + 60 * options.minutes
     possible_here = [one for one in corpus(corpus_root()) if not lacking(one)]
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[TrialResult]] = {}
     left = 0
     for how in CIRCUMSTANCES:
         stored = Stored(how)
@@ -118,7 +117,7 @@ def burning(processes: int) -> Iterator[None]:
             burner.wait()
 
 
-def write(answers: dict[str, list[Answer]], commits: Sequence[str]) -> None:
+def write(answers: dict[str, list[TrialResult]], commits: Sequence[str]) -> None:
     values = {
         **circumstances(__file__, []),
         "evidence_of_commits": commits,
@@ -129,7 +128,7 @@ def write(answers: dict[str, list[Answer]], commits: Sequence[str]) -> None:
     DOCUMENT.write_text(document(answers["quiet"], answers["loaded"], values))
 
 
-def document(quiet: Sequence[Answer], loaded: Sequence[Answer], values: dict[str, Any]) -> str:
+def document(quiet: Sequence[TrialResult], loaded: Sequence[TrialResult], values: dict[str, Any]) -> str:
     found, under_load = accuracy(quiet), accuracy(loaded)
     sound = [one for one in (*quiet, *loaded) if one.trial.sound]
     hangs = [*found.false_hangs, *under_load.false_hangs]
@@ -180,7 +179,7 @@ def document(quiet: Sequence[Answer], loaded: Sequence[Answer], values: dict[str
     return "\n".join(lines)
 
 
-def _mistake(one: Answer) -> str:
+def _mistake(one: TrialResult) -> str:
     label = one.trial.label
     due = f"{one.trial.due} {'' if one.trial.sound else label.cause or ''}".strip()
     said = f"{one.verdict} {one.cause or ''}".strip()

@@ -15,8 +15,7 @@ from nsa_harness.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsa_harness.core.ci.matrix import Axes, Matrix, Offer, RunnerKind
-    from nsa_harness.core.ci.summary import NightSummary, StoredReport, Unread
+    from nsa_harness.core.ci import Axes, JobMatrix, NightSummary, Offer, RunnerKind, StoredReport, Unread
 
 app = typer.Typer(
     name="ci", help="The matrix of a nightly, and the summary of its runs.", no_args_is_help=True, rich_markup_mode=None
@@ -52,7 +51,7 @@ def matrix(
     ] = False,
 ) -> None:
     """Print the jobs of a nightly: scenario shard x backend x torch version x GPUs."""
-    from nsa_harness.core.ci.matrix import axes
+    from nsa_harness.core.ci import axes
 
     wanted = axes(tags=tag or (), shards=shards, torch=torch, gpus=gpus, backends=backend, runner=runner, cpu=cpu)
     made = _matrix(wanted)
@@ -87,15 +86,15 @@ def summary(
     raise typer.Exit(night.exit_code)
 
 
-def _matrix(wanted: Axes) -> Matrix:
-    from nsa_harness.core.ci.matrix import matrix
+def _matrix(wanted: Axes) -> JobMatrix:
+    from nsa_harness.core.ci import matrix
 
     return matrix(wanted, {kind: _offer(wanted, kind) for kind in wanted.kinds()})
 
 
 def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     """What `run --shard` would launch on such a runner. The environment of this machine has no say in it."""
-    from nsa_harness.core.ci.matrix import Offer, of_another_backend, without
+    from nsa_harness.core.ci import Offer, of_another_backend, without
     from nsa_harness.core.report import MachineFacts
     from nsa_harness.supervisor.launch.planning import Question, part, planned
 
@@ -116,11 +115,11 @@ def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     return Offer(shards=shards, left_out=left_out)
 
 
-def _matrix_json(made: Matrix) -> str:
+def _matrix_json(made: JobMatrix) -> str:
     return json.dumps({"include": [asdict(job) for job in made.jobs]})
 
 
-def _matrix_lines(made: Matrix) -> Iterator[str]:
+def _matrix_lines(made: JobMatrix) -> Iterator[str]:
     """A table: one line a job, columns as wide as their longest word."""
     head = ("job", "runner", "limit", "tests")
     rows = [(job.name, ",".join(job.runner), f"{job.timeout_minutes} min", job.tests or "none") for job in made.jobs]
@@ -131,7 +130,7 @@ def _matrix_lines(made: Matrix) -> Iterator[str]:
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    from nsa_harness.core.ci.summary import Unread, night_summary
+    from nsa_harness.core.ci import Unread, night_summary
     from nsa_harness.supervisor.store.reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
@@ -147,7 +146,7 @@ def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummar
 
 
 def _parsed(job: str, file: str, text: str) -> StoredReport | Unread:
-    from nsa_harness.core.ci.summary import StoredReport, Unread
+    from nsa_harness.core.ci import StoredReport, Unread
     from nsa_harness.errors import StoredRunError
     from nsa_harness.render.documents.report_json import from_json
 

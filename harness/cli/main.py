@@ -97,7 +97,7 @@ def _check_environment(environ: os._Environ[str]) -> None:
     given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not given:
         return
-    from nsa_harness.core.suggest import did_you_mean
+    from nsa_harness.errors import did_you_mean
 
     known = sorted({_DEBUG, *_option_variables()})
     unknown = [name for name in given if name not in known]

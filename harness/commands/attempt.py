@@ -64,7 +64,7 @@ def run_one(
     except Exception as error:
         with log.open("a") as text:
             traceback.print_exc(file=text)
-        from nsa_harness.core.outcome.outcome import unjudged
+        from nsa_harness.core.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
         return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, profile_text
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.outcome.outcome import outcome_of, unjudged
+from nsa_harness.core.outcome import outcome_of, unjudged
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Artifact, Outcome
-from nsa_harness.core.repro.reproduction import reproduction
+from nsa_harness.core.report import Artifact, Outcome, Trouble
+from nsa_harness.core.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
-from nsa_harness.core.trouble import Trouble
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.supervisor.launch.launch import command_line

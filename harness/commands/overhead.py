@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsa_harness.commands.run import run_all
 from nsa_harness.commands.scheduler import RunRequest
-from nsa_harness.core.doctor.overhead import Overhead, Pair, pairs_wanted
+from nsa_harness.core.doctor.overhead import Overhead, TimedPair, pairs_wanted
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import UsageError
@@ -54,14 +54,14 @@ def _spec(command: Sequence[str], directory: Path) -> RunSpec:
     return spec
 
 
-def _pair(number: int, command: Sequence[str], spec: RunSpec, directory: Path) -> Pair:
+def _pair(number: int, command: Sequence[str], spec: RunSpec, directory: Path) -> TimedPair:
     """One of each; which comes first alternates, so that a machine that grows slower favours neither."""
     if number % 2:
         harness_s, after_s = _harness_s(spec, directory)
-        return Pair(bare_s=_bare_s(command, spec), harness_s=harness_s, after_s=after_s)
+        return TimedPair(bare_s=_bare_s(command, spec), harness_s=harness_s, after_s=after_s)
     bare_s = _bare_s(command, spec)
     harness_s, after_s = _harness_s(spec, directory)
-    return Pair(bare_s=bare_s, harness_s=harness_s, after_s=after_s)
+    return TimedPair(bare_s=bare_s, harness_s=harness_s, after_s=after_s)
 
 
 def _bare_s(command: Sequence[str], spec: RunSpec) -> float:

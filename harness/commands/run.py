@@ -99,7 +99,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
     run = find_run(path, out or Path("reports"))
     record = read_record(run)
-    from nsa_harness.core.outcome.outcome import skipped
+    from nsa_harness.core.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged_apart(run, record), *skips])

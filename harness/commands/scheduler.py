@@ -135,7 +135,7 @@ class Execution:
         )
 
     def _skip(self, skip: Skip) -> None:
-        from nsa_harness.core.outcome.outcome import skipped
+        from nsa_harness.core.outcome import skipped
 
         self._add(skipped(skip))
 

@@ -18,34 +18,34 @@ from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Report
 from nsa_harness.core.schedule import Policy
-from nsa_harness.core.selftest.accuracy import accuracy_lines, accuracy_values
 from nsa_harness.core.selftest.corpus import (
     FAULT,
     HEALTHY,
-    Answer,
     Label,
     Trial,
-    answer_line,
-    answered,
+    TrialResult,
+    accuracy_lines,
+    accuracy_values,
     read_label,
+    trial_line,
+    trial_result,
     trials,
 )
 from nsa_harness.core.selftest.selftest import (
-    KINDS,
     LAYERS,
-    Kind,
-    Mark,
+    SELFTEST_FAULTS,
     Planting,
-    mark_line,
-    marked,
+    PlantingResult,
+    SelftestFault,
     planted,
+    planting_line,
+    planting_result,
     score_lines,
     score_values,
     twin,
     words_of,
 )
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
@@ -79,12 +79,12 @@ class CorpusRequest:
     jobs: int = 1  # runs at the same time
 
 
-def drawn(kinds: Iterable[Kind], seed: int) -> tuple[Planting, ...]:
+def drawn(kinds: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
     """Each fault and its twin, at a place that no rule can have learnt."""
     return tuple(planting for kind in kinds for planting in _at_a_place(kind, seed))
 
 
-def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
+def selftest(request: SelftestRequest, kinds: Iterable[SelftestFault] = SELFTEST_FAULTS) -> int:
     """0 if every part of every report is right, 1 if not, 130 if it was interrupted. Raises UsageError."""
     root = corpus_root()
     wanted = chosen(corpus(root), request.programs) if request.programs or request.full else ()
@@ -104,7 +104,7 @@ def selftest(request: SelftestRequest, kinds: Iterable[Kind] = KINDS) -> int:
 
 def _planted_runs(
     plantings: Sequence[Planting], request: SelftestRequest, people: TextIO
-) -> tuple[int, list[Mark], Path | None]:
+) -> tuple[int, list[PlantingResult], Path | None]:
     if not plantings:
         return _RIGHT, [], None
     print(_head(plantings, request), file=people, flush=True)
@@ -128,7 +128,7 @@ def _possible(programs: Iterable[Trial], people: TextIO) -> tuple[Trial, ...]:
     return tuple(trial for trial, lack in lacks.items() if lack is None)
 
 
-def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[Answer]:
+def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest, people: TextIO) -> list[TrialResult]:
     if not programs:
         return []
     print(f"corpus     {len(programs)} programs of {root}", file=people, flush=True)
@@ -175,12 +175,12 @@ def corpus(root: Path) -> tuple[Trial, ...]:
     return trials(tuple(_label(path) for path in sorted(root.glob("[a-z]*.py"))))
 
 
-def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[Answer]]:
+def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) -> dict[Path, list[TrialResult]]:
     """Run each trial once, or as often as its label wants; by run directory, what was said of each.
 
     Fewer answers than trials: it was interrupted.
     """
-    answers: dict[Path, list[Answer]] = {}
+    answers: dict[Path, list[TrialResult]] = {}
     for repeat, together in groupby(sorted(chosen, key=_repeat), key=_repeat):
         some = tuple(together)
         lines = _Lines(_answer_line(some), people, at_the_end=repeat > 1)
@@ -216,7 +216,7 @@ def _named(trial: Trial, pattern: str) -> bool:
     return fnmatchcase(trial.name, pattern) or fnmatchcase(trial.label.name, pattern)
 
 
-def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
+def _at_a_place(kind: SelftestFault, seed: int) -> tuple[Planting, Planting]:
     draw = random.Random(f"{seed} {kind.name}")
     rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
     return planted(kind, rank=rank, layer=layer, step=step), twin(kind, rank=rank, layer=layer, step=step)
@@ -235,9 +235,9 @@ def _launch_of(question: Question) -> RunSpec:
     return spec
 
 
-def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[Mark]:
+def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
     outcomes = {} if run_dir is None else _stored_outcomes(run_dir)
-    return [marked(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
+    return [planting_result(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
 
 
 def _stored_outcomes(run_dir: Path) -> dict[str, Outcome]:
@@ -255,7 +255,7 @@ def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
     )
 
 
-def _end(marks: Sequence[Mark], plantings: Sequence[Planting], run_dir: Path | None) -> Iterator[str]:
+def _end(marks: Sequence[PlantingResult], plantings: Sequence[Planting], run_dir: Path | None) -> Iterator[str]:
     right = sum(not mark.wrong for mark in marks)
     unfinished = len(plantings) - len(marks)
     yield f"{right} of {len(plantings)} right" + (f", {unfinished} not run" if unfinished else "")
@@ -304,15 +304,15 @@ def _trial_spec(trial: Trial, root: Path) -> RunSpec:
 def _answer_line(some: Sequence[Trial]) -> Callable[[Outcome], str]:
     by_name = {trial.name: trial for trial in some}
     width = max(map(len, by_name), default=0)
-    return lambda outcome: answer_line(answered(by_name[outcome.scenario], outcome), width)
+    return lambda outcome: trial_line(trial_result(by_name[outcome.scenario], outcome), width)
 
 
 def _mark_line(plantings: Sequence[Planting]) -> Callable[[Outcome], str]:
     by_name = {planting.name: planting for planting in plantings}
     width = max(map(len, by_name), default=0)
-    return lambda outcome: mark_line(marked(by_name[outcome.scenario], outcome), width)
+    return lambda outcome: planting_line(planting_result(by_name[outcome.scenario], outcome), width)
 
 
-def _answers(some: Iterable[Trial], run_dir: Path) -> list[Answer]:
+def _answers(some: Iterable[Trial], run_dir: Path) -> list[TrialResult]:
     outcomes = _stored_outcomes(run_dir)
-    return [answered(trial, outcomes[trial.name]) for trial in some if trial.name in outcomes]
+    return [trial_result(trial, outcomes[trial.name]) for trial in some if trial.name in outcomes]

@@ -1,4 +1,4 @@
-"""Verdict, Finding, Outcome, Report: what a run comes to, and the exit code that says so."""
+"""Report: what a run comes to, as verdicts, findings and their places, and the exit code that says so."""
 
 from __future__ import annotations
 
@@ -6,9 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Deepening
-from nsa_harness.core.trouble import Trouble
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in the program: a source line, and the module, layer and parameter it belongs to, as far as known."""
+
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    module: str | None = None
+    layer: int | None = None
+    parameter: str | None = None
+    text: str | None = None  # the statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Something that could not be observed, and why."""
+
+    what: str
+    why: str
+    rank: int | None = None
 
 
 class Status(StrEnum):

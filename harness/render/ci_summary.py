@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nsa_harness.core.ci.summary import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
+from nsa_harness.core.ci import JobSummary, NightSummary, SkipReason, skip_reasons, surprises
 from nsa_harness.core.report import Outcome, Status, counts
 from nsa_harness.render import words
 from nsa_harness.render.documents.report_json import outcome_values

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import MachineFacts, Outcome, Report
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
 class Listener(Protocol):

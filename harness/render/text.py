@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TypeVar, cast
 from urllib.parse import quote
 
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 LIMIT = 4000  # characters of one text; logs and evidence hold the whole
 BLOCK_LINES = 40

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from nsa_harness.core.diagnosis.causes import row_of
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Report, Standing, Status, counts
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place, Report, Standing, Status, Trouble, counts
 
 
 def meaning(outcome: Outcome) -> str:

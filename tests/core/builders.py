@@ -25,8 +25,8 @@ from nsa_harness.core.evidence.evidence import (
 )
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
 SITE = "/usr/lib/python3.11/site-packages"

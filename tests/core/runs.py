@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Outcome, Status, Verdict
 

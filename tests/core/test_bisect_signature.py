@@ -6,8 +6,7 @@ import pytest
 
 from nsa_harness.core.bisect.question import CountsAs
 from nsa_harness.core.bisect.signature import Wanted, counts_as, line_word, parse_outcome, same, signature_of
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Culprit, Status
+from nsa_harness.core.report import Culprit, Place, Status
 from tests.core.runs import run
 
 

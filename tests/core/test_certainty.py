@@ -33,9 +33,8 @@ from nsa_harness.core.diagnosis.case import Explanation, explained
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.evidence.evidence import Caught, Evidence, Frame, RankEvidence, RankSnapshot
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding
+from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 LINE = Place(file=USER, line=10, function="step")
@@ -174,7 +173,7 @@ def test_a_rank_that_left_between_two_steps_may_have_had_fewer_to_do_unless_it_c
 
 
 def test_an_exception_that_only_the_blamed_rank_caught_may_be_why() -> None:
-    caught = (Caught(step=2, type="ValueError", place=LINE),)
+    caught = (CaughtException(step=2, type="ValueError", place=LINE),)
     boards = {0: board(), 1: board(caught=caught)}
     seen = replace(CROSSED, ranks=tuple(rank_evidence(rank, board=one) for rank, one in boards.items()))
     assert weighed(seen, said("uneven_inputs", 1)) == (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from builders import spec
 
-from nsa_harness.core.ci import matrix as ci_matrix
-from nsa_harness.core.ci.matrix import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
+from nsa_harness.core import ci
+from nsa_harness.core.ci import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
 from nsa_harness.core.plan import Limits, RunSpec, Skip
 from nsa_harness.errors import UsageError
 
@@ -142,7 +142,7 @@ def test_a_runner_of_ones_own_is_named_in_one_place() -> None:
 
 def test_the_default_versions_are_the_oldest_allowed_and_the_one_that_was_tested() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    oldest, newest = ci_matrix.TORCH_VERSIONS
+    oldest, newest = ci.TORCH_VERSIONS
     assert f"torch>={oldest}" in project["dependencies"]
     assert f"torch=={newest}." in (REPOSITORY / "constraints.txt").read_text()
 

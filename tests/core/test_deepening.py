@@ -15,10 +15,9 @@ from nsa_harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, n
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.evidence.evidence import Debugged
-from nsa_harness.core.outcome.deepened import shown_deeper
-from nsa_harness.core.place import Place
+from nsa_harness.core.outcome import shown_deeper
 from nsa_harness.core.plan import Deepening, RunSpec
-from nsa_harness.core.report import Culprit, Finding, Outcome, Report, Severity, Status, exit_code
+from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG

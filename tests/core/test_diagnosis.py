@@ -33,13 +33,11 @@ from builders import (
 
 from nsa_harness.core.diagnosis.case import layer_of, shorten
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
-from nsa_harness.core.diagnosis.rules import failures as causes_of_failure
-from nsa_harness.core.diagnosis.rules import whole_run as causes_of_run
+from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.report import CollectiveRef, Culprit, Finding
+from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
@@ -412,7 +410,7 @@ def test_a_closed_wait_that_no_rule_knows_is_told_as_seen() -> None:
 
 def test_nothing_seen_at_all_is_said_too() -> None:
     bare = case(deadline(rank_evidence(0)))
-    assert causes_of_run.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
+    assert failures.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
 
 
 def test_a_failure_beside_a_proven_wait_keeps_the_rules_of_hangs_out() -> None:
@@ -515,8 +513,8 @@ def test_every_rule_has_a_run_above_that_it_answers() -> None:
             stalled(rank_snapshot(0, process=process(tasks=(task(syscall="read"),))), at_s=400.0),
         )
     }
-    modules = (causes_of_run.__name__, causes_of_failure.__name__)
-    assert len(reached) >= len([rule for rule in RULES if rule.explain.__module__ in modules])
+    module = failures.__name__
+    assert len(reached) >= len([rule for rule in RULES if rule.explain.__module__ == module])
 
 
 @pytest.mark.parametrize(

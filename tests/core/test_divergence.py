@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.entries import classes
-from nsa_harness.core.diagnosis.rules import call_mismatch as causes_of_divergence
-from nsa_harness.core.diagnosis.rules import call_order as causes_of_order
-from nsa_harness.core.divergence.divergence import Analysis, Kind, Track, analyse, minority
-from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
+from nsa_harness.core.diagnosis.rules import call_mismatch
+from nsa_harness.core.divergence.divergence import Analysis, DivergenceKind, Track, analyse, minority
+from nsa_harness.core.divergence.mismatch import CallMismatch, first_call_mismatch
 from nsa_harness.core.evidence.evidence import (
     Board,
     Call,
@@ -43,8 +42,7 @@ from nsa_harness.core.evidence.evidence import (
     StepRow,
     Tally,
 )
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Finding
+from nsa_harness.core.report import CollectiveRef, Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 ZERO_NS = 1_800_000_000_000_000_000
@@ -78,23 +76,29 @@ def test_the_first_number_that_ranks_entered_otherwise_is_named() -> None:
         track(*done(1), collective(2), collective(3, "barrier")),
         track(*done(1), collective(2, "all_gather"), collective(3)),
     )
-    assert parted(found) == (Kind.OPERATION, "0", 2, (0, 1), ())
+    assert parted(found) == (DivergenceKind.OPERATION, "0", 2, (0, 1), ())
 
 
 def test_with_three_ranks_the_one_that_differs_is_named() -> None:
     odd = track(collective(1, "broadcast"))
-    assert parted(analysed(track(collective(1)), odd, track(collective(1)))) == (Kind.OPERATION, "0", 1, (1,), ())
+    assert parted(analysed(track(collective(1)), odd, track(collective(1)))) == (
+        DivergenceKind.OPERATION,
+        "0",
+        1,
+        (1,),
+        (),
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"sizes": ((5,),)}, Kind.SHAPE),
-        ({"sizes": ((4,), (1,))}, Kind.SHAPE),
-        ({"dtypes": ("Double",)}, Kind.DTYPE),
+        ({"sizes": ((5,),)}, DivergenceKind.SHAPE),
+        ({"sizes": ((4,), (1,))}, DivergenceKind.SHAPE),
+        ({"dtypes": ("Double",)}, DivergenceKind.DTYPE),
     ],
 )
-def test_other_sizes_and_types_are_told_apart(changes: dict[str, Any], kind: Kind) -> None:
+def test_other_sizes_and_types_are_told_apart(changes: dict[str, Any], kind: DivergenceKind) -> None:
     assert parted(analysed(track(collective(1)), track(collective(1, **changes)))) == (kind, "0", 1, (0, 1), ())
 
 
@@ -109,15 +113,21 @@ def test_operations_whose_sizes_rightly_differ_do_not_part_the_ranks(op: str) ->
     assert analysed(rooted, track(*done(1, op=op, sizes=(), dtypes=()))) == NOTHING
 
 
-@pytest.mark.parametrize(("backend", "kinds"), [("gloo", [Kind.SHAPE]), ("nccl", [])])
-def test_an_uneven_all_gather_is_wrong_on_gloo_only(backend: str, kinds: list[Kind]) -> None:
+@pytest.mark.parametrize(("backend", "kinds"), [("gloo", [DivergenceKind.SHAPE]), ("nccl", [])])
+def test_an_uneven_all_gather_is_wrong_on_gloo_only(backend: str, kinds: list[DivergenceKind]) -> None:
     uneven = track(*done(1, op="all_gather", sizes=((9,),)))
     found = analysed(track(*done(1, op="all_gather")), uneven, backend=backend)
     assert [one.kind for one in found.divergences] == kinds
 
 
 def test_a_member_that_has_not_come_to_an_open_collective_is_missing() -> None:
-    assert parted(analysed(track(*done(1), collective(2)), track(*done(1)))) == (Kind.MISSING, "0", 2, (1,), (1,))
+    assert parted(analysed(track(*done(1), collective(2)), track(*done(1)))) == (
+        DivergenceKind.MISSING,
+        "0",
+        2,
+        (1,),
+        (1,),
+    )
 
 
 def test_a_number_that_only_one_rank_still_remembers_is_no_missing_one() -> None:
@@ -132,7 +142,7 @@ def test_who_belongs_to_a_group_is_what_the_boards_say() -> None:
     outside = track(*done(1))
     members = [track(*done(1), collective(1, group="3"), g3=(0, 1)), track(*done(1), g3=(0, 1))]
     found = analysed(*members, outside)
-    assert parted(found) == (Kind.MISSING, "3", 1, (1,), (1,))
+    assert parted(found) == (DivergenceKind.MISSING, "3", 1, (1,), (1,))
     assert found.never_entered == (("3", (1,)),)
 
 
@@ -233,12 +243,17 @@ LARGE: tuple[str, dict[str, Any]] = ("all_reduce", {"elements": 5})
 DOUBLE: tuple[str, dict[str, Any]] = ("all_reduce", {"dtype": "torch.float64"})
 
 
-def side_by_side(*boards: Board, backend: str = "gloo") -> Unlike | None:
-    return first_unlike(dict(enumerate(boards)), backend)
+def side_by_side(*boards: Board, backend: str = "gloo") -> CallMismatch | None:
+    return first_call_mismatch(dict(enumerate(boards)), backend)
 
 
-@pytest.mark.parametrize(("other", "kind"), [(OTHER_GATHER, Kind.OPERATION), (LARGE, Kind.SHAPE), (DOUBLE, Kind.DTYPE)])
-def test_the_rank_that_departs_from_what_it_did_before_is_named(other: tuple[str, dict[str, Any]], kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [(OTHER_GATHER, DivergenceKind.OPERATION), (LARGE, DivergenceKind.SHAPE), (DOUBLE, DivergenceKind.DTYPE)],
+)
+def test_the_rank_that_departs_from_what_it_did_before_is_named(
+    other: tuple[str, dict[str, Any]], kind: DivergenceKind
+) -> None:
     found = side_by_side(steps_of([REDUCE], [REDUCE]), steps_of([REDUCE], [other]))
     assert found is not None
     assert (found.kind, found.step, found.differ) == (kind, 2, (1,))
@@ -271,7 +286,7 @@ def test_a_call_that_the_rank_usually_makes_later_shows_that_one_was_left_out() 
     usual = [REDUCE, GATHER]
     found = side_by_side(steps_of(usual, [REDUCE]), steps_of(usual, [GATHER]))
     assert found is not None
-    assert (found.left_out, found.differ) == (True, (1,))
+    assert (found.skipped, found.differ) == (True, (1,))
     both_depart = side_by_side(steps_of(usual, [GATHER]), steps_of([GATHER, REDUCE], [REDUCE]))
     assert both_depart is None
     one_skips_and_one_is_new = side_by_side(steps_of(usual, [GATHER]), steps_of(usual, [("barrier", {})]))
@@ -641,8 +656,8 @@ ALL = {
 
 
 def test_every_rule_of_divergence_has_a_run_that_it_answers() -> None:
-    modules = (causes_of_divergence.__name__, causes_of_order.__name__)
-    rules = [rule for rule in RULES if rule.explain.__module__ in modules]
+    module = call_mismatch.__name__
+    rules = [rule for rule in RULES if rule.explain.__module__ == module]
     assert len(rules) == len(ALL)
     assert {code: diagnosed(seen()).cause for code, seen in ALL.items()} == {code: code for code in ALL}
 

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.divergence.ledger import (
-    Finished,
-    Skipped,
+    OutOfBatches,
+    SkippedCall,
     StepDifference,
+    first_out_of_batches,
     first_skipped,
     first_step_of_difference,
-    first_to_finish,
     last_agreed,
 )
 from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 REDUCE = call(1, position=5)
 LOSS = Place(file=USER, line=37, function="step")
@@ -33,7 +33,7 @@ def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Boar
 
 def test_a_rank_that_went_on_to_the_next_step_without_the_call_skipped_it() -> None:
     skipped = first_skipped({0: made(REDUCE), 1: made(step=2)})
-    assert skipped == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
+    assert skipped == SkippedCall(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
     assert skipped.place == LOSS
 
 
@@ -56,7 +56,7 @@ def test_a_rank_further_on_in_the_same_step_skipped_it(position: int, skipped: b
 def test_a_rank_that_calls_something_else_at_that_point_skipped_it() -> None:
     other = call(1, "broadcast", position=6)
     found = first_skipped({0: made(REDUCE, position=5), 1: made(other, position=5)})
-    assert found == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
+    assert found == SkippedCall(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0)))
 
 
 def test_a_rank_that_met_the_same_operation_later_on_another_line_did_not_skip_it() -> None:
@@ -92,19 +92,19 @@ def test_a_rank_that_only_left_did_not_pass_the_call_and_one_that_tore_down_its_
 def test_the_call_that_is_missing_is_named_and_not_the_first_of_its_kind() -> None:
     first, second = call(1, position=5), call(2, position=8)
     found = first_skipped({0: made(first, second), 1: made(first, step=2)})
-    assert found == Skipped(rank=1, call=second, step=1, counts=((0, 2), (1, 1)))
+    assert found == SkippedCall(rank=1, call=second, step=1, counts=((0, 2), (1, 1)))
 
 
 def test_the_earliest_step_and_in_it_the_earliest_place_comes_first() -> None:
     late, early = call(1, "barrier", position=9), call(2, position=2)
     third = call(3, step=2, position=1)
     ranks = {0: made(late, early, third, step=3), 1: made(step=3)}
-    assert first_skipped(ranks) == Skipped(rank=1, call=early, step=1, counts=((0, 1), (1, 0)))
+    assert first_skipped(ranks) == SkippedCall(rank=1, call=early, step=1, counts=((0, 1), (1, 0)))
 
 
 def test_of_two_ranks_that_skipped_it_the_lower_one_is_named_and_both_are_counted() -> None:
     ranks = {0: made(REDUCE), 1: made(step=2), 2: made(step=2)}
-    assert first_skipped(ranks) == Skipped(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0), (2, 0)))
+    assert first_skipped(ranks) == SkippedCall(rank=1, call=REDUCE, step=1, counts=((0, 1), (1, 0), (2, 0)))
 
 
 def test_another_group_is_another_call() -> None:
@@ -122,13 +122,13 @@ def test_a_step_whose_calls_were_overwritten_proves_nothing() -> None:
 def test_a_step_after_the_oldest_remembered_one_is_whole() -> None:
     lap = [call(300, "broadcast", step=8), call(301, "broadcast", step=9)]
     ranks = {0: made(*lap, call(302, step=9), step=10), 1: made(*lap, step=10)}
-    assert first_skipped(ranks) == Skipped(rank=1, call=call(302, step=9), step=9, counts=((0, 1), (1, 0)))
+    assert first_skipped(ranks) == SkippedCall(rank=1, call=call(302, step=9), step=9, counts=((0, 1), (1, 0)))
 
 
 def test_of_several_calls_at_one_point_the_one_that_was_made_first_is_named() -> None:
     operations = ["barrier", "broadcast", "all_gather", "reduce", "gather", "scatter", "all_to_all", "all_reduce"]
     calls = [call(number, op, position=5) for number, op in enumerate(operations, start=1)]
-    assert first_skipped({0: made(*calls), 1: made(step=2)}) == Skipped(
+    assert first_skipped({0: made(*calls), 1: made(step=2)}) == SkippedCall(
         rank=1, call=calls[0], step=1, counts=((0, 1), (1, 0))
     )
 
@@ -305,13 +305,13 @@ def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board
 
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
-    found = first_to_finish({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
-    assert found == Finished(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
-    found = first_to_finish({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
-    assert found == Finished(ranks=(1,), others=(0,), step=2, calls=())
+    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=())
 
 
 @pytest.mark.parametrize(
@@ -325,13 +325,13 @@ def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     ids=["still in the fetch", "called something before it", "got one", "asks for none"],
 )
 def test_nobody_has_finished_where_that_is_not_shown(other: Board) -> None:
-    assert first_to_finish({0: batches(TRAINING), 1: other}) is None
+    assert first_out_of_batches({0: batches(TRAINING), 1: other}) is None
 
 
 def test_where_nobody_goes_on_nobody_was_early() -> None:
-    assert first_to_finish({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
-    assert first_to_finish({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
-    assert first_to_finish({}) is None
+    assert first_out_of_batches({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
+    assert first_out_of_batches({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
+    assert first_out_of_batches({}) is None
 
 
 def test_only_the_members_of_a_group_have_to_make_its_calls() -> None:

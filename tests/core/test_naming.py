@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, rank_evidence
 
-from nsa_harness.core.diagnosis.naming import meshes, rank_name, rank_names, ranks_text, with_coordinates
+from nsa_harness.core.diagnosis.naming import meshes, rank_names, ranks_text, with_coordinates
 
 PLACES = {0: (("dp", 0), ("tp", 0)), 1: (("dp", 0), ("tp", 1)), 3: (("dp", 1), ("tp", 1))}
 STAGE = {rank: (("dp", rank), ("pp", 1)) for rank in range(512)}
@@ -30,8 +30,8 @@ def test_the_text_of_a_thousand_scattered_ranks_is_short() -> None:
 
 
 def test_a_rank_carries_its_place_in_the_mesh_where_there_is_one() -> None:
-    assert rank_name(3, PLACES) == "rank 3 (dp=1 tp=1)"
-    assert rank_name(3, {}) == "rank 3"
+    assert rank_names([3], PLACES) == "rank 3 (dp=1 tp=1)"
+    assert rank_names([3], {}) == "rank 3"
     assert rank_names([0, 3], PLACES) == "ranks 0 (dp=0 tp=0), 3 (dp=1 tp=1)"
     assert rank_names(range(512), STAGE) == "ranks 0-511 (pp=1)", "what they share"
     assert rank_names([0, 1], {}) == "ranks 0, 1"

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
+from nsa_harness.core.outcome import outcome_of, skipped, unjudged, vital
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -43,13 +43,13 @@ from nsa_harness.core.report import (
     Standing,
     Status,
     Timing,
+    Trouble,
     Usage,
     Verdict,
     Vital,
     counts,
     exit_code,
 )
-from nsa_harness.core.trouble import Trouble
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))

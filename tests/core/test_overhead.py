@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_harness.core.doctor.overhead import Overhead, Pair, overhead_lines, overhead_values, pairs_wanted
+from nsa_harness.core.doctor.overhead import Overhead, TimedPair, overhead_lines, overhead_values, pairs_wanted
 
 
-def pairs(*times: tuple[float, float]) -> tuple[Pair, ...]:
-    return tuple(Pair(bare_s=bare_s, harness_s=harness_s, after_s=0.25) for bare_s, harness_s in times)
+def pairs(*times: tuple[float, float]) -> tuple[TimedPair, ...]:
+    return tuple(TimedPair(bare_s=bare_s, harness_s=harness_s, after_s=0.25) for bare_s, harness_s in times)
 
 
 CERTAIN = Overhead(command="python train.py", pairs=pairs((4.0, 4.4), (5.0, 5.5), (4.2, 4.5)))

@@ -12,7 +12,7 @@ from builders import USER, board, call, case, ended, evidence, frame, mark, rais
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.progress import late_for, left_before_it, step_in_progress
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
 STEPS = ((1, 1.0), (2, 2.0))

@@ -17,17 +17,20 @@ from runs import run
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.report import Outcome, Status
-from nsa_harness.core.repro.calls import (
+from nsa_harness.core.reproduction import (
     COLLECTIVES,
     MAKERS,
+    MOST_LINES,
     STATEMENTS,
     TRANSFERS,
     Made,
     NotRepeatableError,
+    Reproduction,
     parting_calls,
+    reproduction,
+    script,
     stands_elsewhere,
 )
-from nsa_harness.core.repro.reproduction import MOST_LINES, Reproduction, reproduction, script
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
 HOSTILE = '"""]; import os; os.system("x") #\n'

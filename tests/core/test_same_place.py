@@ -8,8 +8,7 @@ import pytest
 from runs import run
 
 from nsa_harness.core.comparison.repeats import same_place, with_flakiness
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Culprit, Outcome, Status
+from nsa_harness.core.report import Culprit, Outcome, Place, Status
 
 PASS, FAIL, HANG, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.ERROR
 

@@ -9,9 +9,9 @@ import pytest
 
 from nsa_harness.commands.overhead import ranks_of
 from nsa_harness.commands.selftest import SelftestRequest, selftest
-from nsa_harness.core.selftest.selftest import KINDS
+from nsa_harness.core.selftest.selftest import SELFTEST_FAULTS
 
-TWO = [kind for kind in KINDS if kind.name in ("raise", "skip_collective")]
+TWO = [kind for kind in SELFTEST_FAULTS if kind.name in ("raise", "skip_collective")]
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_the_whole_selftest_is_right(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert code == 0, shown.err
     values = json.loads(shown.out)
-    assert values["right"] == values["of"] == 2 * len(KINDS)
+    assert values["right"] == values["of"] == 2 * len(SELFTEST_FAULTS)
     assert {score["recall"] for score in values["causes"].values()} == {1.0}
 
 

@@ -46,7 +46,14 @@ def contract(tree: Path) -> dict[str, Any]:
         "report.json": shapes(_documents(tree, "*.report.json")),
         "bisect.json": shapes(_documents(tree, "bisect.*.json")),
         "ci summary": shapes(_documents(tree, "ci_summary.json")),
-        "events": _by_event([*_events(tree), *_events_of_a_bisection(tree), *_said("run", "ddp_onestep", *_DRY)]),
+        "events": _by_event(
+            [
+                *_events(tree),
+                *_events_of_a_bisection(tree),
+                *_said("run", "ddp_onestep", *_DRY),
+                *_said("run", "nothere", "--json", code=2),
+            ]
+        ),
         "list": shapes(_said("list", "--json")),
         "ci matrix": shapes(_said("ci", "matrix", "--json")),
         "scenario": dict(_schema(_said("schema")[0])),
@@ -206,10 +213,10 @@ def _listed(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _said(*words: str) -> list[Any]:
+def _said(*words: str, code: int = 0) -> list[Any]:
     """The JSON that a command prints."""
-    code, out = _called(words)
-    assert code == 0, words
+    ended, out = _called(words)
+    assert ended == code, words
     try:
         return [json.loads(out)]
     except json.JSONDecodeError:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import answered, parse
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.probe.board import Board
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import Caught
+from nsa_harness.core.evidence.evidence import CaughtException
 from nsa_harness.probe.board import Board
 from nsa_harness.probe.caught import TELLINGS
 from nsa_harness.probe.caught import Caught as Teller
@@ -43,7 +43,7 @@ def hooked(path: Path):  # type: ignore[no-untyped-def]
     handle.remove()
 
 
-def told(path: Path) -> tuple[Caught, ...]:
+def told(path: Path) -> tuple[CaughtException, ...]:
     return parse(path.read_bytes(), 0).caught
 
 

@@ -12,8 +12,7 @@ from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, Count
 from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind
+from nsa_harness.core.report import HangKind, Place
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nsa_harness.core.place import Place
 from nsa_harness.core.report import (
     Artifact,
     CollectiveRef,
@@ -14,15 +13,16 @@ from nsa_harness.core.report import (
     HangKind,
     MachineFacts,
     Outcome,
+    Place,
     Report,
     Standing,
     Status,
     Timing,
+    Trouble,
     Usage,
     Verdict,
     Vital,
 )
-from nsa_harness.core.trouble import Trouble
 
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 

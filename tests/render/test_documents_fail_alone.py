@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from render_samples import MIXED
 
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.render.documents import documents
 from nsa_harness.supervisor.store.rundir import RunDir
 

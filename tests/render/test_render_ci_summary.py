@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
-from nsa_harness.core.ci.summary import NightSummary, StoredReport, Unread, night_summary
+from nsa_harness.core.ci import NightSummary, StoredReport, Unread, night_summary
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 from nsa_harness.render.documents.report_json import to_json

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from render_samples import DEADLOCK, PLACE
 
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.render import words
 from nsa_harness.render.documents.lanes import SHOWN, lanes
 

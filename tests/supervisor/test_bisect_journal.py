@@ -8,8 +8,7 @@ from filelock import FileLock
 
 from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind
+from nsa_harness.core.report import HangKind, Place
 from nsa_harness.supervisor.bisect.journal import Journal, question_key, unfinished, write_state
 from nsa_harness.supervisor.store.rundir import RunDir, create_run
 

@@ -31,8 +31,7 @@ from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Raised, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Bound, Expect, Limits
-from nsa_harness.core.report import Outcome, Status
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Outcome, Status, Trouble
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.metrics import foreign_metrics
 from nsa_harness.supervisor.store.record import load_spec

@@ -17,7 +17,7 @@ import pytest
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture.snapshot import Camera, leaf_line
 
 SLEEPER = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Sample
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.store.journals import Journals
 from nsa_harness.supervisor.store.rundir import AttemptDir
 

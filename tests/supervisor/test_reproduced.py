@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsa_harness.core.repro.reproduction import Reproduction
+from nsa_harness.core.reproduction import Reproduction
 from nsa_harness.supervisor.store.inventory import write_reproduction
 from nsa_harness.supervisor.store.rundir import AttemptDir
 

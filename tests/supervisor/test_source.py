@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.outcome.outcome import skipped
-from nsa_harness.core.place import Place
+from nsa_harness.core.outcome import skipped
 from nsa_harness.core.plan import Skip
-from nsa_harness.core.report import Culprit
+from nsa_harness.core.report import Culprit, Place
 from nsa_harness.supervisor.store.source import quoted
 
 

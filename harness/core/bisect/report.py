@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from nsa_harness.core.bisect.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Subject
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind, MachineFacts
+from nsa_harness.core.report import HangKind, MachineFacts, Place
 
 
 @dataclass(frozen=True, kw_only=True)

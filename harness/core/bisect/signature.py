@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.question import CountsAs
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.report import Outcome, Place, Status
 
 SAME = "same"
 ANY = "any"

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from nsa_harness import protocol
 from nsa_harness.core.comparison.repeats import place_word
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Deepening, RunSpec
-from nsa_harness.core.report import Culprit, Finding, Outcome, Status
+from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status
 
 MOST_RUNS = 3
 CERTAIN = 0.9

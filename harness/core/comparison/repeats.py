@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Outcome, Status, Verdict
+from nsa_harness.core.report import Finding, Outcome, Place, Status, Verdict
 
 _BAD = {Status.HANG: "hang", Status.FAIL: "fail"}
 _SHOWN = 3

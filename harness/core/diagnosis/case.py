@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, analyse
+from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, added, analyse, went_ahead
 from nsa_harness.core.divergence.ledger import (
-    Finished,
-    Skipped,
+    AbandonedBatch,
+    OtherPace,
+    OutOfBatches,
+    SkippedCall,
     StepDifference,
+    abandoned_batch,
+    first_out_of_batches,
     first_step_of_difference,
-    first_to_finish,
+    other_pace,
 )
-from nsa_harness.core.divergence.mismatch import Unlike, first_unlike
-from nsa_harness.core.divergence.order import added, went_ahead
-from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
+from nsa_harness.core.divergence.mismatch import CallMismatch, first_call_mismatch
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
-from nsa_harness.core.evidence.stacks import is_library
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Finding, Status
+from nsa_harness.core.evidence.stacks import is_library, user_frame
+from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
 
@@ -36,7 +37,7 @@ class Case:
 
     evidence: Evidence
     judgement: Judgement
-    skipped: Skipped | None
+    skipped: SkippedCall | None
 
     def rank(self, rank: int) -> RankEvidence | None:
         return next((one for one in self.evidence.ranks if one.rank == rank), None)
@@ -62,11 +63,11 @@ class Case:
     def backend(self) -> str:
         """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
         found = next((board.backend for board in self.boards.values() if board.backend), "")
-        told = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
+        backend = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
         recorded = [one for track in self.tracks.values() for one in track.collectives]
-        if told in ("gloo", "nccl") or not recorded:
-            return told
-        return "gloo" if all(one.started is None for one in recorded) else told
+        if backend in ("gloo", "nccl") or not recorded:
+            return backend
+        return "gloo" if all(one.started is None for one in recorded) else backend
 
     @cached_property
     def tracks(self) -> dict[int, Track]:
@@ -83,8 +84,8 @@ class Case:
         return added(found, self.tracks)
 
     @cached_property
-    def given_up(self) -> GivenUp | None:
-        return given_up(self.boards)
+    def abandoned_batch(self) -> AbandonedBatch | None:
+        return abandoned_batch(self.boards)
 
     @cached_property
     def other_pace(self) -> OtherPace | None:
@@ -95,12 +96,12 @@ class Case:
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
 
     @cached_property
-    def finished(self) -> Finished | None:
-        return first_to_finish(self.boards)
+    def out_of_batches(self) -> OutOfBatches | None:
+        return first_out_of_batches(self.boards)
 
     @cached_property
-    def unlike(self) -> Unlike | None:
-        return first_unlike(self.boards, self.backend)
+    def call_mismatch(self) -> CallMismatch | None:
+        return first_call_mismatch(self.boards, self.backend)
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
@@ -243,6 +244,19 @@ def explained(
         advice=cause.row.advice if advice is None else advice,
     )
     return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
+
+
+def raised_alike(one: Failure, other: Failure) -> bool:
+    """The same kind of exception in the same line of the program: neither is the other's victim."""
+    if one.raised is None or other.raised is None or one.collateral or other.collateral:
+        return False
+    if one.raised.type != other.raised.type:
+        return False
+    return user_frame(one.raised.frames) == user_frame(other.raised.frames)
+
+
+def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(one.rank for one in failures if one.rank is not None))
 
 
 def at(place: Place | None) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nsa_harness.core.diagnosis.case import Case, Explanation, at, shorten
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
 from nsa_harness.core.diagnosis.causes import Doubt
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.progress import on_its_way
-from nsa_harness.core.diagnosis.refused import raised_alike
 from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
@@ -53,8 +52,8 @@ def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
 def _parties(case: Case, explanation: Explanation) -> set[int]:
     if explanation.parties is not None:
         return set(explanation.parties)
-    if case.unlike is not None:
-        return {rank for rank, _ in case.unlike.calls}
+    if case.call_mismatch is not None:
+        return {rank for rank, _ in case.call_mismatch.calls}
     return {rank.rank for rank in case.evidence.ranks}
 
 

@@ -16,19 +16,14 @@ from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import (
     autograd,
     call_mismatch,
-    call_order,
     failures,
-    gradients,
     group_waits,
     host_waits,
-    native,
     numerics,
     p2p,
-    reduction,
     resources,
     skipped_collectives,
     threads,
-    whole_run,
 )
 from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.evidence.evidence import Evidence
@@ -38,19 +33,14 @@ from nsa_harness.core.verdict.verdict import Judgement
 _FAMILIES = (
     autograd,
     call_mismatch,
-    call_order,
     failures,
-    gradients,
     group_waits,
     host_waits,
-    native,
     numerics,
     p2p,
-    reduction,
     resources,
     skipped_collectives,
     threads,
-    whole_run,
 )
 RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
 IN_PHASE = {phase: in_order(one for one in RULES if one.phase is phase) for phase in Phase}

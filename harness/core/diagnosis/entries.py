@@ -8,11 +8,10 @@ from nsa_harness.core.diagnosis.case import Case, at, collectives_of, ledger_pro
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.divergence.divergence import Divergence, Entry, elements, minority
 from nsa_harness.core.divergence.ledger import StepDifference
-from nsa_harness.core.divergence.mismatch import Unlike
+from nsa_harness.core.divergence.mismatch import CallMismatch
 from nsa_harness.core.evidence.evidence import Board, Ending
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef, Status
+from nsa_harness.core.report import CollectiveRef, Place, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -29,8 +28,8 @@ def entry_text(case: Case, entry: Entry) -> str:
 
 def entered_text(case: Case, entries: Sequence[Entry]) -> str:
     """Who entered what; ranks that entered the same stand together."""
-    told = classes([(entry.rank, entry_text(case, entry)) for entry in entries])
-    return ", ".join(f"{ranks} entered {text}" for ranks, text in told)
+    by_text = classes([(entry.rank, entry_text(case, entry)) for entry in entries])
+    return ", ".join(f"{ranks} entered {text}" for ranks, text in by_text)
 
 
 def classes(texts: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
@@ -63,22 +62,22 @@ def first_entries(case: Case) -> tuple[Entry, ...]:
     return case.analysis.divergences[0].entries if case.analysis.divergences else ()
 
 
-def number_of(case: Case, unlike: Unlike) -> int | None:
+def number_of(case: Case, mismatch: CallMismatch) -> int | None:
     """The number that a recorder gave to one of these calls."""
-    calls = [call for _, call in unlike.calls]
+    calls = [call for _, call in mismatch.calls]
     entries = (entry for found in case.analysis.divergences for entry in found.entries)
     return next((entry.collective.seq for entry in entries if entry.call in calls), None)
 
 
-def call_reference(case: Case, unlike: Unlike, rank: int) -> CollectiveRef:
+def call_reference(case: Case, mismatch: CallMismatch, rank: int) -> CollectiveRef:
     """What this rank called where the calls differ."""
-    return CollectiveRef(group=unlike.group, seq=number_of(case, unlike), op=unlike.call(rank).op)
+    return CollectiveRef(group=mismatch.group, seq=number_of(case, mismatch), op=mismatch.call(rank).op)
 
 
-def number_text(case: Case, unlike: Unlike) -> str:
+def number_text(case: Case, mismatch: CallMismatch) -> str:
     """Which one of its group it is, behind the name of the operation."""
-    seq = number_of(case, unlike)
-    return f" (group {unlike.group})" if seq is None else f" (#{seq} of group {unlike.group})"
+    seq = number_of(case, mismatch)
+    return f" (group {mismatch.group})" if seq is None else f" (#{seq} of group {mismatch.group})"
 
 
 def entered_place(case: Case, entry: Entry) -> Place | None:

@@ -22,12 +22,7 @@ def meshes(evidence: Evidence) -> Meshes:
 
 def coordinates(rank: int, places: Meshes) -> str:
     """ "dp=1 tp=1"; empty where the job has no mesh."""
-    return _text(places.get(rank, ()))
-
-
-def rank_name(rank: int, places: Meshes) -> str:
-    """ "rank 3 (dp=1 tp=1)"; where the job has no mesh "rank 3"."""
-    return f"rank {_located(rank, places)}"
+    return _coordinates_text(places.get(rank, ()))
 
 
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
@@ -36,7 +31,7 @@ def rank_names(ranks: Sequence[int], places: Meshes) -> str:
     if len(wanted) <= _SPANS and any(rank in places for rank in wanted):
         return f"{'rank' if len(wanted) == 1 else 'ranks'} {', '.join(_located(rank, places) for rank in wanted)}"
     shared = set(places.get(wanted[0], ())).intersection(*(places.get(rank, ()) for rank in wanted)) if wanted else ()
-    common = _text(tuple(pair for pair in places.get(wanted[0], ()) if pair in shared)) if wanted else ""
+    common = _coordinates_text(tuple(pair for pair in places.get(wanted[0], ()) if pair in shared)) if wanted else ""
     return ranks_text(wanted) + (f" ({common})" if common else "")
 
 
@@ -52,13 +47,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def with_coordinates(claim: str, places: Meshes) -> str:
     """The claim with each rank's place in the mesh behind the first mention of its number."""
-    told: set[int] = set()
+    mentioned: set[int] = set()
 
     def located(number: re.Match[str]) -> str:
         rank = int(number[0])
-        if rank in told or rank not in places:
+        if rank in mentioned or rank not in places:
             return number[0]
-        told.add(rank)
+        mentioned.add(rank)
         return _located(rank, places)
 
     return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
@@ -85,5 +80,5 @@ def _located(rank: int, places: Meshes) -> str:
     return f"{rank} ({where})" if where else str(rank)
 
 
-def _text(place: Coordinates) -> str:
+def _coordinates_text(place: Coordinates) -> str:
     return " ".join(f"{axis}={coordinate}" for axis, coordinate in place)

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from nsa_harness.core.diagnosis.case import Case, hung_roots
 from nsa_harness.core.divergence.divergence import Entry
-from nsa_harness.core.divergence.ledger import OWN, Skipped
+from nsa_harness.core.divergence.ledger import OWN, SkippedCall
 from nsa_harness.core.evidence.evidence import Board, Call, Exit, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, training_stack
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -45,7 +45,7 @@ def left_before_it(case: Case) -> bool:
     return 0 < done < skipped.step and len(_calls_in(board, skipped.step)) <= len(before)
 
 
-def late_for(case: Case) -> Skipped | None:
+def late_for(case: Case) -> SkippedCall | None:
     """The call that a rank had not come to when the wait of the others ran out."""
     first = case.first_failure
     return case.skipped if first and TIMED_OUT.search(first.text) and on_its_way(case) else None

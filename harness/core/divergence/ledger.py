@@ -1,4 +1,4 @@
-"""Ledgers compared between ranks: which call, reduction or step one rank left out or made otherwise than the rest."""
+"""Ledgers compared between ranks: which call, reduction, batch or step one left out or made otherwise than the rest."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness import protocol
+from nsa_harness.core.divergence.divergence import minority
 from nsa_harness.core.evidence.evidence import Board, Call, StepRow
 from nsa_harness.core.evidence.steps import by_step
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
 # A key says "this call": the same operation, in the same group, on the same source line.
@@ -20,7 +21,7 @@ _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, ano
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
+class SkippedCall:
     """`rank` passed the point in `step` where `made_by` called `call`, and did not call it."""
 
     rank: int
@@ -39,7 +40,7 @@ class Skipped:
         return tuple(rank for rank, count in self.counts if count == most)
 
 
-def first_skipped(boards: Mapping[int, Board]) -> Skipped | None:
+def first_skipped(boards: Mapping[int, Board]) -> SkippedCall | None:
     """The earliest call that some rank left out, or None."""
     found = sorted(_skipped(boards), key=_order)
     return found[0] if found else None
@@ -60,7 +61,7 @@ class StepDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class OutOfBatches:
     """`ranks` asked for another batch after `step` and got none; `others` got one."""
 
     ranks: tuple[int, ...]
@@ -82,7 +83,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
     return min(found, key=lambda one: (one.step, one.group), default=None)
 
 
-def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
+def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     """The ranks that ran out of batches while others still had one; None where nobody has shown that."""
     done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
     step = min(done.values(), default=0)
@@ -91,7 +92,7 @@ def first_to_finish(boards: Mapping[int, Board]) -> Finished | None:
     if not ranks or not others:
         return None
     calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
-    return Finished(
+    return OutOfBatches(
         ranks=ranks,
         others=others,
         step=step,
@@ -185,13 +186,13 @@ def _trains(board: Board, step: int) -> bool:
     return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
 
 
-def _order(skipped: Skipped) -> tuple[int, int, int, int, str, str]:
+def _order(skipped: SkippedCall) -> tuple[int, int, int, int, str, str]:
     """Whole, so that the same evidence gives the same answer in every process."""
     call = skipped.call
     return skipped.step, call.position, call.number, skipped.rank, call.op, call.group
 
 
-def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
+def _skipped(boards: Mapping[int, Board]) -> Iterator[SkippedCall]:
     ledgers = {rank: _ledger(board) for rank, board in boards.items()}
     members = _members(boards)
     keys = {key for ledger in ledgers.values() for key in ledger}
@@ -209,7 +210,7 @@ def _skipped(boards: Mapping[int, Board]) -> Iterator[Skipped]:
             call = ledgers[caller][(step, key)][count]
             if _passed(boards[rank], call) and not _made_elsewhere(boards[rank], boards[caller], call):
                 before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
-                yield Skipped(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
+                yield SkippedCall(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
 
 
 def _made_elsewhere(board: Board, caller: Board, call: Call) -> bool:
@@ -228,14 +229,14 @@ def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: K
 
 def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
     """Who has to make the calls of each group: its members; where nobody has said, all that entered it."""
-    told = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
+    declared = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
     entered: dict[str, set[int]] = {}
     for rank, board in boards.items():
         for call in board.calls:
             entered.setdefault(call.group, set()).add(rank)
     everyone = frozenset(boards)
     return {
-        group: told.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
+        group: declared.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
         for group, ranks in entered.items()
     }
 
@@ -278,3 +279,85 @@ def _passed(board: Board, call: Call) -> bool:
     later = [one for one in calls if one.step == call.step and one.position >= call.position]
     met = Counter((one.op, one.group) for one in later)
     return bool(later) and met[(call.op, call.group)] == 0
+
+
+_STEPS = 3  # finished ones of each rank, from which on one of them can be called usual
+_TRAINS = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbandonedBatch:
+    """`rank` began in `step` more than it finished, and came to its end a batch before the others."""
+
+    rank: int
+    step: int
+    marks: int  # of training in that step
+    usual: int  # in its other steps
+    others: tuple[int, ...]  # the ranks that still train
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherPace:
+    """In every step `ranks` go through more, or fewer, batches than the rest, and the ranks came apart by it."""
+
+    ranks: tuple[int, ...]
+    marks: tuple[tuple[int, int], ...]  # (rank, of training in its usual step)
+
+
+def abandoned_batch(boards: Mapping[int, Board]) -> AbandonedBatch | None:
+    """The first step in which a rank that is a batch short began again; None where its steps do not show one."""
+    usual = _usual(boards)
+    found = (one for rank in _short(boards) if usual for one in _begun_twice(rank, boards, usual))
+    return min(found, key=lambda one: (one.step, one.rank), default=None)
+
+
+def other_pace(boards: Mapping[int, Board]) -> OtherPace | None:
+    """None too where all steps of a rank have a pace of their own: then nothing is usual."""
+    usual = _usual(boards)
+    steady = all(set(board.marked.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
+    if not steady or len(set(usual.values())) < 2 or not _short(boards):
+        return None
+    return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
+
+
+def repeated(boards: Mapping[int, Board], skipped: SkippedCall) -> bool:
+    """One rank made a call once more than all others, who are in the next step, without an optimizer step between."""
+    if len(skipped.callers) != 1:
+        return False
+    (rank,) = skipped.callers
+    counts = dict(skipped.counts)
+    once_more = {counts[rank] - 1} == {count for other, count in counts.items() if other != rank}
+    ahead = all(boards[other].step > skipped.step for other in counts if other != rank)
+    return once_more and counts[rank] > 1 and ahead and boards[rank].step <= skipped.step
+
+
+def _usual(boards: Mapping[int, Board]) -> dict[int, int]:
+    """Marks of training in most steps of each rank; empty where some rank's are not known."""
+    if len(boards) < 2 or any(len(board.marked) < _STEPS for board in boards.values()):
+        return {}
+    return {rank: Counter(board.marked.values()).most_common(1)[0][0] for rank, board in boards.items()}
+
+
+def _short(boards: Mapping[int, Board]) -> tuple[int, ...]:
+    """Ranks that are through with training, with fewer steps than another one has begun."""
+    begun = {rank: _begun(board) for rank, board in boards.items()}
+    return tuple(
+        rank
+        for rank, board in sorted(boards.items())
+        if begun[rank] < max(begun.values()) and board.training is not None and board.training.kind not in _TRAINS
+    )
+
+
+def _begun(board: Board) -> int:
+    done = board.steps_s[-1][0] if board.steps_s else 0
+    training = board.training
+    return max(done, training.step) if training is not None and training.kind in _TRAINS else done
+
+
+def _begun_twice(rank: int, boards: Mapping[int, Board], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
+    """A whole further step's worth is an evaluation, and no batch that was given up on the way."""
+    others = tuple(sorted(set(boards) - {rank}))
+    for step, marks in sorted(boards[rank].marked.items()):
+        alone = all(boards[other].marked.get(step) == usual[other] for other in others)
+        if alone and usual[rank] < marks < 2 * usual[rank]:
+            yield AbandonedBatch(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.divergence.divergence import Kind, minority
+from nsa_harness.core.divergence.divergence import DivergenceKind, minority
 from nsa_harness.core.evidence.evidence import Board, Call
 
 # By their Python names. Objects, scatter, gather, all_to_all and transfers rightly differ in size between ranks.
@@ -23,22 +23,22 @@ _TIMES = 2  # that a line was passed, before what it does can be called usual
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlike:
+class CallMismatch:
     """The same collective by its place in the step, called otherwise on some ranks."""
 
-    kind: Kind
+    kind: DivergenceKind
     step: int
     group: str
     calls: tuple[tuple[int, Call], ...]  # (rank, its call)
     differ: tuple[int, ...]  # who departs from what it did itself before, or from the majority; else all
 
-    left_out: bool = False  # these ranks went on to what they usually call later
+    skipped: bool = False  # these ranks went on to what they usually call later
 
     def call(self, rank: int) -> Call:
         return dict(self.calls)[rank]
 
 
-def first_unlike(boards: Mapping[int, Board], backend: str) -> Unlike | None:
+def first_call_mismatch(boards: Mapping[int, Board], backend: str) -> CallMismatch | None:
     """The first unlike calls that end the run: on some rank nothing follows in that group."""
     made = {rank: _collectives(board) for rank, board in sorted(boards.items())}
     even = _EVEN_ON_GLOO if backend == "gloo" else _EVEN
@@ -58,7 +58,7 @@ def _after_first_step(calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if call.step > calls[0].step]
 
 
-def _first_in(made: Mapping[int, Sequence[Call]], group: str, even: frozenset[str]) -> Unlike | None:
+def _first_in(made: Mapping[int, Sequence[Call]], group: str, even: frozenset[str]) -> CallMismatch | None:
     in_group = {rank: [call for call in calls if call.group == group] for rank, calls in made.items()}
     in_group = {rank: calls for rank, calls in in_group.items() if calls}
     oldest = max((calls[0].step for calls in in_group.values()), default=0)
@@ -71,52 +71,54 @@ def _first_in(made: Mapping[int, Sequence[Call]], group: str, even: frozenset[st
                 continue
             if found is None or not any(calls[rank] is in_group[rank][-1] for rank in calls):
                 return None  # ranks part here in another way, and what follows is not the same call any more
-            return _unlike(found, step, group, calls, in_group)
+            return _call_mismatch(found, step, group, calls, in_group)
     return None
 
 
-def _compare(calls: Mapping[int, Call], even: frozenset[str]) -> Kind | None:
+def _compare(calls: Mapping[int, Call], even: frozenset[str]) -> DivergenceKind | None:
     """None also where one operation is called at different points of the program: then one may have been skipped."""
     operations = {call.op for call in calls.values()}
     if len(operations) > 1:
-        return Kind.OPERATION
+        return DivergenceKind.OPERATION
     if len({call.position for call in calls.values()}) > 1:
         return None
-    kinds = (Kind.SHAPE, Kind.DTYPE) if operations <= even else ()
+    kinds = (DivergenceKind.SHAPE, DivergenceKind.DTYPE) if operations <= even else ()
     found = next((kind for kind in kinds if len({_key(kind, call) for call in calls.values()}) > 1), None)
     if found is None and all(call.peer is not None for call in calls.values()):
-        return Kind.ROOT if len({call.peer for call in calls.values()}) > 1 else None
+        return DivergenceKind.ROOT if len({call.peer for call in calls.values()}) > 1 else None
     return found
 
 
-def _key(kind: Kind, call: Call) -> str | int | None:
-    if kind is Kind.OPERATION:
+def _key(kind: DivergenceKind, call: Call) -> str | int | None:
+    if kind is DivergenceKind.OPERATION:
         return call.op
-    if kind is Kind.ROOT:
+    if kind is DivergenceKind.ROOT:
         return call.peer
-    return call.elements if kind is Kind.SHAPE else call.dtype
+    return call.elements if kind is DivergenceKind.SHAPE else call.dtype
 
 
-def _unlike(
-    kind: Kind, step: int, group: str, calls: Mapping[int, Call], in_group: Mapping[int, Sequence[Call]]
-) -> Unlike | None:
+def _call_mismatch(
+    kind: DivergenceKind, step: int, group: str, calls: Mapping[int, Call], in_group: Mapping[int, Sequence[Call]]
+) -> CallMismatch | None:
     changed = tuple(rank for rank, call in calls.items() if _changed(kind, call, in_group[rank]))
     apart = minority({rank: _key(kind, call) for rank, call in calls.items()})
     ahead = tuple(rank for rank, call in calls.items() if _skips_ahead(call, in_group[rank]))
     if ahead and ahead == changed and len(ahead) < len(calls):
         return _left_out(step, group, calls, changed)
-    if kind is Kind.OPERATION and ahead:
+    if kind is DivergenceKind.OPERATION and ahead:
         return None
-    if kind is Kind.OPERATION and len({call.position for call in calls.values()}) > 1:
+    if kind is DivergenceKind.OPERATION and len({call.position for call in calls.values()}) > 1:
         return None
-    new = tuple(rank for rank, call in calls.items() if _unlike_every_time(kind, call, in_group[rank]))
+    new = tuple(rank for rank, call in calls.items() if _differs_every_time(kind, call, in_group[rank]))
     own = changed if 0 < len(changed) < len(calls) else new
     differ = own if 0 < len(own) < len(calls) and len(apart) == len(calls) else apart
-    return Unlike(kind=kind, step=step, group=group, calls=tuple(calls.items()), differ=differ)
+    return CallMismatch(kind=kind, step=step, group=group, calls=tuple(calls.items()), differ=differ)
 
 
-def _left_out(step: int, group: str, calls: Mapping[int, Call], ranks: tuple[int, ...]) -> Unlike:
-    return Unlike(kind=Kind.OPERATION, step=step, group=group, calls=tuple(calls.items()), differ=ranks, left_out=True)
+def _left_out(step: int, group: str, calls: Mapping[int, Call], ranks: tuple[int, ...]) -> CallMismatch:
+    return CallMismatch(
+        kind=DivergenceKind.OPERATION, step=step, group=group, calls=tuple(calls.items()), differ=ranks, skipped=True
+    )
 
 
 def _skips_ahead(call: Call, calls: Sequence[Call]) -> bool:
@@ -136,14 +138,14 @@ def _this_call(call: Call, *, sized: bool) -> tuple[object, ...]:
     return (call.op, call.place, call.elements) if sized else (call.op, call.place)
 
 
-def _changed(kind: Kind, call: Call, calls: Sequence[Call]) -> bool:
+def _changed(kind: DivergenceKind, call: Call, calls: Sequence[Call]) -> bool:
     """The rank did it otherwise at the same place in its step before."""
     index = _index(call, calls)
     before = [one for one in calls if one.step < call.step and _index(one, calls) == index]
     return bool(before) and _key(kind, before[-1]) != _key(kind, call)
 
 
-def _unlike_every_time(kind: Kind, call: Call, calls: Sequence[Call]) -> bool:
+def _differs_every_time(kind: DivergenceKind, call: Call, calls: Sequence[Call]) -> bool:
     """From the same line it did the same each time before; where several sizes go through it, nothing is usual."""
     before = [one for one in calls if one.number < call.number]
     usual = [_key(kind, one) for one in before if (one.op, one.place) == (call.op, call.place)]

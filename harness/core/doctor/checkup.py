@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.doctor.facts import (
+    CheckState,
     Facts,
     GpuFacts,
     Line,
     ModuleFacts,
     SpaceFacts,
-    State,
     TorchFacts,
     Unknown,
     size_text,
@@ -56,34 +56,34 @@ def _shared_memory(memory: SpaceFacts, temporary: SpaceFacts) -> Line:
     if memory.trouble and temporary.trouble:
         fact = f"{memory.trouble}; nor can {temporary.path} be written: {temporary.trouble}"
         advice = f"make one of the two writable (chmod 1777 {memory.path}): boards have no other place"
-        return Line(name=name, state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name=name, state=CheckState.BROKEN, fact=fact, advice=advice)
     if memory.trouble:
         fact = f"{memory.trouble}; boards go to {temporary.path}"
         advice = f"chmod 1777 {memory.path}, or mount a tmpfs there: marks on a disk cost more"
-        return Line(name=name, state=State.WARN, fact=fact, advice=advice)
+        return Line(name=name, state=CheckState.WARN, fact=fact, advice=advice)
     fact = f"{size_text(memory.free_bytes)} free of {size_text(memory.size_bytes)}"
     advice = f"remove what lies in {memory.path}, or enlarge it: docker run --shm-size=8g"
     if memory.free_bytes < BOARDS_BYTES:
         fact += f"; boards need {size_text(BOARDS_BYTES)}, and a rank without one is watched blind"
-        return Line(name=name, state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name=name, state=CheckState.BROKEN, fact=fact, advice=advice)
     if memory.free_bytes < SHARED_BYTES:
         fact += f"; data loaders and NCCL want {size_text(SHARED_BYTES)} or more"
-        return Line(name=name, state=State.WARN, fact=fact, advice=advice)
-    return Line(name=name, state=State.OK, fact=f"writable, {fact}")
+        return Line(name=name, state=CheckState.WARN, fact=fact, advice=advice)
+    return Line(name=name, state=CheckState.OK, fact=f"writable, {fact}")
 
 
 def _reports(reports: SpaceFacts) -> Line:
     if reports.trouble:
         advice = "change to a directory you may write to, or give one with --out DIR"
         fact = f"{reports.path} cannot be written: {reports.trouble}"
-        return Line(name="reports", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="reports", state=CheckState.BROKEN, fact=fact, advice=advice)
     fact = f"{reports.path} is writable, {size_text(reports.free_bytes)} free"
     advice = "free some space, or give another place with --out DIR"
     if reports.free_bytes < REPORTS_LEAST_BYTES:
-        return Line(name="reports", state=State.BROKEN, fact=f"{fact}: evidence will be lost", advice=advice)
+        return Line(name="reports", state=CheckState.BROKEN, fact=f"{fact}: evidence will be lost", advice=advice)
     if reports.free_bytes < REPORTS_BYTES:
-        return Line(name="reports", state=State.WARN, fact=f"{fact}; a long run may fill it", advice=advice)
-    return Line(name="reports", state=State.OK, fact=fact)
+        return Line(name="reports", state=CheckState.WARN, fact=f"{fact}; a long run may fill it", advice=advice)
+    return Line(name="reports", state=CheckState.OK, fact=fact)
 
 
 def _memory(facts: Facts) -> Line:
@@ -92,11 +92,11 @@ def _memory(facts: Facts) -> Line:
     advice = "end other programs, or raise the memory limit of the container or job"
     if available < MEMORY_LEAST_BYTES:
         fact += "; two ranks of the smallest shape would be killed"
-        return Line(name="memory", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="memory", state=CheckState.BROKEN, fact=fact, advice=advice)
     if available < MEMORY_BYTES:
         fact += "; enough for the smallest shapes only"
-        return Line(name="memory", state=State.WARN, fact=fact, advice=advice)
-    return Line(name="memory", state=State.OK, fact=fact)
+        return Line(name="memory", state=CheckState.WARN, fact=fact, advice=advice)
+    return Line(name="memory", state=CheckState.OK, fact=fact)
 
 
 def _cores(facts: Facts) -> Line:
@@ -105,49 +105,49 @@ def _cores(facts: Facts) -> Line:
     if quota is not None and quota < usable:
         fact += f", but the control group grants the time of {quota:g}"
         advice = "raise the CPU quota of the container or job, or run fewer ranks: throttled ranks look slow"
-        return Line(name="cores", state=State.WARN, fact=fact, advice=advice)
+        return Line(name="cores", state=CheckState.WARN, fact=fact, advice=advice)
     if usable == 1:
         advice = "give this process more cores (taskset, cpuset, --cpus-per-task): stalls are found later on one"
-        return Line(name="cores", state=State.WARN, fact=fact, advice=advice)
-    return Line(name="cores", state=State.OK, fact=fact)
+        return Line(name="cores", state=CheckState.WARN, fact=fact, advice=advice)
+    return Line(name="cores", state=CheckState.OK, fact=fact)
 
 
 def _processes(facts: Facts) -> Line:
     limit, used = facts.limits.processes, facts.limits.processes_used
     if limit is None:
-        return Line(name="processes", state=State.OK, fact="no limit")
+        return Line(name="processes", state=CheckState.OK, fact="no limit")
     left = max(0, limit - used)
     fact = f"{left} more may start (limit {limit}, {used} in use, threads included)"
     advice = "raise it: ulimit -u, or pids.max of the container (docker run --pids-limit=-1)"
     if left < PROCESSES_LEAST:
-        return Line(name="processes", state=State.BROKEN, fact=f"{fact}: ranks cannot start", advice=advice)
+        return Line(name="processes", state=CheckState.BROKEN, fact=f"{fact}: ranks cannot start", advice=advice)
     if left < PROCESSES:
-        return Line(name="processes", state=State.WARN, fact=fact, advice=advice)
-    return Line(name="processes", state=State.OK, fact=fact)
+        return Line(name="processes", state=CheckState.WARN, fact=fact, advice=advice)
+    return Line(name="processes", state=CheckState.OK, fact=fact)
 
 
 def _open_files(facts: Facts) -> Line:
     limit = facts.limits.open_files
     if limit is None:
-        return Line(name="open files", state=State.OK, fact="no limit")
+        return Line(name="open files", state=CheckState.OK, fact="no limit")
     fact, advice = f"{limit} a process", f"ulimit -n {64 * OPEN_FILES}"
     if limit < OPEN_FILES_LEAST:
         fact += ": launcher and ranks run out of them"
-        return Line(name="open files", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="open files", state=CheckState.BROKEN, fact=fact, advice=advice)
     if limit < OPEN_FILES:
-        return Line(name="open files", state=State.WARN, fact=f"{fact}: few for data loaders", advice=advice)
-    return Line(name="open files", state=State.OK, fact=fact)
+        return Line(name="open files", state=CheckState.WARN, fact=f"{fact}: few for data loaders", advice=advice)
+    return Line(name="open files", state=CheckState.OK, fact=fact)
 
 
 def _core_files(facts: Facts) -> Line:
     limit, pattern = facts.limits.core_bytes, facts.limits.core_pattern
     if limit == 0 or pattern.startswith("|"):
         fact = "off" if limit == 0 else f"handed to {pattern[1:].split(' ')[0]}"
-        return Line(name="core files", state=State.OK, fact=f"{fact}; stacks of a crash come from the probe")
+        return Line(name="core files", state=CheckState.OK, fact=f"{fact}; stacks of a crash come from the probe")
     size = "as large as its memory" if limit is None else f"of up to {size_text(limit)}"
     return Line(
         name="core files",
-        state=State.WARN,
+        state=CheckState.WARN,
         fact=f"a rank that crashes writes a file {size} ({pattern}) and is quiet meanwhile",
         advice="ulimit -c 0, unless you want them",
     )
@@ -157,9 +157,9 @@ def _address_space(facts: Facts) -> Line:
     limit = facts.limits.address_space_bytes
     if limit is None or limit >= ADDRESS_SPACE_BYTES:
         fact = "no limit" if limit is None else f"{size_text(limit)} a process"
-        return Line(name="address space", state=State.OK, fact=fact)
+        return Line(name="address space", state=CheckState.OK, fact=fact)
     fact = f"{size_text(limit)} a process: torch maps far more than it uses"
-    return Line(name="address space", state=State.WARN, fact=fact, advice="ulimit -v unlimited")
+    return Line(name="address space", state=CheckState.WARN, fact=fact, advice="ulimit -v unlimited")
 
 
 def _hostname(facts: Facts) -> Line:
@@ -169,14 +169,14 @@ def _hostname(facts: Facts) -> Line:
         if name.took_s > RESOLVE_S:
             fact += f", but that took {name.took_s:.1f} s, and each rank asks several times"
             advice = f'put it first: echo "{name.bindable[0]} {name.hostname}" >> /etc/hosts'
-            return Line(name="hostname", state=State.WARN, fact=fact, advice=advice)
-        return Line(name="hostname", state=State.OK, fact=fact)
+            return Line(name="hostname", state=CheckState.WARN, fact=fact, advice=advice)
+        return Line(name="hostname", state=CheckState.OK, fact=fact)
     wrong = name.trouble or "resolves to nothing"
     if name.addresses:
         wrong = f"resolves to {', '.join(name.addresses)}, which is no address of this machine"
     return Line(
         name="hostname",
-        state=State.BROKEN,
+        state=CheckState.BROKEN,
         fact=f"{name.hostname}: {wrong}; torchrun gives this name to the ranks, which wait for it in vain",
         advice=f'echo "127.0.0.1 {name.hostname}" >> /etc/hosts (docker run --add-host {name.hostname}:127.0.0.1)',
     )
@@ -186,13 +186,13 @@ def _interface(facts: Facts) -> Line:
     wanted, present = facts.interface.wanted, facts.interface.present
     there = ", ".join(present) or "none"
     if wanted is None:
-        return Line(name="interface", state=State.OK, fact=f"chosen by gloo; there are {there}")
+        return Line(name="interface", state=CheckState.OK, fact=f"chosen by gloo; there are {there}")
     absent = [name for name in wanted.split(",") if name not in present]
     if absent:
         fact = f"GLOO_SOCKET_IFNAME names {', '.join(absent)}; there are {there}"
         advice = "set GLOO_SOCKET_IFNAME to one of them, or unset it"
-        return Line(name="interface", state=State.BROKEN, fact=fact, advice=advice)
-    return Line(name="interface", state=State.OK, fact=f"{wanted}, by GLOO_SOCKET_IFNAME")
+        return Line(name="interface", state=CheckState.BROKEN, fact=fact, advice=advice)
+    return Line(name="interface", state=CheckState.OK, fact=f"{wanted}, by GLOO_SOCKET_IFNAME")
 
 
 def _ports(facts: Facts) -> Line:
@@ -201,12 +201,12 @@ def _ports(facts: Facts) -> Line:
     if ports.trouble:
         advice = "bring up the loopback interface (ip link set lo up), and look for a sandbox or firewall"
         fact = f"no port of 127.0.0.1 can be bound and reached: {ports.trouble}"
-        return Line(name="ports", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="ports", state=CheckState.BROKEN, fact=fact, advice=advice)
     fact = f"bound and reached one; {count} to choose from ({ports.first}-{ports.last})"
     if count < PORTS:
         advice = 'sysctl net.ipv4.ip_local_port_range="32768 60999"'
-        return Line(name="ports", state=State.WARN, fact=f"{fact}, few for many ranks", advice=advice)
-    return Line(name="ports", state=State.OK, fact=fact)
+        return Line(name="ports", state=CheckState.WARN, fact=f"{fact}, few for many ranks", advice=advice)
+    return Line(name="ports", state=CheckState.OK, fact=fact)
 
 
 def _clock(facts: Facts) -> Line:
@@ -214,28 +214,28 @@ def _clock(facts: Facts) -> Line:
     if clock.backwards:
         fact = f"the monotonic clock went back {clock.backwards} times in {clock.over_s:.1f} s: no limit can be trusted"
         advice = "this is the kernel or the hypervisor: choose another clock source (clocksource=hpet), or machine"
-        return Line(name="clock", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="clock", state=CheckState.BROKEN, fact=fact, advice=advice)
     if clock.behind_s > BEHIND_S:
         fact = f"the wall clock lies {clock.behind_s:.0f} s behind the newest file of this installation"
         advice = "set it (timedatectl, ntp): run ids and CI logs carry its time; verdicts do not"
-        return Line(name="clock", state=State.WARN, fact=fact, advice=advice)
+        return Line(name="clock", state=CheckState.WARN, fact=fact, advice=advice)
     if abs(clock.drift_s) > DRIFT_S:
         fact = f"the wall clock was set or stepped by {clock.drift_s:+.3f} s within {clock.over_s:.1f} s"
         advice = "let the time service settle; verdicts use the monotonic clock and hold"
-        return Line(name="clock", state=State.WARN, fact=fact, advice=advice)
+        return Line(name="clock", state=CheckState.WARN, fact=fact, advice=advice)
     fact = f"monotonic; the wall clock kept within {abs(clock.drift_s) * 1000:.1f} ms over {clock.over_s:.1f} s"
-    return Line(name="clock", state=State.OK, fact=fact)
+    return Line(name="clock", state=CheckState.OK, fact=fact)
 
 
 def _left_over(facts: Facts) -> Line:
     if not facts.left_over:
-        return Line(name="left over", state=State.OK, fact="no boards without a run")
+        return Line(name="left over", state=CheckState.OK, fact="no boards without a run")
     size = size_text(sum(item.size_bytes for item in facts.left_over))
     paths = [item.path for item in facts.left_over]
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return Line(
         name="left over",
-        state=State.WARN,
+        state=CheckState.WARN,
         fact=f"boards of runs that no longer live: {', '.join(paths[:3])}{more}, {size}",
         advice=f"rm -r {' '.join(paths)}",
     )
@@ -244,7 +244,7 @@ def _left_over(facts: Facts) -> Line:
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 13)
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
-_STATE_WIDTH = max(map(len, State))
+_STATE_WIDTH = max(map(len, CheckState))
 _WIDEST = 1000
 _NEEDS_TORCH = "not asked: torch cannot be imported"
 
@@ -256,7 +256,7 @@ def judged(facts: Facts) -> tuple[Line, ...]:
 
 def healthy(lines: Sequence[Line]) -> bool:
     """Runs work here and their evidence is kept."""
-    return all(line.state is not State.BROKEN for line in lines)
+    return all(line.state is not CheckState.BROKEN for line in lines)
 
 
 def lines_text(lines: Sequence[Line]) -> Iterator[str]:
@@ -266,7 +266,7 @@ def lines_text(lines: Sequence[Line]) -> Iterator[str]:
         yield visible(f"{line.state:<{_STATE_WIDTH}} {line.name:<{width}}  {line.fact}", _WIDEST)
         if line.advice is not None:
             yield visible(f"{'':<{_STATE_WIDTH}} {'':<{width}}  do: {line.advice}", _WIDEST)
-    broken = [line.name for line in lines if line.state is State.BROKEN]
+    broken = [line.name for line in lines if line.state is CheckState.BROKEN]
     yield ""
     if broken:
         yield f"broken: {', '.join(broken)}; runs cannot work here, or evidence will be lost, until that is mended"
@@ -287,9 +287,9 @@ def _software(facts: Facts) -> Iterator[Line]:
         advice = (
             "install it in this environment: pip install 'torch>=2.11', or the build for your CUDA from pytorch.org"
         )
-        yield Line(name="torch", state=State.BROKEN, fact=torch.why, advice=advice)
+        yield Line(name="torch", state=CheckState.BROKEN, fact=torch.why, advice=advice)
         for name in ("torchrun", "gloo", "nccl"):
-            yield Line(name=name, state=State.BROKEN, fact=_NEEDS_TORCH, advice="mend the line torch first")
+            yield Line(name=name, state=CheckState.BROKEN, fact=_NEEDS_TORCH, advice="mend the line torch first")
     else:
         yield _torch(torch)
         yield _torchrun(torch)
@@ -314,10 +314,10 @@ def _optional(facts: Facts) -> Iterator[Line]:
 def _probe(facts: Facts) -> Line:
     python = facts.python
     if python.probe_trouble is None:
-        return Line(name="probe", state=State.OK, fact=f"rides in a child of Python {python.version}")
+        return Line(name="probe", state=CheckState.OK, fact=f"rides in a child of Python {python.version}")
     return Line(
         name="probe",
-        state=State.BROKEN,
+        state=CheckState.BROKEN,
         fact=f"does not get into a child of Python {python.version}: {python.probe_trouble}",
         advice="look for a sitecustomize.py or a .pth file that ends the interpreter's start, or run with --probe=off "
         "(verdicts then rest on stacks and bytes alone)",
@@ -331,11 +331,11 @@ def _torch(torch: TorchFacts) -> Line:
     known = f"{_dotted(OLDEST_TORCH)} to {_dotted(NEWEST_TORCH)}"
     if release is not None and release < OLDEST_TORCH:
         advice = f"upgrade: pip install -U 'torch>={_dotted(OLDEST_TORCH)}'"
-        return Line(name="torch", state=State.BROKEN, fact=f"{built}; supported are {known}", advice=advice)
+        return Line(name="torch", state=CheckState.BROKEN, fact=f"{built}; supported are {known}", advice=advice)
     if release is None or release > NEWEST_TORCH:
         advice = "run `nsa-harness selftest`: if every line is right, this version can be trusted"
-        return Line(name="torch", state=State.WARN, fact=f"{built}; tested are {known}", advice=advice)
-    return Line(name="torch", state=State.OK, fact=built)
+        return Line(name="torch", state=CheckState.WARN, fact=f"{built}; tested are {known}", advice=advice)
+    return Line(name="torch", state=CheckState.OK, fact=built)
 
 
 def _dotted(release: tuple[int, int]) -> str:
@@ -344,47 +344,47 @@ def _dotted(release: tuple[int, int]) -> str:
 
 def _torchrun(torch: TorchFacts) -> Line:
     if torch.torchrun_trouble is None:
-        return Line(name="torchrun", state=State.OK, fact="torch.distributed.run is importable")
+        return Line(name="torchrun", state=CheckState.OK, fact="torch.distributed.run is importable")
     advice = "reinstall torch: pip install --force-reinstall torch"
     fact = f"torch.distributed.run: {torch.torchrun_trouble}"
-    return Line(name="torchrun", state=State.BROKEN, fact=fact, advice=advice)
+    return Line(name="torchrun", state=CheckState.BROKEN, fact=fact, advice=advice)
 
 
 def _gloo(torch: TorchFacts) -> Line:
     if torch.gloo:
-        return Line(name="gloo", state=State.OK, fact="in torch")
+        return Line(name="gloo", state=CheckState.OK, fact="in torch")
     advice = "install an official build of torch: every scenario on CPU uses gloo"
-    return Line(name="gloo", state=State.BROKEN, fact="torch was built without it", advice=advice)
+    return Line(name="gloo", state=CheckState.BROKEN, fact="torch was built without it", advice=advice)
 
 
 def _nccl(torch: TorchFacts, gpu: GpuFacts) -> Line:
     if torch.nccl:
-        return Line(name="nccl", state=State.OK, fact=f"{torch.nccl}, in torch")
+        return Line(name="nccl", state=CheckState.OK, fact=f"{torch.nccl}, in torch")
     if gpu.visible:
         advice = "install a CUDA build of torch (pytorch.org), or hide the GPUs: CUDA_VISIBLE_DEVICES="
         fact = f"torch was built without it, and runs would choose it for {_counted(gpu.visible)}"
-        return Line(name="nccl", state=State.BROKEN, fact=fact, advice=advice)
+        return Line(name="nccl", state=CheckState.BROKEN, fact=fact, advice=advice)
     advice = "nothing: without a GPU, scenarios take gloo, and those that need nccl are SKIP"
-    return Line(name="nccl", state=State.MISSING, fact="torch was built without it", advice=advice)
+    return Line(name="nccl", state=CheckState.MISSING, fact="torch was built without it", advice=advice)
 
 
 def _gpu(gpu: GpuFacts, torch: TorchFacts | Unknown) -> Line:
     if gpu.trouble:
         advice = "reboot after a driver update, or reinstall the driver; until then runs take their CPU form"
-        return Line(name="gpu", state=State.WARN, fact=f"nvidia-smi fails: {gpu.trouble}", advice=advice)
+        return Line(name="gpu", state=CheckState.WARN, fact=f"nvidia-smi fails: {gpu.trouble}", advice=advice)
     if not gpu.installed:
         fact = "none: no nvidia-smi" if gpu.installed is None else "nvidia-smi lists none"
         advice = "nothing: scenarios take their CPU form and say so; those that need a GPU are SKIP"
-        return Line(name="gpu", state=State.MISSING, fact=fact, advice=advice)
+        return Line(name="gpu", state=CheckState.MISSING, fact=fact, advice=advice)
     fact = f"{_counted(gpu.installed)}, driver {gpu.driver or 'unknown'}"
     if not gpu.visible:
         fact += f", hidden by CUDA_VISIBLE_DEVICES={gpu.chosen or ''}"
-        return Line(name="gpu", state=State.WARN, fact=fact, advice="unset CUDA_VISIBLE_DEVICES to use them")
+        return Line(name="gpu", state=CheckState.WARN, fact=fact, advice="unset CUDA_VISIBLE_DEVICES to use them")
     if isinstance(torch, TorchFacts) and torch.devices < len(gpu.visible):
         fact += f", but torch can use {torch.devices} of {len(gpu.visible)}"
         advice = "install the torch build for this driver's CUDA (pytorch.org), or hide the GPUs: CUDA_VISIBLE_DEVICES="
-        return Line(name="gpu", state=State.BROKEN, fact=fact, advice=advice)
-    return Line(name="gpu", state=State.OK, fact=fact)
+        return Line(name="gpu", state=CheckState.BROKEN, fact=fact, advice=advice)
+    return Line(name="gpu", state=CheckState.OK, fact=fact)
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -396,14 +396,14 @@ def _py_spy(facts: Facts) -> Line:
     spy = facts.py_spy
     if spy.path is None:
         fact = "not found beside this Python nor on PATH"
-        return Line(name="py-spy", state=State.BROKEN, fact=fact, advice="pip install py-spy")
+        return Line(name="py-spy", state=CheckState.BROKEN, fact=fact, advice="pip install py-spy")
     if spy.threads:
         scope = "" if spy.ptrace_scope is None else f" (ptrace_scope {spy.ptrace_scope})"
-        return Line(name="py-spy", state=State.OK, fact=f"reads the stacks of a child process{scope}")
+        return Line(name="py-spy", state=CheckState.OK, fact=f"reads the stacks of a child process{scope}")
     scope = "" if spy.ptrace_scope is None else f", kernel.yama.ptrace_scope is {spy.ptrace_scope}"
     return Line(
         name="py-spy",
-        state=State.BROKEN,
+        state=CheckState.BROKEN,
         fact=f"cannot read the stacks of a child process: {spy.trouble}{scope}",
         advice="in a container: docker run --cap-add SYS_PTRACE; else sysctl kernel.yama.ptrace_scope=1; without it a "
         "HANG has only the stacks that the ranks can still tell of themselves",
@@ -413,12 +413,12 @@ def _py_spy(facts: Facts) -> Line:
 def _module(name: str, module: ModuleFacts, serves: str, install: str) -> Line:
     if module.version is None:
         advice = f"only for {serves}: {install}"
-        return Line(name=name, state=State.MISSING, fact="not installed", advice=advice)
+        return Line(name=name, state=CheckState.MISSING, fact="not installed", advice=advice)
     if module.trouble is not None:
         fact = f"{module.version} is installed and cannot be imported: {module.trouble}"
         advice = f"reinstall it for this torch, or uninstall it ({serves} is off until then)"
-        return Line(name=name, state=State.WARN, fact=fact, advice=advice)
-    return Line(name=name, state=State.OK, fact=f"{module.version}, importable")
+        return Line(name=name, state=CheckState.WARN, fact=fact, advice=advice)
+    return Line(name=name, state=CheckState.OK, fact=f"{module.version}, importable")
 
 
 def _slurm(facts: Facts) -> Line:
@@ -426,11 +426,13 @@ def _slurm(facts: Facts) -> Line:
     job = f", inside job {slurm.job}" if slurm.job else ", not inside a job"
     if slurm.job is None and len(slurm.absent) == 3:
         advice = "only for clusters: run on a login node, or inside a job"
-        return Line(name="slurm", state=State.MISSING, fact="no sinfo, scontrol or srun", advice=advice)
+        return Line(name="slurm", state=CheckState.MISSING, fact="no sinfo, scontrol or srun", advice=advice)
     if slurm.absent:
         advice = "load the Slurm module of this cluster, so that all three commands are on PATH"
-        return Line(name="slurm", state=State.WARN, fact=f"no {', '.join(slurm.absent)} on PATH{job}", advice=advice)
+        return Line(
+            name="slurm", state=CheckState.WARN, fact=f"no {', '.join(slurm.absent)} on PATH{job}", advice=advice
+        )
     if slurm.trouble:
         advice = "ask `sinfo` yourself; the controller may be down"
-        return Line(name="slurm", state=State.WARN, fact=f"sinfo fails: {slurm.trouble}{job}", advice=advice)
-    return Line(name="slurm", state=State.OK, fact=f"{slurm.version}{job}")
+        return Line(name="slurm", state=CheckState.WARN, fact=f"sinfo fails: {slurm.trouble}{job}", advice=advice)
+    return Line(name="slurm", state=CheckState.OK, fact=f"{slurm.version}{job}")

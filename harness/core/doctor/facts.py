@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     OK = "ok"
     WARN = "warn"  # runs work; something will be slower, coarser or surprising
     MISSING = "missing"  # an optional thing that is not there
@@ -18,7 +18,7 @@ class Line:
     """One thing that was looked at."""
 
     name: str
-    state: State
+    state: CheckState
     fact: str
     advice: str | None = None  # what to do; None only where all is well
 

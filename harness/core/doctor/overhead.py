@@ -11,7 +11,7 @@ BUDGET_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class TimedPair:
     """One run of each, one right after the other. Seconds."""
 
     bare_s: float
@@ -26,7 +26,7 @@ class Pair:
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
     command: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TimedPair, ...]
 
     @property
     def bare_s(self) -> float:

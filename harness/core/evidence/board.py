@@ -6,8 +6,8 @@ import re
 import struct
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board, Call, Caught, Frame, Mark
-from nsa_harness.core.place import Place
+from nsa_harness.core.evidence.evidence import Board, Call, CaughtException, Frame, Mark
+from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
 _MAX_RANKS = 1 << 16
@@ -187,12 +187,12 @@ def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
     return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
 
 
-def _caught(facts: dict[str, str]) -> tuple[Caught, ...]:
+def _caught(facts: dict[str, str]) -> tuple[CaughtException, ...]:
     """What does not read as step, type and place is left out."""
-    told = [value.split(" ", 2) for name, value in sorted(facts.items()) if name.startswith(protocol.FACT_CAUGHT)]
+    noted = [value.split(" ", 2) for name, value in sorted(facts.items()) if name.startswith(protocol.FACT_CAUGHT)]
     return tuple(
-        Caught(step=int(step), type=kind, place=read_place(place))
-        for step, kind, place in (parts for parts in told if len(parts) == 3)
+        CaughtException(step=int(step), type=kind, place=read_place(place))
+        for step, kind, place in (parts for parts in noted if len(parts) == 3)
         if step.isascii() and step.isdecimal() and len(step) < _STEP_DIGITS
     )
 

@@ -11,9 +11,8 @@ from enum import StrEnum
 from nsa_harness.core.evidence.gradients import OutOfOrder, RankTraces
 from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
 from nsa_harness.core.evidence.looks import Gate, LastWords, Looks
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Place, Trouble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caught:
+class CaughtException:
     """An exception that left a module's forward. What became of it the rest of the evidence tells."""
 
     step: int
@@ -149,7 +148,7 @@ class Board:
     collectives_changed_s: float | None
     seen: Frame | None = None  # the user's line that the beat thread saw last, at `beat_s`
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
-    caught: tuple[Caught, ...] = ()
+    caught: tuple[CaughtException, ...] = ()
     marked: dict[int, int] = field(default_factory=dict)  # step -> training marks in it, as it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's place: (axis, coordinate)
@@ -206,7 +205,7 @@ class Sample:
 
     rank: int
     at_s: float
-    motion: str  # core.waitfor.Motion
+    motion: str  # core.verdict.motion.Motion
     leaf: Frame | None  # innermost Python frame of the training thread
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None

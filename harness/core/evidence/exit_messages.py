@@ -10,7 +10,7 @@ from itertools import zip_longest
 from nsa_harness.core.evidence.evidence import Debugged, Frame
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
 _START = "Traceback (most recent call last):"
@@ -75,11 +75,11 @@ def last_words(log: str) -> tuple[LastWords, ...]:
             begins = beginning.match(line)
             if begins is not None and len(found) < _MAX_WORDS:
                 name = next((group for group in begins.groups() if group), kind)
-                found[_told(kind, name, lines[number + 1 :])] = None
+                found[_last_words(kind, name, lines[number + 1 :])] = None
     return tuple(found)
 
 
-def _told(kind: str, name: str, after: Sequence[str]) -> LastWords:
+def _last_words(kind: str, name: str, after: Sequence[str]) -> LastWords:
     """With the traceback that follows at once, where there is one."""
     error, place = "", None
     if after and after[0].startswith("Traceback (most recent call last)"):

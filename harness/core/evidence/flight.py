@@ -120,7 +120,7 @@ _PICKLED = b"\x80"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flight:
+class FlightDump:
     """One rank's dump, oldest first."""
 
     collectives: tuple[Collective, ...]
@@ -128,13 +128,13 @@ class Flight:
     groups: dict[str, tuple[int, ...]]  # process group -> global ranks, where the dump says so (NCCL)
 
 
-def parse_dump(data: bytes) -> Flight:
+def parse_dump(data: bytes) -> FlightDump:
     """The dump in either form. Raises ValueError, which names the place, for what is no dump or too large for one."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
         dump = plain_value(data) if data[:1] == _PICKLED else json.loads(data)
-        return _flight(_dict(dump, "the top"))
+        return _flight_dump(_dict(dump, "the top"))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
 
@@ -157,7 +157,7 @@ def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     return tuple(one for one in collectives if (one.group, one.seq) in kept)
 
 
-def _flight(dump: Mapping[Any, Any]) -> Flight:
+def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
     entries = _list(dump.get("entries"), "entries")[-_MAX_ENTRIES:]
     collectives: list[Collective] = []
     transfers: list[Collective] = []
@@ -165,7 +165,7 @@ def _flight(dump: Mapping[Any, Any]) -> Flight:
         where = f"entry {number}"
         point_to_point = _truth(_dict(entry, where).get("is_p2p"))
         (transfers if point_to_point else collectives).append(_collective(entry, where, point_to_point))
-    return Flight(
+    return FlightDump(
         collectives=tuple(collectives),
         transfers=tuple(transfers),
         groups=_groups(_dict(dump.get("pg_config") or {}, "pg_config")),
@@ -174,18 +174,18 @@ def _flight(dump: Mapping[Any, Any]) -> Flight:
 
 def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> Collective:
     group = _list(entry.get("process_group"), f"{where}: process_group")
-    name = _text(entry.get("profiling_name"), f"{where}: profiling_name")
+    name = _string(entry.get("profiling_name"), f"{where}: profiling_name")
     state = entry.get("state")
     retired = _truth(entry.get("retired")) or state == "completed"
     return Collective(
-        group=_text(group[0] if group else None, f"{where}: process_group"),
+        group=_string(group[0] if group else None, f"{where}: process_group"),
         seq=_whole(
             entry.get("p2p_seq_id", 0) if point_to_point else entry.get("collective_seq_id"), f"{where}: number"
         ),
         op=name.rpartition(":")[2],
         sizes=tuple(_sizes(entry, where)),
         dtypes=tuple(
-            _text(dtype, f"{where}: input_dtypes")
+            _string(dtype, f"{where}: input_dtypes")
             for dtype in _list(entry.get("input_dtypes"), f"{where}: input_dtypes")[:_MAX_TENSORS]
         ),
         retired=retired,
@@ -205,7 +205,7 @@ def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     """gloo leaves one nameless group without ranks here; then nothing is known."""
     found = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
-        where = f"pg_config {_text(name, 'pg_config')!r}"
+        where = f"pg_config {_string(name, 'pg_config')!r}"
         ranks = _dict(about, where).get("ranks")
         listed = json.loads(ranks) if isinstance(ranks, str) else ranks
         members = tuple(_whole(rank, where) for rank in _list(listed, where)[:_MAX_RANKS])
@@ -231,7 +231,7 @@ def _list(value: object, where: str) -> Sequence[Any]:
     return value
 
 
-def _text(value: object, where: str) -> str:
+def _string(value: object, where: str) -> str:
     """Group names may come as numbers; a container never becomes a text, for it may be endless."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_shown(value)}, no text")

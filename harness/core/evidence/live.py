@@ -28,7 +28,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ProgressNews:
     """What was last said of an attempt where each line stays."""
 
     phase: str
@@ -36,14 +36,14 @@ class Told:
     at_s: float
 
 
-def news(told: Told | None, phase: str, progress: Progress) -> Told | None:
+def news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
     """What to say now; None = nothing. A new phase, a step of 1, 2, 5, 10, 20 ..., or a sign of life."""
     word = phase.partition(" ")[0]
     reached = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0
-    now = Told(phase=word, milestone=reached, at_s=progress.elapsed_s)
-    if told is None or word != told.phase or reached > told.milestone:
+    now = ProgressNews(phase=word, milestone=reached, at_s=progress.elapsed_s)
+    if last is None or word != last.phase or reached > last.milestone:
         return now
-    return now if progress.elapsed_s - told.at_s >= STILL_S else None
+    return now if progress.elapsed_s - last.at_s >= STILL_S else None
 
 
 def milestone(step: int) -> int:

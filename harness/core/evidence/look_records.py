@@ -8,7 +8,7 @@ from typing import Any
 
 from nsa_harness.core.evidence.board import read_place, read_ranks
 from nsa_harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 KEPT_POINTS = 96
 KEPT_LOOKS = 96  # of a replica; the newest

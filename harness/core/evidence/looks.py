@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 
 @dataclass(frozen=True, kw_only=True)

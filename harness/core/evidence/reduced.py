@@ -9,7 +9,7 @@ from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvide
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.stacks import training_stack
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 
 MAX_RANK_BYTES = 64 << 10  # of a node's evidence, for each of its ranks
 _RECENT_CALLS = 16  # of a snapshot's board

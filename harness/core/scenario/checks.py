@@ -45,7 +45,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     visible,
     without,
 )
-from nsa_harness.core.suggest import did_you_mean
+from nsa_harness.errors import did_you_mean
 
 _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)

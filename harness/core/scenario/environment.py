@@ -10,8 +10,7 @@ from nsa_harness.core.scenario.env_names import SUBJECT_NAMES
 from nsa_harness.core.scenario.layers import parse_layers
 from nsa_harness.core.scenario.overrides import Override
 from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import UsageError, did_you_mean
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 from nsa_harness.core.scenario.yaml_tree import shown
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import UsageError, did_you_mean
 
 
 class Named(Protocol):

@@ -7,12 +7,13 @@ Its label is a literal at the top; the line that is to blame ends in the comment
 from __future__ import annotations
 
 import ast
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.report import Outcome, Place, Status
+from nsa_harness.core.selftest.selftest import Score, score
 
 MARKER = "# to blame"
 LINES_OFF = 2  # a line named this close to the marked one is right
@@ -71,7 +72,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class TrialResult:
     """What a report says of a trial, as far as a label can tell. `wrong` names the parts that differ."""
 
     trial: Trial
@@ -119,10 +120,10 @@ def trials(labels: Sequence[Label]) -> tuple[Trial, ...]:
     )
 
 
-def answered(trial: Trial, outcome: Outcome) -> Answer:
+def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
     """What the report says, and which parts of it differ from what is due."""
     cause, place, ranks, confidence = _blamed(trial, outcome)
-    said = Answer(
+    said = TrialResult(
         trial=trial,
         verdict=outcome.verdict.status,
         kind=outcome.verdict.kind,
@@ -135,20 +136,19 @@ def answered(trial: Trial, outcome: Outcome) -> Answer:
         detected_s=outcome.timing.detected_s,
         wall_s=outcome.timing.wall_s,
     )
-    return Answer(**{**vars(said), "wrong": tuple(_wrong(trial, said))})
+    return TrialResult(**{**vars(said), "wrong": tuple(_wrong(trial, said))})
 
 
-def answer_line(one: Answer, width: int) -> str:
+def trial_line(one: TrialResult, width: int) -> str:
     """One line: the program, what was said of it, and what of that is wrong."""
     said = " ".join(filter(None, [one.verdict, one.cause]))
     line = f"{'WRONG' if one.wrong else 'right'}  {one.trial.name:<{width}}  {said}   {one.wall_s:.1f} s"
     if not one.wrong:
         return line
     label = one.trial.label
-    due = one.trial.due if one.trial.sound else _text(label.verdict, label.cause, label.culprit, label.line, label.step)
-    return (
-        f"{line}   {_text('said', None, one.culprit, one.line, one.step)}, due {due}; differs in {', '.join(one.wrong)}"
-    )
+    expected = _shown(label.verdict, label.cause, label.culprit, label.line, label.step)
+    said = _shown("said", None, one.culprit, one.line, one.step)
+    return f"{line}   {said}, due {one.trial.due if one.trial.sound else expected}; differs in {', '.join(one.wrong)}"
 
 
 def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, tuple[int, ...], float | None]:
@@ -164,7 +164,7 @@ def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, t
     return (one.code, one.place, one.ranks, one.confidence) if one else (None, None, (), None)
 
 
-def _wrong(trial: Trial, said: Answer) -> Iterator[str]:
+def _wrong(trial: Trial, said: TrialResult) -> Iterator[str]:
     label = trial.label
     if said.verdict != trial.due:
         yield "verdict"
@@ -184,13 +184,13 @@ def _wrong(trial: Trial, said: Answer) -> Iterator[str]:
         yield "step"
 
 
-def _near(label: Label, said: Answer) -> bool:
+def _near(label: Label, said: TrialResult) -> bool:
     if said.file is None or said.line is None or label.line is None:
         return False
     return PurePath(said.file).stem == label.name and abs(said.line - label.line) <= LINES_OFF
 
 
-def _text(verdict: str, cause: str | None, ranks: Sequence[int], line: int | None, step: int | None) -> str:
+def _shown(verdict: str, cause: str | None, ranks: Sequence[int], line: int | None, step: int | None) -> str:
     where = [f"rank {'+'.join(map(str, ranks))}"] if ranks else []
     where += [f"{name} {value}" for name, value in (("line", line), ("step", step)) if value is not None]
     return " ".join([*filter(None, [verdict, cause]), *where])
@@ -198,3 +198,158 @@ def _text(verdict: str, cause: str | None, ranks: Sequence[int], line: int | Non
 
 def _names(node: ast.Assign) -> list[str]:
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
+
+
+_BANDS = (("certain", 0.9, 2.0), ("likely", 0.6, 0.9), ("unknown", 0.0, 0.6))  # as a report words a confidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """So many of so many were right; of none, there is no rate."""
+
+    right: int
+    of: int
+
+    @property
+    def rate(self) -> float | None:
+        return self.right / self.of if self.of else None
+
+    def __str__(self) -> str:
+        return "-" if self.rate is None else f"{100 * self.rate:.1f} % ({self.right} of {self.of})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Of all answers the verdict; of faults the parts that a label names; of sound programs what is said in error."""
+
+    verdict: Share
+    culprit: Share
+    cause: Share
+    line: Share
+    step: Share
+    causes: dict[str, Score]
+    bands: dict[str, Share]  # by how sure one was: cause and culprit both right
+    certain_and_wrong: tuple[str, ...]
+    false_hangs: tuple[str, ...]
+    false_alarms: tuple[str, ...]  # a finding on a program with nothing wrong
+    latency_median_s: float | None  # of a HANG, from the culprit's last mark to the verdict
+    latency_95_s: float | None
+
+
+def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
+    faults = [one for one in answers if not one.trial.sound]
+    sound = [one for one in answers if one.trial.sound]
+    pairs = [(one.trial.label.cause, one.cause) for one in faults] + [(None, one.cause) for one in sound]
+    causes = sorted({cause for pair in pairs for cause in pair if cause is not None})
+    latencies = sorted(one.detected_s for one in faults if one.detected_s is not None and one.verdict == Status.HANG)
+    return Accuracy(
+        verdict=_share(answers, "verdict"),
+        culprit=_share([one for one in faults if one.trial.label.culprit], "culprit"),
+        cause=_share(faults, "cause"),
+        line=_share([one for one in faults if one.trial.label.line is not None], "line"),
+        step=_share([one for one in faults if one.trial.label.step is not None], "step"),
+        causes={cause: score(cause, pairs) for cause in causes},
+        bands={name: _band(faults, low, high) for name, low, high in _BANDS},
+        certain_and_wrong=tuple(one.trial.name for one in faults if _sure(one) and not _blamed_rightly(one)),
+        false_hangs=tuple(one.trial.name for one in sound if one.verdict == Status.HANG),
+        false_alarms=tuple(one.trial.name for one in sound if one.cause is not None),
+        latency_median_s=statistics.median(latencies) if latencies else None,
+        latency_95_s=latencies[round(0.95 * (len(latencies) - 1))] if latencies else None,
+    )
+
+
+def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
+    """For people, below the lines of the trials."""
+    found = accuracy(answers)
+    for name in ("verdict", "culprit", "cause", "line", "step"):
+        yield f"{name:<18}{getattr(found, name)}"
+    for name, share in found.bands.items():
+        yield f"{f'{name}, and right':<18}{share}"
+    yield f"{'false HANG':<18}{_listed(found.false_hangs)}"
+    yield f"{'false alarm':<18}{_listed(found.false_alarms)}"
+    yield f"{'latency':<18}median {_seconds(found.latency_median_s)}, 95 % {_seconds(found.latency_95_s)}"
+
+
+def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
+    """As JSON: the figures, and every answer they come from."""
+    found = accuracy(answers)
+    shares = {name: getattr(found, name) for name in ("verdict", "culprit", "cause", "line", "step")}
+    return {
+        "schema": 1,
+        "programs": len({one.trial.label.name for one in answers}),
+        "rates": {name: _share_values(share) for name, share in shares.items()},
+        "calibration": {name: _share_values(share) for name, share in found.bands.items()},
+        "certain_and_wrong": list(found.certain_and_wrong),
+        "false_hangs": list(found.false_hangs),
+        "false_alarms": list(found.false_alarms),
+        "hang_detected_s": {"median": found.latency_median_s, "p95": found.latency_95_s},
+        "causes": {
+            cause: {
+                "planted": one.planted,
+                "said": one.said,
+                "right": one.right,
+                "precision": one.precision,
+                "recall": one.recall,
+            }
+            for cause, one in found.causes.items()
+        },
+        "answers": [trial_values(one) for one in answers],
+    }
+
+
+def trial_values(one: TrialResult) -> dict[str, object]:
+    """One trial as JSON: what is due, what was said."""
+    label = one.trial.label
+    due = None if one.trial.sound else label
+    return {
+        "name": one.trial.name,
+        "ranks": label.ranks,
+        "due": {
+            "verdict": one.trial.due,
+            "cause": due.cause if due else None,
+            "culprit": list(due.culprit) if due else [],
+            "line": due.line if due else None,
+            "step": due.step if due else None,
+        },
+        "said": {
+            "verdict": one.verdict,
+            "kind": one.kind,
+            "cause": one.cause,
+            "culprit": list(one.culprit),
+            "line": one.line,
+            "step": one.step,
+        },
+        "confidence": one.confidence,
+        "detected_s": one.detected_s,
+        "wall_s": one.wall_s,
+        "wrong": list(one.wrong),
+    }
+
+
+def _share(answers: Sequence[TrialResult], part: str) -> Share:
+    return Share(right=sum(part not in one.wrong for one in answers), of=len(answers))
+
+
+def _band(faults: Sequence[TrialResult], low: float, high: float) -> Share:
+    within = [one for one in faults if one.confidence is not None and low <= one.confidence < high]
+    return Share(right=sum(map(_blamed_rightly, within)), of=len(within))
+
+
+def _sure(one: TrialResult) -> bool:
+    return (one.confidence or 0.0) >= _BANDS[0][1]
+
+
+def _blamed_rightly(one: TrialResult) -> bool:
+    return not {"verdict", "cause", "culprit"} & set(one.wrong)
+
+
+def _share_values(share: Share) -> dict[str, object]:
+    return {"right": share.right, "of": share.of, "rate": share.rate}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

@@ -11,7 +11,7 @@ from nsa_harness.core.report import Outcome, Status
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class ComparedVerdict:
     """What a report says of a run, in the parts that are compared."""
 
     verdict: str
@@ -36,7 +36,7 @@ class Planting:
     name: str
     fault: Fault
     settings: tuple[str, ...]
-    must_say: Said
+    must_say: ComparedVerdict
     quick: bool
 
     def __str__(self) -> str:
@@ -46,11 +46,11 @@ class Planting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class PlantingResult:
     """One planting against one report. `wrong` names the parts that differ."""
 
     planting: Planting
-    said: Said
+    said: ComparedVerdict
     wrong: tuple[str, ...]
     wall_s: float
 
@@ -72,9 +72,9 @@ class Score:
         return self.right / self.planted if self.planted else None
 
 
-def said_of(outcome: Outcome) -> Said:
+def compared_verdict(outcome: Outcome) -> ComparedVerdict:
     culprit = outcome.culprit
-    return Said(
+    return ComparedVerdict(
         verdict=outcome.verdict.status,
         cause=outcome.verdict.cause,
         rank=culprit.ranks if culprit else (),
@@ -83,15 +83,15 @@ def said_of(outcome: Outcome) -> Said:
     )
 
 
-def marked(planting: Planting, outcome: Outcome) -> Mark:
+def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
     """Compares every part; all of them must be as planted."""
-    due, said = planting.must_say, said_of(outcome)
+    due, said = planting.must_say, compared_verdict(outcome)
     parts = ("verdict", "cause", "rank", "layer", "step")
     wrong = tuple(part for part in parts if getattr(due, part) != getattr(said, part))
-    return Mark(planting=planting, said=said, wrong=wrong, wall_s=outcome.timing.wall_s)
+    return PlantingResult(planting=planting, said=said, wrong=wrong, wall_s=outcome.timing.wall_s)
 
 
-def mark_line(mark: Mark, width: int) -> str:
+def planting_line(mark: PlantingResult, width: int) -> str:
     """One line: what was planted, what was said, and what of it is wrong."""
     word = "WRONG" if mark.wrong else "right"
     line = f"{word}  {mark.planting.name:<{width}}  planted at {mark.planting}   said {mark.said}   {mark.wall_s:.1f} s"
@@ -100,19 +100,19 @@ def mark_line(mark: Mark, width: int) -> str:
     return f"{line}   expected {mark.planting.must_say}; differs in {', '.join(mark.wrong)}"
 
 
-def scores(marks: Sequence[Mark]) -> dict[str, Score]:
+def scores(marks: Sequence[PlantingResult]) -> dict[str, Score]:
     """Of each cause that was planted or said; a twin has none, so a cause said of a twin costs precision."""
     pairs = [(mark.planting.must_say.cause, mark.said.cause) for mark in marks]
     causes = sorted({cause for pair in pairs for cause in pair if cause is not None})
     return {cause: score(cause, pairs) for cause in causes}
 
 
-def verdict_scores(marks: Sequence[Mark]) -> dict[str, Score]:
+def verdict_scores(marks: Sequence[PlantingResult]) -> dict[str, Score]:
     pairs = [(mark.planting.must_say.verdict, mark.said.verdict) for mark in marks]
     return {verdict: score(verdict, pairs) for verdict in sorted({word for pair in pairs for word in pair})}
 
 
-def score_values(marks: Sequence[Mark], *, seed: int) -> dict[str, object]:
+def score_values(marks: Sequence[PlantingResult], *, seed: int) -> dict[str, object]:
     """The score as JSON."""
     return {
         "schema": 1,
@@ -125,7 +125,7 @@ def score_values(marks: Sequence[Mark], *, seed: int) -> dict[str, object]:
     }
 
 
-def score_lines(marks: Sequence[Mark]) -> Iterator[str]:
+def score_lines(marks: Sequence[PlantingResult]) -> Iterator[str]:
     for title, table in (("cause", scores(marks)), ("verdict", verdict_scores(marks))):
         width = max(map(len, (title, *table)))
         yield f"{title:<{width}}  planted  said  right  precision  recall"
@@ -156,7 +156,7 @@ def _numbers(score: Score) -> dict[str, object]:
     }
 
 
-def _values(mark: Mark) -> dict[str, object]:
+def _values(mark: PlantingResult) -> dict[str, object]:
     fault, due, said = mark.planting.fault, mark.planting.must_say, mark.said
     place = {"kind": fault.kind, "rank": fault.rank, "layer": fault.layer, "step": fault.step, "heals_s": fault.heals_s}
     shown = [
@@ -177,7 +177,7 @@ LAYERS, STEPS = 4, 3  # of the model that faults are planted in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class SelftestFault:
     """A fault to plant somewhere in a run of three steps, and what the harness must call it."""
 
     name: str
@@ -203,11 +203,11 @@ _STOPPED_S = 3.0
 _CRAWL_S = 6.0
 _SLOW_S = 90.0
 
-_DEADLOCK = Kind(
+_DEADLOCK = SelftestFault(
     name="deadlock", fault="deadlock", verdict=Status.HANG, cause=Cause.BACKWARD_FUNCTION_BLOCKED, heals_s=_HEALS_S
 )
 # Not in the last step: the rank would be done and leave, so its peers fail rather than wait.
-_SKIP = Kind(
+_SKIP = SelftestFault(
     name="skip_collective",
     fault="skip_collective",
     verdict=Status.HANG,
@@ -216,17 +216,19 @@ _SKIP = Kind(
     layered=False,
     steps=STEPS - 1,
 )
-_RAISE = Kind(name="raise", fault="raise", verdict=Status.FAIL, cause=Cause.EXCEPTION, heals_s=_AT_ONCE_S)
-_KILL = Kind(name="sigkill", fault="sigkill", verdict=Status.FAIL, cause=Cause.KILLED, heals_s=_AT_ONCE_S)
+_RAISE = SelftestFault(name="raise", fault="raise", verdict=Status.FAIL, cause=Cause.EXCEPTION, heals_s=_AT_ONCE_S)
+_KILL = SelftestFault(name="sigkill", fault="sigkill", verdict=Status.FAIL, cause=Cause.KILLED, heals_s=_AT_ONCE_S)
 # Nobody can tell who will resume a stopped rank, so this twin goes on before the stall limit.
-_STOP = Kind(name="sigstop", fault="sigstop", verdict=Status.HANG, cause=Cause.STOPPED_PROCESS, heals_s=_STOPPED_S)
-_EXIT = Kind(name="exit0", fault="exit0", verdict=Status.FAIL, cause=Cause.EARLY_EXIT, heals_s=_AT_ONCE_S)
-_LOOP = Kind(
+_STOP = SelftestFault(
+    name="sigstop", fault="sigstop", verdict=Status.HANG, cause=Cause.STOPPED_PROCESS, heals_s=_STOPPED_S
+)
+_EXIT = SelftestFault(name="exit0", fault="exit0", verdict=Status.FAIL, cause=Cause.EARLY_EXIT, heals_s=_AT_ONCE_S)
+_LOOP = SelftestFault(
     name="endless_loop", fault="endless_loop", verdict=Status.HANG, cause=Cause.INFINITE_LOOP, heals_s=_HEALS_S
 )
-_SLOW = Kind(name="slow_step", fault="slow_step", verdict=Status.FAIL, cause=Cause.SLOW, heals_s=_CRAWL_S)
+_SLOW = SelftestFault(name="slow_step", fault="slow_step", verdict=Status.FAIL, cause=Cause.SLOW, heals_s=_CRAWL_S)
 
-KINDS = (
+SELFTEST_FAULTS = (
     *(replace(kind, quick=True) for kind in (_DEADLOCK, _SKIP, _RAISE, _KILL, _STOP, _EXIT, _LOOP)),
     _SLOW,
     *(replace(kind, name=f"{kind.name}_checkpointed", settings=_CHECKPOINTED) for kind in (_DEADLOCK, _RAISE, _STOP)),
@@ -235,7 +237,7 @@ KINDS = (
 )
 
 
-def planted(kind: Kind, *, rank: int, layer: int, step: int) -> Planting:
+def planted(kind: SelftestFault, *, rank: int, layer: int, step: int) -> Planting:
     """The fault at this place. Ranks and layers count from 0, steps from 1."""
     fault = Fault(
         kind=kind.fault,
@@ -245,16 +247,16 @@ def planted(kind: Kind, *, rank: int, layer: int, step: int) -> Planting:
         heals_s=_SLOW_S if kind.fault == "slow_step" else None,
     )
     limits = {"endless_loop": _BUSY, "slow_step": _LATE}.get(kind.fault, ())
-    must_say = Said(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
+    must_say = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}", *limits)
     return Planting(name=kind.name, fault=fault, settings=settings, must_say=must_say, quick=kind.quick)
 
 
-def twin(kind: Kind, *, rank: int, layer: int, step: int) -> Planting:
+def twin(kind: SelftestFault, *, rank: int, layer: int, step: int) -> Planting:
     """The same path, over after a while: it must PASS."""
     place = Fault(kind=kind.fault, rank=rank, layer=layer if kind.layered else None, step=step, heals_s=kind.heals_s)
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}")
-    healthy = Said(verdict=Status.PASS, cause=None, rank=(), layer=None, step=None)
+    healthy = ComparedVerdict(verdict=Status.PASS, cause=None, rank=(), layer=None, step=None)
     # Of the quick set, one twin that is suspected and one that is not.
     quick = kind.quick and kind.fault in ("deadlock", "raise")
     return Planting(name=f"{kind.name}_twin", fault=place, settings=settings, must_say=healthy, quick=quick)

@@ -38,7 +38,7 @@ class GroupWait:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobState:
     """All ranks of one moment, and what is known of the job around them."""
 
     living: Mapping[int, RankSnapshot]
@@ -60,25 +60,25 @@ class Job:
         return tuple(sorted(self.seen - {rank}))
 
 
-def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> Job:
+def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> JobState:
     left = frozenset(gone)
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (one.started for rank in ranks for one in rank.collectives)
     found = next((board.backend for board in boards if board.backend), "")
-    told = backend if backend in ("gloo", "nccl") else found or backend
-    return Job(
+    known = backend if backend in ("gloo", "nccl") else found or backend
+    return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
         groups={name: members for board in boards for name, members in board.groups.items() if members},
         world_size=max(sizes, default=0),
         # Only a device's recorder says what has started; a program of unknown backend is told by it.
-        spins="nccl" in told or (told != "gloo" and any(one is not None for one in recorded)),
+        spins="nccl" in known or (known != "gloo" and any(one is not None for one in recorded)),
     )
 
 
 def group_wait(
-    rank: RankSnapshot, stack: Stack | None, job: Job, *, computes: bool, still: bool = True
+    rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> GroupWait | None:
     """What the rank waits for in other ranks; None where it waits elsewhere, or computes.
 
@@ -112,13 +112,13 @@ def _open_call(board: Board | None) -> Call | None:
     return next((one for one in reversed(board.calls) if one.left_s is None), None) if board else None
 
 
-def _called(rank: RankSnapshot, call: Call, job: Job) -> GroupWait | None:
+def _called(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait | None:
     """Waits that the flight recorder does not know: only the call says for whom."""
     if call.op == _ENTRANCE or call.op in _CREATIONS:
         return _creation(rank, call, job)
     if operation(call) in TRANSFERS:
         return _transfer(rank.rank, call, job)
-    return _store(rank.rank, call, job) if call.key else None
+    return _store_wait(rank.rank, call, job) if call.key else None
 
 
 def operation(call: Call) -> str:
@@ -126,7 +126,7 @@ def operation(call: Call) -> str:
     return call.op.removeprefix(protocol.WAIT)
 
 
-def _creation(rank: RankSnapshot, call: Call, job: Job) -> GroupWait:
+def _creation(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait:
     named = missing_rank(call.key)
     absent = [other for other in job.others(rank.rank) if not _has_entered(other, rank, call, job)]
     if named is not None:
@@ -141,7 +141,7 @@ def _creation(rank: RankSnapshot, call: Call, job: Job) -> GroupWait:
     return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)
 
 
-def _has_entered(other: int, rank: RankSnapshot, call: Call, job: Job) -> bool:
+def _has_entered(other: int, rank: RankSnapshot, call: Call, job: JobState) -> bool:
     """The other rank has made as many calls of the kind, or has forgotten how many it made and is in one."""
     peer = job.living.get(other)
     if peer is None or peer.board is None or rank.board is None:
@@ -155,7 +155,7 @@ def _has_entered(other: int, rank: RankSnapshot, call: Call, job: Job) -> bool:
     return _count(peer.board, kinds) >= _count(rank.board, kinds)
 
 
-def _makes_a_later_one(other: int, rank: RankSnapshot, job: Job) -> bool:
+def _makes_a_later_one(other: int, rank: RankSnapshot, job: JobState) -> bool:
     """It is through with as many creations as this rank has begun, and waits in a further one: of another number."""
     peer = job.living.get(other)
     if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
@@ -173,7 +173,7 @@ def _count(board: Board, kinds: frozenset[str]) -> int:
     return sum(call.op in kinds for call in board.calls)
 
 
-def _transfer(rank: int, call: Call, job: Job) -> GroupWait:
+def _transfer(rank: int, call: Call, job: JobState) -> GroupWait:
     """A receive from anybody waits for all others."""
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
@@ -195,7 +195,7 @@ def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
     return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
 
 
-def _store(rank: int, call: Call, job: Job) -> GroupWait:
+def _store_wait(rank: int, call: Call, job: JobState) -> GroupWait:
     """A key of a rendezvous names the rank that is missing. Any other key may be set by any other rank."""
     named = missing_rank(call.key)
     if named is not None:
@@ -212,7 +212,7 @@ def missing_rank(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _waits(kind: WaitKind, peers: Iterable[int], job: Job, *, call: Call) -> GroupWait:
+def _waits(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> GroupWait:
     """For a rank that is seen, its own wait decides. A number outside the job never comes."""
     wanted = tuple(sorted(peers))
     nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in wanted)
@@ -228,7 +228,7 @@ def _transport(
 
 
 def _collective(
-    rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: Job, *, inside: bool, computes: bool
+    rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> GroupWait | None:
     """The collective this rank waits in, and the ranks that have not come to it."""
     pending = next((one for one in rank.collectives if not one.retired), None)
@@ -253,7 +253,7 @@ def _collective(
     )
 
 
-def _of_another_root(rank: int, call: Call | None, job: Job) -> tuple[int, ...]:
+def _of_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:
     """Ranks in the same broadcast, gather or the like that take somebody else for its root: it pairs with nothing."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
@@ -262,7 +262,7 @@ def _of_another_root(rank: int, call: Call | None, job: Job) -> tuple[int, ...]:
     return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
 
 
-def _absent(pending: Collective, rank: int, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _absent(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The members that have not entered `pending` or entered something else in its place, and those nobody sees."""
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)

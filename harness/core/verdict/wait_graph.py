@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
 from nsa_harness.core.evidence.host import Task
 from nsa_harness.core.evidence.stacks import in_function, user_frame
-from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, Job, group_wait, job_of, operation
+from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
 from nsa_harness.core.verdict.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, only_another_line, rank_stack
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -52,7 +52,7 @@ def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: st
 
 
 def _wait(
-    before: RankSnapshot | None, rank: RankSnapshot, job: Job, owners: Mapping[int, int], elapsed_s: float
+    before: RankSnapshot | None, rank: RankSnapshot, job: JobState, owners: Mapping[int, int], elapsed_s: float
 ) -> Wait:
     moved = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)

@@ -14,7 +14,7 @@ from typing import TextIO
 from nsa_harness.core.bisect.plan import Stage, at_most
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from nsa_harness.core.bisect.question import CountsAs
 from nsa_harness.core.bisect.report import BisectReport
-from nsa_harness.core.report import Report
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Report, Trouble
 from nsa_harness.render.bisect.bisect_json import bisect_json
 from nsa_harness.render.bisect.bisect_md import bisect_md
 from nsa_harness.render.documents.html import report_html

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nsa_harness.core.comparison.severity import severity
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Outcome, Report, Status
+from nsa_harness.core.report import Finding, Outcome, Place, Report, Status
 from nsa_harness.render import words
 from nsa_harness.render.documents.tables import Cell, Part, Table, findings_line, tables
 from nsa_harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link

@@ -9,9 +9,8 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from nsa_harness.core.evidence.live import Progress
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Report, Status
 from nsa_harness.render import words
 from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, padded, paragraph, table
 from nsa_harness.render.text import escape, escaped

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from nsa_harness.core.evidence.live import Progress, Told, news, time_left_s
+from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render.terminal.layout import paragraph
@@ -69,7 +69,7 @@ class Terminal:
         self._writer = Writer(stream, self.frame if self._paint.lively else None)
         self._lock = Lock()  # between the listener's calls and the frame
         self._running: dict[str, tuple[Running, float]] = {}  # with the time it was heard of
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ProgressNews] = {}
         self._ended: list[Ended] = []
         self._planned = 0  # runs, without what is skipped
         self._several = False

@@ -17,8 +17,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.launch.launch import subject_path

@@ -15,7 +15,7 @@ from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, 
 from nsa_harness.core.evidence.flight import essential, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
 from nsa_harness.core.evidence.stacks import native_wanted, training_stack
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.node import gpu_in_use, gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around

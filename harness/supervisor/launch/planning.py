@@ -28,8 +28,7 @@ from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, re
 from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import MissingNeed, ScenarioError, UsageError
+from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
 from nsa_harness.supervisor.launch.launch import subject_path
 from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
 from nsa_harness.supervisor.store.record import load_spec

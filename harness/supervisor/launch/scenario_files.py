@@ -23,8 +23,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     visible,
     without,
 )
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import ScenarioError
+from nsa_harness.errors import ScenarioError, did_you_mean
 
 SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8

@@ -17,7 +17,7 @@ from nsa_harness.core.divergence.ledger import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
 from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
-from nsa_harness.core.evidence.flight import Flight, essential, parse_dump
+from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
@@ -25,7 +25,7 @@ from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, red
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
@@ -271,7 +271,7 @@ class _Gather:
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
-    def _flight(self, home: Path, rank: int) -> Flight | None:
+    def _flight(self, home: Path, rank: int) -> FlightDump | None:
         """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
         found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in found if path.exists()), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Artifact
-from nsa_harness.core.repro.reproduction import Reproduction
+from nsa_harness.core.reproduction import Reproduction
 from nsa_harness.supervisor.store.reading import opened
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 

@@ -16,7 +16,7 @@ from nsa_harness.core.evidence.evidence import Board, Ending, Exit, Retraction, 
 from nsa_harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
 from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.trouble import Trouble
+from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import in_force
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.reading import log_tail, read_lines, read_whole

@@ -15,8 +15,7 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
 from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
 from nsa_harness.core.schedule import ONCE, Policy
-from nsa_harness.core.suggest import did_you_mean
-from nsa_harness.errors import ScenarioError, StoredRunError
+from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.reading import read_whole

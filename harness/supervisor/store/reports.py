@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_harness.core.ci.summary import Unread
+from nsa_harness.core.ci import Unread
 
 MOST_BYTES = 64 << 20  # of one report; a plan of a thousand scenarios stays far below
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")

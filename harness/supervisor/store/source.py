@@ -6,8 +6,7 @@ import linecache
 from dataclasses import replace
 from pathlib import Path
 
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Outcome
+from nsa_harness.core.report import Outcome, Place
 
 _MAX_SOURCE_BYTES = 1 << 20
 

@@ -1,89 +1,107 @@
-"""What autograd, DDP and checkpointing refuse: an exception raised inside torch, told in the program's own names."""
+"""What autograd, DDP and checkpointing refuse, in the program's own names, and the gradients that DDP misses."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from nsa_harness.core.diagnosis.case import Case, Explanation, at, shorten
+from nsa_harness.core.diagnosis.case import (
+    Case,
+    Explanation,
+    at,
+    counted,
+    explained,
+    layer_of,
+    module_of,
+    place_of,
+    ranks_of,
+    shorten,
+)
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
-from nsa_harness.core.diagnosis.refused import hinted, hints_of, names_of, raised_so, ranks_of, refusal, step_of
-from nsa_harness.core.verdict.verdict import Failure
+from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
+from nsa_harness.core.evidence.stacks import in_function, user_frame
+from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
+_OF_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints
+_SHOWN = 3
+_UNSURE = 0.75  # the others may only have been late
+_FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 
 
 @rule(Phase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
 def static_graph_changed(case: Case) -> Explanation | None:
-    changed = raised_so(case, Cause.STATIC_GRAPH_CHANGED)
+    changed = _raising(case, Cause.STATIC_GRAPH_CHANGED)
     if not changed:
         return None
     first = changed[0]
-    grown = f": {names_of(first)} took part for the first time" if hints_of(first, "newly used") else ""
-    named = f": {names_of(first)} took no part" if hints_of(first, "without gradient") else grown
-    return refusal(
+    grown = f": {_names(first)} took part for the first time" if _hints(first, "newly used") else ""
+    named = f": {_names(first)} took no part" if _hints(first, "without gradient") else grown
+    return _refusal(
         case,
         changed,
-        f"the graph of step {step_of(case, first)} has other parameters than the first one{named}; DDP was told"
+        f"the graph of step {_step_of(case, first)} has other parameters than the first one{named}; DDP was told"
         " static_graph=True",
         cause=Cause.STATIC_GRAPH_CHANGED,
-        step=step_of(case, first),
+        step=_step_of(case, first),
         confidence=0.95,
     )
 
 
 @rule(Phase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
 def ready_twice(case: Case) -> Explanation | None:
-    twice = raised_so(case, Cause.READY_TWICE)
+    twice = _raising(case, Cause.READY_TWICE)
     if not twice:
         return None
-    return refusal(
+    return _refusal(
         case,
         twice,
-        f"the gradient of {names_of(twice[0])} was ready twice in one backward pass of step {step_of(case, twice[0])}",
+        f"the gradient of {_names(twice[0])} was ready twice in one backward pass of step {_step_of(case, twice[0])}",
         cause=Cause.READY_TWICE,
-        step=step_of(case, twice[0]),
+        step=_step_of(case, twice[0]),
         confidence=0.95,
     )
 
 
 @rule(Phase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
 def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
-    mismatch = raised_so(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
+    mismatch = _raising(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
     if not mismatch:
         return None
-    again = next(iter(hints_of(mismatch[0], "recomputed")), None)
-    return refusal(
+    again = next(iter(_hints(mismatch[0], "recomputed")), None)
+    return _refusal(
         case,
         mismatch,
         f"{ranks_text(ranks_of(mismatch))} computed {again.name if again else 'a checkpointed part'} otherwise for the"
-        f" backward pass than in the forward pass of step {step_of(case, mismatch[0])}:"
+        f" backward pass than in the forward pass of step {_step_of(case, mismatch[0])}:"
         f" {shorten(mismatch[0].text.partition('checkpoint: ')[2])}",
         cause=Cause.CHECKPOINT_RECOMPUTE_MISMATCH,
-        step=step_of(case, mismatch[0]),
+        step=_step_of(case, mismatch[0]),
         confidence=0.95,
     )
 
 
 @rule(Phase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
 def inplace_modification(case: Case) -> Explanation | None:
-    modified = raised_so(case, Cause.INPLACE_MODIFICATION)
+    modified = _raising(case, Cause.INPLACE_MODIFICATION)
     if not modified:
         return None
-    hints = hints_of(modified[0], "in place")
+    hints = _hints(modified[0], "in place")
     what = Cause.INPLACE_MODIFICATION.said_in(modified[0].text)
     saved = f"the output of {what[2]}, shape [{what[1]}]" if what else "a saved tensor"
-    where = f", probably{at(hinted(case, modified[0], hints[0]))}" if len(hints) == 1 else ""
-    return refusal(
+    where = f", probably{at(_hinted_place(case, modified[0], hints[0]))}" if len(hints) == 1 else ""
+    return _refusal(
         case,
         modified,
         f"{ranks_text(ranks_of(modified))} changed {saved}, in place{where} before the backward pass of step"
-        f" {step_of(case, modified[0])} needed it",
+        f" {_step_of(case, modified[0])} needed it",
         cause=Cause.INPLACE_MODIFICATION,
-        step=step_of(case, modified[0]),
+        step=_step_of(case, modified[0]),
         confidence=0.95,
         advice="Write y = x + ... instead of x += ..., or clone before. "
         + ("" if where else "The line is not known from one run: run again with --deepen for the forward line."),
@@ -93,14 +111,14 @@ def inplace_modification(case: Case) -> Explanation | None:
 @rule(Phase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
 def model_mismatch(case: Case) -> Explanation | None:
     """DDP compares the models as it is made; the ranks that differ from the most are the culprits."""
-    differing = raised_so(case, Cause.MODEL_MISMATCH)
+    differing = _raising(case, Cause.MODEL_MISMATCH)
     if not differing:
         return None
     models = _models(case, differing)
     common, most = Counter(models.values()).most_common(1)[0]
     odd = tuple(rank for rank, model in sorted(models.items()) if model != common)
     clear = 2 * most > len(case.evidence.ranks)
-    return refusal(
+    return _refusal(
         case,
         [one for one in differing if one.rank in odd] or differing,
         f"DDP was given different models: {on_ranks(sorted(models.items()))}",
@@ -117,5 +135,296 @@ def _models(case: Case, differing: Sequence[Failure]) -> dict[int, str]:
         heard = {int(found[3]): f"{found[4]} parameters" for found in counts}
         return heard | {int(found[1]): f"{found[2]} parameters" for found in counts}
     shapes = {one.rank: found for one in differing if (found := _OTHER_SHAPE.search(one.text))}
-    told = {rank: f"parameter {one[1]} with {one[2]} [{one[3]}]" for rank, one in shapes.items() if rank is not None}
-    return {rank.rank: told.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
+    models = {rank: f"parameter {one[1]} with {one[2]} [{one[3]}]" for rank, one in shapes.items() if rank is not None}
+    return {rank.rank: models.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
+
+
+@rule(Phase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
+def reentrant_no_grad_input(case: Case) -> Explanation | None:
+    """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
+    unfinished = _raising(case, Cause.UNUSED_PARAMS)
+    unfed = _unfed(case)
+    if not unfinished or unfinished[0].rank not in unfed:
+        return None
+    place = unfed[unfinished[0].rank]
+    used = [hint.frame.function for hint in _hints(unfinished[0], "without gradient") if hint.frame]
+    found = _left_without(
+        case,
+        unfinished,
+        ranks_of(unfinished),
+        f"a reentrant checkpoint{at(place)} got inputs of which none requires a gradient, so"
+        f" {_names(unfinished[0])} had none",
+        cause=Cause.REENTRANT_NO_GRAD_INPUT,
+        confidence=0.9 if used and set(used) == {place.function} else 0.75,
+    )
+    return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
+
+
+@rule(Phase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
+def nothing_to_differentiate(case: Case) -> Explanation | None:
+    """A backward pass from a tensor that no parameter leads to."""
+    refused = _raising(case, Cause.NO_GRADIENT)
+    if not refused:
+        return None
+    return _refusal(
+        case,
+        refused,
+        f"the backward pass of {ranks_text(ranks_of(refused))} began at a tensor that no parameter that requires a"
+        " gradient leads to",
+        cause=Cause.NO_GRADIENT,
+        confidence=0.85,
+        advice="Look for what ended the graph: gradients switched off and not on again (set_grad_enabled, no_grad,"
+        " inference_mode), detach or .item() before the loss, a model that is frozen whole.",
+    )
+
+
+@rule(Phase.SILENT, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("no_gradient",))
+def silent_checkpoint(case: Case) -> Explanation | None:
+    """The same without DDP, which nobody notices: the parameters never have a gradient."""
+    unfed = _unfed(case)
+    without = {
+        rank.rank: rank.looks.never
+        for rank in case.evidence.ranks
+        if rank.rank in unfed and rank.looks is not None and rank.looks.never
+    }
+    if not without or case.first_failure is not None:
+        return None
+    first = min(without)
+    names = ", ".join(without[first][:_SHOWN])
+    return explained(
+        Cause.REENTRANT_NO_GRAD_INPUT,
+        f"a reentrant checkpoint{at(unfed[first])} got inputs of which none requires a gradient, and parameters never"
+        f" had one: {names}",
+        ranks=tuple(sorted(without)),
+        place=_with_parameter(unfed[first], Place(parameter=without[first][0])),
+        confidence=0.85,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
+    )
+
+
+@rule(Phase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
+def find_unused_needless(case: Case) -> Explanation | None:
+    """torch says so itself, after the first step; what a later step leaves out it cannot know."""
+    ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
+    if not ranks:
+        return None
+    return explained(
+        Cause.FIND_UNUSED_NEEDLESS,
+        "DDP was given find_unused_parameters=True and found nothing unused in its first step: it walks the graph in"
+        " every step for that",
+        ranks=ranks,
+        confidence=0.7,
+        proof=(f"rank{ranks[0]}/stderr.log",),
+    )
+
+
+@rule(Phase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
+def gradient_order_differs(case: Case) -> Explanation | None:
+    """A fact, and a sign that the ranks' graphs differ; the reduction itself keeps rank 0's order of buckets."""
+    one = case.evidence.gradient_order
+    if one is None:
+        return None
+    return explained(
+        Cause.GRADIENT_ORDER_DIFFERS,
+        f"in step {one.step} the gradients of rank {one.rank} arrived in another order than those of rank {one.other}:"
+        f" number {one.position} was {one.name}, there {one.expected}",
+        ranks=(one.rank,),
+        place=_with_parameter(Place(), Place(parameter=one.name)),
+        confidence=0.95,
+        proof=(f"grad_order_rank{one.rank}.jsonl", f"grad_order_rank{one.other}.jsonl"),
+    )
+
+
+@rule(Phase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
+def rank_conditional_unused_params(case: Case) -> Explanation | None:
+    """Some ranks computed no gradient for parameters for which the others did, and waited."""
+    unfinished = _raising(case, Cause.UNUSED_PARAMS)
+    if not unfinished or not (differing := _differing(case, unfinished)):
+        return None
+    ranks, confidence = differing
+    others = [rank.rank for rank in case.evidence.ranks if rank.rank not in ranks]
+    did = "computed it and waited" if confidence > _UNSURE else "did not finish that step"
+    waiting = f"; {ranks_text(others)} {did}" if others else ", each another"
+    return _left_without(
+        case,
+        unfinished,
+        ranks,
+        f"{ranks_text(ranks)} computed no gradient for {_names(unfinished[0])}",
+        tail=waiting,
+        cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
+        confidence=confidence,
+        advice=Cause.UNUSED_PARAMS.row.advice,
+    )
+
+
+@rule(Phase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
+def unused_params(case: Case) -> Explanation | None:
+    unfinished = _raising(case, Cause.UNUSED_PARAMS)
+    if not unfinished:
+        return None
+    return _left_without(
+        case,
+        unfinished,
+        tuple(rank.rank for rank in case.evidence.ranks),
+        f"no rank computed a gradient for {_names(unfinished[0])}",
+        cause=Cause.UNUSED_PARAMS,
+        confidence=0.95 if len(unfinished) == len(case.evidence.ranks) else 0.85,
+    )
+
+
+def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], float] | None:
+    """The ranks that lacked gradients which others had, and how sure that is; None where all lacked the same."""
+    ranks = ranks_of(unfinished)
+    others = [rank for rank in case.evidence.ranks if rank.rank not in ranks]
+    if not others:
+        missing = {frozenset(hint.name for hint in _hints(one, "without gradient")) for one in unfinished}
+        return (ranks, 0.9) if len(missing) > 1 else None
+    step = _step_of(case, unfinished[0])
+    entered = max(_entered(rank) for rank in case.evidence.ranks if rank.rank in ranks)
+    waited = [_waited(other) or (other.board is not None and other.board.enqueued > entered) for other in others]
+    late = [other.board is not None and step is not None and _never_finished(other.board, step) for other in others]
+    if not any(late):
+        return None
+    return ranks, 0.95 if all(waited) and all(late) else _UNSURE
+
+
+def _waited(rank: RankEvidence) -> bool:
+    """Its backward pass failed for want of a peer: DDP waits there only once it has every gradient of its own."""
+    frames = rank.raised.frames if rank.raised else ()
+    return in_function(frames, "torch/autograd/graph.py", ("_engine_run_backward",)) is not None
+
+
+def _entered(rank: RankEvidence) -> int:
+    """How many collectives it entered: the recorder at its exit knows those that the last beat did not see."""
+    newest: dict[str, int] = {}
+    for one in rank.collectives:
+        newest[one.group] = max(one.seq, newest.get(one.group, 0))
+    return max(sum(newest.values()), rank.board.enqueued if rank.board else 0)
+
+
+def _never_finished(board: Board, step: int) -> bool:
+    return board.step <= step and all(done < step for done, _ in board.steps_s)
+
+
+def _left_without(
+    case: Case,
+    unfinished: Sequence[Failure],
+    ranks: tuple[int, ...],
+    claim: str,
+    *,
+    cause: Cause,
+    confidence: float,
+    advice: str | None = None,
+    tail: str = "",
+) -> Explanation:
+    """Gradients that were missing: the line that uses the parameters, and how many there were a rank."""
+    step = _step_of(case, unfinished[0])
+    counts = [(rank, f"{board.gradients[step]}") for rank, board in case.boards.items() if step in board.gradients]
+    had = f" (gradients in step {step}: {on_ranks(counts)})" if counts else ""
+    return _refusal(
+        case,
+        unfinished,
+        f"{claim} in step {step}{tail}{had}",
+        cause=cause,
+        ranks=ranks,
+        confidence=confidence,
+        advice=advice,
+        step=step,
+    )
+
+
+def _unfed(case: Case) -> dict[int | None, Place]:
+    return {rank: board.unfed_checkpoint for rank, board in case.boards.items() if board.unfed_checkpoint}
+
+
+def _with_parameter(place: Place, parameter: Place | None) -> Place:
+    name = parameter.parameter if parameter else None
+    module = name.rpartition(".")[0] or None if name else None
+    return replace(place, parameter=name, module=module, layer=layer_of(module))
+
+
+def _step_of(case: Case, failure: Failure) -> int | None:
+    """The step whose backward pass went wrong: the one before, where the next forward pass of DDP found out."""
+    rank = case.rank(failure.rank) if failure.rank is not None else None
+    board = rank.board if rank else None
+    if board is None:
+        return None
+    unfinished = Cause.UNUSED_PARAMS.said_in(failure.text) is not None
+    return board.step - 1 if unfinished and _found_out_later(case, board) else board.step
+
+
+def _raising(case: Case, cause: Cause) -> list[Failure]:
+    """Those that say so, the first in time in front; none where something else failed first."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not cause.said_in(first.text):
+        return []
+    return [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
+
+
+def _refusal(
+    case: Case,
+    failures: Sequence[Failure],
+    claim: str,
+    *,
+    cause: Cause,
+    confidence: float,
+    advice: str | None = None,
+    ranks: tuple[int, ...] | None = None,
+    step: int | None = None,
+) -> Explanation:
+    return explained(
+        cause,
+        claim,
+        ranks=ranks_of(failures) if ranks is None else ranks,
+        place=_place(case, failures[0]),
+        confidence=confidence,
+        proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
+        advice=advice,
+        step=step,
+    )
+
+
+def _hinted_place(case: Case, failure: Failure, hint: Hint) -> Place:
+    frame = hint.frame
+    parameter = hint.name if hint.kind in _OF_PARAMETERS else None
+    module = parameter.rpartition(".")[0] or None if parameter else module_of(case, failure.rank)["module"]
+    return Place(
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        function=frame.function if frame else None,
+        module=module if isinstance(module, str) else None,
+        layer=layer_of(module if isinstance(module, str) else None),
+        parameter=parameter,
+    )
+
+
+def _hints(failure: Failure, kind: str) -> list[Hint]:
+    return [hint for hint in failure.raised.hints if hint.kind == kind] if failure.raised else []
+
+
+def _names(failure: Failure) -> str:
+    names = [hint.name for kind in _OF_PARAMETERS for hint in _hints(failure, kind)]
+    if not names:
+        return "some of its parameters"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{counted(len(names), 'parameter')} ({', '.join(names[:_SHOWN])}{more})" if names[1:] else names[0]
+
+
+def _place(case: Case, failure: Failure) -> Place | None:
+    """The user's line that the probe found for it; else the one that called torch."""
+    hints = failure.raised.hints if failure.raised else ()
+    placed = [hint for hint in hints if hint.frame is not None]
+    if placed and (placed[0].kind != "in place" or len(placed) == 1):
+        return _hinted_place(case, failure, placed[0])
+    frame = user_frame(failure.raised.frames) if failure.raised else None
+    return place_of(case, failure.rank, frame)
+
+
+def _found_out_later(case: Case, board: Board) -> bool:
+    """Nothing but the first forward pass has begun since the last optimizer step, or that step lacked gradients."""
+    if board.step < 2:
+        return False
+    before = board.step - 1
+    seen = {one.gradients[before] for one in case.boards.values() if before in one.gradients}
+    lacked = board.gradients.get(before, 0) < max({*board.gradients.values(), *seen}, default=0)
+    return lacked or board.position <= _FIRST_MARKS

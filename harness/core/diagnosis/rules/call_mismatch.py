@@ -1,4 +1,4 @@
-"""Why ranks wait for each other: rules over what they entered unlike, from recorders, calls and step ledgers.
+"""Why ranks wait for each other: rules over calls that do not go together, from recorders, calls and step ledgers.
 
 None of them answers where something else explains the run: a rank that failed by itself, or that waits for no rank.
 """
@@ -34,15 +34,94 @@ from nsa_harness.core.diagnosis.entries import (
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
-from nsa_harness.core.divergence.divergence import Divergence, Entry, Kind, Link, elements
-from nsa_harness.core.divergence.ledger import Skipped
-from nsa_harness.core.divergence.mismatch import Unlike
-from nsa_harness.core.divergence.order import turned
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import CollectiveRef
+from nsa_harness.core.divergence.divergence import Divergence, DivergenceKind, Entry, Link, changed_order, elements
+from nsa_harness.core.divergence.ledger import SkippedCall
+from nsa_harness.core.divergence.mismatch import CallMismatch
+from nsa_harness.core.evidence.evidence import Frame
+from nsa_harness.core.report import CollectiveRef, Place
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _LINKS = 4  # of a cycle, that a sentence names
+
+
+@rule(
+    Phase.RANKS_DIFFER,
+    Cause.COLLECTIVE_ORDER_MISMATCH,
+    Cause.RANK_CONDITIONAL_COLLECTIVE,
+    outranks=("rank0_only_collective",),
+)
+def collective_order_mismatch(case: Case) -> Explanation | None:
+    mismatch = case.call_mismatch if parted(case) else None
+    if mismatch is None or mismatch.kind is not DivergenceKind.OPERATION:
+        return None
+    if mismatch.skipped:
+        return _skipped(case, mismatch)
+    by_text = classes([(rank, f"{call.op}{at(call.place)}") for rank, call in mismatch.calls])
+    calls = ", ".join(f"{ranks} called {text}" for ranks, text in by_text)
+    return explained(
+        Cause.COLLECTIVE_ORDER_MISMATCH,
+        f"the ranks call different collectives at the same point of step {mismatch.step}{number_text(case, mismatch)}:"
+        f" {calls}{undecided(mismatch.differ, mismatch.calls)}",
+        ranks=mismatch.differ,
+        place=mismatch.call(mismatch.differ[0]).place,
+        step=mismatch.step,
+        collective=call_reference(case, mismatch, mismatch.differ[0]),
+        confidence=0.95,
+        proof=(*call_proof(case, mismatch.differ), *flight_proof(case, mismatch.differ)),
+        advice="Make every rank call the same collectives in the same order: look for a branch or an iteration over a"
+        " set or dict that differs between ranks above the named lines.",
+    )
+
+
+def _skipped(case: Case, mismatch: CallMismatch) -> Explanation:
+    """The ranks that kept to their order of the steps before tell which call the others left out."""
+    rank, call = next((rank, call) for rank, call in mismatch.calls if rank not in mismatch.differ)
+    instead = mismatch.call(mismatch.differ[0])
+    above = _line_above(case, rank, mismatch.differ[0]) if instead.place != call.place else None
+    if above is not None:
+        return _other_order(case, mismatch, above)
+    return explained(
+        Cause.RANK_CONDITIONAL_COLLECTIVE,
+        f"{ranks_text(mismatch.differ)} skipped {call.op}{at(call.place)} in step {mismatch.step}"
+        f"{number_text(case, mismatch)}, which rank {rank} called, and went on to {instead.op}{at(instead.place)},"
+        " which comes later in other steps; or it makes both in another order",
+        ranks=mismatch.differ,
+        place=call.place,
+        step=mismatch.step,
+        collective=call_reference(case, mismatch, rank),
+        confidence=0.8,
+        proof=(*call_proof(case, mismatch.differ), *flight_proof(case, mismatch.differ)),
+        advice="Call the collective on every rank. Below FSDP that means: run the same layers on every rank.",
+    )
+
+
+def _other_order(case: Case, mismatch: CallMismatch, above: Frame) -> Explanation:
+    """Both calls are made from one line: it goes through them one after the other, here in another order."""
+    by_text = classes([(rank, f"{call.op}{at(call.place)}") for rank, call in mismatch.calls])
+    calls = ", ".join(f"{ranks} called {text}" for ranks, text in by_text)
+    place = place_of(case, mismatch.differ[0], above)
+    return explained(
+        Cause.COLLECTIVE_ORDER_MISMATCH,
+        f"{ranks_text(mismatch.differ)} came to another collective first than in its steps before, in step"
+        f" {mismatch.step}{number_text(case, mismatch)}: {calls}, all from"
+        f" one line above{at(place)}, so that what it goes through has another order there, or lacks an item",
+        ranks=mismatch.differ,
+        place=place,
+        step=mismatch.step,
+        collective=call_reference(case, mismatch, mismatch.differ[0]),
+        confidence=0.75,
+        proof=(*call_proof(case, mismatch.differ), *flight_proof(case, mismatch.differ)),
+        advice="Go through the collectives in an order that is the same on every rank: sort the keys of a dict or the"
+        " items of a set before the loop, and let no rank leave an item out.",
+    )
+
+
+def _line_above(case: Case, rank: int, other: int) -> Frame | None:
+    """From the outside in, where the stacks are alike up to a line from which they go into different functions."""
+    alike, apart = parting_frames(case, rank, other)
+    if not alike or apart is None or in_one_function(*apart):
+        return None
+    return alike[-1]
 
 
 @rule(Phase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
@@ -52,7 +131,7 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
         return None
     links = [_link_text(case, link) for link in cycle]
     everyone = tuple(sorted(link.entry.rank for link in cycle))
-    other = tuple(rank for rank in everyone if (board := case.boards.get(rank)) and turned(board))
+    other = tuple(rank for rank in everyone if (board := case.boards.get(rank)) and changed_order(board))
     ranks = other or everyone
     why = f"; {ranks_text(other)} took another order before" if 0 < len(other) < len(everyone) else ""
     began = step_of_entry(case, cycle[0].entry)
@@ -122,7 +201,7 @@ def _other_accumulation(case: Case) -> Explanation | None:
     )
 
 
-def _at_the_end(case: Case, skipped: Skipped) -> bool:
+def _at_the_end(case: Case, skipped: SkippedCall) -> bool:
     """Whoever called it has ended training: that the others did not come to it yet follows from that."""
     return all(
         (board.training is not None and board.training.kind not in ("forward", "backward", "optimizer"))
@@ -133,7 +212,7 @@ def _at_the_end(case: Case, skipped: Skipped) -> bool:
 
 @rule(Phase.RANKS_DIFFER, Cause.UNEVEN_INPUTS, outranks=("shape_mismatch",))
 def uneven_inputs(case: Case) -> Explanation | None:
-    finished = case.finished if parted(case) else None
+    finished = case.out_of_batches if parted(case) else None
     difference = case.step_difference
     if finished is None or (difference is not None and difference.step <= finished.step):
         return None
@@ -156,70 +235,70 @@ def uneven_inputs(case: Case) -> Explanation | None:
 
 @rule(Phase.RANKS_DIFFER, Cause.SHAPE_MISMATCH, outranks=("dtype_mismatch",))
 def shape_mismatch(case: Case) -> Explanation | None:
-    return _mismatch(case, Kind.SHAPE)
+    return _mismatch(case, DivergenceKind.SHAPE)
 
 
 @rule(Phase.RANKS_DIFFER, Cause.DTYPE_MISMATCH, outranks=("root_mismatch",))
 def dtype_mismatch(case: Case) -> Explanation | None:
-    return _mismatch(case, Kind.DTYPE)
+    return _mismatch(case, DivergenceKind.DTYPE)
 
 
 @rule(Phase.RANKS_DIFFER, Cause.ROOT_MISMATCH, outranks=("left_backward_early",))
 def root_mismatch(case: Case) -> Explanation | None:
     """One broadcast, gather or the like, whose ranks name different ranks as its root."""
-    unlike = case.unlike if parted(case) else None
-    if unlike is None or unlike.kind is not Kind.ROOT:
+    mismatch = case.call_mismatch if parted(case) else None
+    if mismatch is None or mismatch.kind is not DivergenceKind.ROOT:
         return None
-    roots = on_ranks([(rank, f"rank {call.peer}{at(call.place)}") for rank, call in unlike.calls])
+    roots = on_ranks([(rank, f"rank {call.peer}{at(call.place)}") for rank, call in mismatch.calls])
     return explained(
         Cause.ROOT_MISMATCH,
-        f"{unlike.calls[0][1].op}{number_text(case, unlike)} in step {unlike.step} has another root: {roots}"
-        f"{undecided(unlike.differ, unlike.calls)}",
-        ranks=unlike.differ,
-        place=unlike.call(unlike.differ[0]).place,
-        step=unlike.step,
-        collective=call_reference(case, unlike, unlike.differ[0]),
+        f"{mismatch.calls[0][1].op}{number_text(case, mismatch)} in step {mismatch.step} has another root: {roots}"
+        f"{undecided(mismatch.differ, mismatch.calls)}",
+        ranks=mismatch.differ,
+        place=mismatch.call(mismatch.differ[0]).place,
+        step=mismatch.step,
+        collective=call_reference(case, mismatch, mismatch.differ[0]),
         confidence=0.95,
-        proof=call_proof(case, [rank for rank, _ in unlike.calls]),
+        proof=call_proof(case, [rank for rank, _ in mismatch.calls]),
     )
 
 
-def _mismatch(case: Case, kind: Kind) -> Explanation | None:
+def _mismatch(case: Case, kind: DivergenceKind) -> Explanation | None:
     if not parted(case):
         return None
-    unlike = case.unlike
-    if unlike is not None and unlike.kind is kind:
-        return _unlike_sizes(case, unlike)
+    mismatch = case.call_mismatch
+    if mismatch is not None and mismatch.kind is kind:
+        return _other_sizes(case, mismatch)
     found = case.analysis.divergences[0] if case.analysis.divergences else None
     if found is None or found.kind is not kind or any(entry.call for entry in found.entries):
         return None
     if case.skipped is not None or case.ahead_in(found) or added_between_steps(case, found) is not None:
         return None  # one of them left something out, or added it: these are not the same collective
-    return _unlike_below(case, found)
+    return _other_sizes_below(case, found)
 
 
-def _unlike_sizes(case: Case, unlike: Unlike) -> Explanation:
-    first = unlike.calls[0][1]
+def _other_sizes(case: Case, mismatch: CallMismatch) -> Explanation:
+    first = mismatch.calls[0][1]
     sizes = [
-        (rank, f"{_payload(unlike.kind, call.elements, call.dtype)}{at(call.place)}") for rank, call in unlike.calls
+        (rank, f"{_payload(mismatch.kind, call.elements, call.dtype)}{at(call.place)}") for rank, call in mismatch.calls
     ]
     return explained(
-        Cause.SHAPE_MISMATCH if unlike.kind is Kind.SHAPE else Cause.DTYPE_MISMATCH,
-        f"{first.op}{number_text(case, unlike)} in step {unlike.step} has {on_ranks(sizes)}"
-        f"{undecided(unlike.differ, unlike.calls)}",
-        ranks=unlike.differ,
-        place=unlike.call(unlike.differ[0]).place,
-        step=unlike.step,
-        collective=call_reference(case, unlike, unlike.differ[0]),
+        Cause.SHAPE_MISMATCH if mismatch.kind is DivergenceKind.SHAPE else Cause.DTYPE_MISMATCH,
+        f"{first.op}{number_text(case, mismatch)} in step {mismatch.step} has {on_ranks(sizes)}"
+        f"{undecided(mismatch.differ, mismatch.calls)}",
+        ranks=mismatch.differ,
+        place=mismatch.call(mismatch.differ[0]).place,
+        step=mismatch.step,
+        collective=call_reference(case, mismatch, mismatch.differ[0]),
         confidence=0.95,
-        proof=call_proof(case, [rank for rank, _ in unlike.calls]),
+        proof=call_proof(case, [rank for rank, _ in mismatch.calls]),
     )
 
 
-def _unlike_below(case: Case, found: Divergence) -> Explanation:
+def _other_sizes_below(case: Case, found: Divergence) -> Explanation:
     sizes = [(entry.rank, _entry_payload(case, found.kind, entry)) for entry in found.entries]
     return explained(
-        Cause.SHAPE_MISMATCH if found.kind is Kind.SHAPE else Cause.DTYPE_MISMATCH,
+        Cause.SHAPE_MISMATCH if found.kind is DivergenceKind.SHAPE else Cause.DTYPE_MISMATCH,
         f"{found.entries[0].collective.op} #{found.seq} of group {found.group}, below DDP or FSDP, has"
         f" {on_ranks(sizes)}{undecided(found.differ, found.entries)}",
         ranks=found.differ,
@@ -236,11 +315,11 @@ def _one_point(entries: Sequence[Entry]) -> bool:
     return len(points) == 1 and None not in points
 
 
-def _payload(kind: Kind, count: int, dtype: str) -> str:
-    return dtype if kind is Kind.DTYPE else f"{count} elements"
+def _payload(kind: DivergenceKind, count: int, dtype: str) -> str:
+    return dtype if kind is DivergenceKind.DTYPE else f"{count} elements"
 
 
-def _entry_payload(case: Case, kind: Kind, entry: Entry) -> str:
+def _entry_payload(case: Case, kind: DivergenceKind, entry: Entry) -> str:
     one = entry.collective
     return f"{_payload(kind, sum(elements(one)), '/'.join(one.dtypes))}{at(entered_place(case, entry))}"
 

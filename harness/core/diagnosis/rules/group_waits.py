@@ -22,7 +22,7 @@ from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 

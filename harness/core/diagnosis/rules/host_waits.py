@@ -22,8 +22,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Status
+from nsa_harness.core.report import Place, Status
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 

@@ -9,7 +9,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
-from nsa_harness.core.divergence.order import Departure, first_departure, other_partner
+from nsa_harness.core.divergence.divergence import Departure, first_departure, other_partner
 from nsa_harness.core.evidence.evidence import Board, Call
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -24,8 +24,8 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         return _past_each_other(case)
     if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
-    told = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
-    told += [
+    waits = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
+    waits += [
         f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}"
         for root in hung_roots(case)
         if root.kind is not WaitKind.POINT_TO_POINT
@@ -36,7 +36,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
     why = f"; rank {departed[0]} {departed[2]}" if departed else ""
     return explained(
         Cause.P2P_UNMATCHED,
-        f"no rank makes the other half of a transfer: {', and '.join(told)}{more}{why}",
+        f"no rank makes the other half of a transfer: {', and '.join(waits)}{more}{why}",
         ranks=ranks,
         place=departed[1].place if departed else wait_place(case, roots[0]),
         step=_step_of_departure(case),
@@ -53,12 +53,12 @@ def _past_each_other(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
     if not roots or any(stuck_sockets(case.evidence)):
         return None
-    told = ", and ".join(
+    both = ", and ".join(
         f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
     )
     return explained(
         Cause.P2P_UNMATCHED,
-        f"{told}; nothing is under way between them: these are no two halves of one transfer",
+        f"{both}; nothing is under way between them: these are no two halves of one transfer",
         ranks=tuple(sorted(root.rank for root in roots)),
         place=wait_place(case, roots[0]),
         step=_step_of_departure(case),

@@ -26,7 +26,7 @@ from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised
 from nsa_harness.core.evidence.host import killed_pids
 from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, ending
 
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
@@ -111,8 +111,8 @@ def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
 
 def _kernel_killed(case: Case) -> set[int]:
     memory = case.evidence.memory
-    told = set(killed_pids(memory.killed)) if memory else set()
-    return told | {one.pid for one in case.evidence.signals if one.sender.startswith("kernel")}
+    killed = set(killed_pids(memory.killed)) if memory else set()
+    return killed | {one.pid for one in case.evidence.signals if one.sender.startswith("kernel")}
 
 
 def _memory(case: Case) -> str:
@@ -202,8 +202,8 @@ def _launcher_refused(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.LAUNCHER:
         return None
-    told = ((line, _words(line)) for line in case.evidence.last_lines)
-    line, refused = next(((line, words) for line, words in told if words), ("", None))
+    said = ((line, _words(line)) for line in case.evidence.last_lines)
+    line, refused = next(((line, words) for line, words in said if words), ("", None))
     if refused is None:
         return None
     return explained(

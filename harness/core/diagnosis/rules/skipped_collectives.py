@@ -7,6 +7,7 @@ says both and is no more than likely.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, hung_roots, ledger_proof, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -30,10 +31,9 @@ from nsa_harness.core.diagnosis.entries import (
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.progress import late_for, left_before_it, stands_in, step_in_progress
-from nsa_harness.core.divergence.divergence import Divergence, Kind
-from nsa_harness.core.divergence.ledger import Skipped, StepDifference
-from nsa_harness.core.divergence.pace import GivenUp, repeated
-from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.divergence.divergence import Divergence, DivergenceKind, Entry
+from nsa_harness.core.divergence.ledger import AbandonedBatch, SkippedCall, StepDifference, repeated
+from nsa_harness.core.evidence.evidence import Board, Ending
 from nsa_harness.core.report import CollectiveRef
 from nsa_harness.core.verdict.wait import GROUP_KINDS, WaitKind
 
@@ -47,7 +47,7 @@ def swallowed_exception(case: Case) -> Explanation | None:
         return again
     if passed := _caught_and_passed(case):
         return passed
-    found = case.given_up if parted(case) else None
+    found = case.abandoned_batch if parted(case) else None
     if found is None or case.step_difference is not None or _departed_before(case, found):
         return None
     caught = next((one for one in case.boards[found.rank].caught if one.step == found.step), None)
@@ -117,7 +117,7 @@ def _printed(case: Case, rank: int) -> str:
     return f'its stderr says "{shorten(said[-1])}"' if said else ""
 
 
-def _departed_before(case: Case, found: GivenUp) -> bool:
+def _departed_before(case: Case, found: AbandonedBatch) -> bool:
     """Calls were made unlike before that step already."""
     return case.skipped is not None and case.skipped.step < found.step
 
@@ -146,7 +146,7 @@ def rank0_only_collective(case: Case) -> Explanation | None:
     )
 
 
-def _made_alone(case: Case, skipped: Skipped) -> bool:
+def _made_alone(case: Case, skipped: SkippedCall) -> bool:
     """Of two ranks only the first can be told to be alone, after a step in which both did without the call."""
     lone = len(skipped.callers) == 1 and all(not count for rank, count in skipped.counts if rank != skipped.callers[0])
     if not lone or skipped.before:
@@ -205,7 +205,7 @@ def _explains(case: Case) -> bool:
     return case.evidence.ending is not Ending.DEADLINE and (not kinds or bool(kinds & {*GROUP_KINDS, WaitKind.GONE}))
 
 
-def _or_was_finished(case: Case, skipped: Skipped) -> str:
+def _or_was_finished(case: Case, skipped: SkippedCall) -> str:
     """Whoever has done its last step and meets the others' next one looks the same as one that calls too much."""
     boards = [case.boards[rank] for rank in skipped.callers]
     stands_there = all(stands_in(board, skipped.call) for board in boards)
@@ -215,7 +215,7 @@ def _or_was_finished(case: Case, skipped: Skipped) -> str:
     return f"; or {ranks_text(skipped.callers)} had no step left to do"
 
 
-def _or_called_too_much(skipped: Skipped) -> str:
+def _or_called_too_much(skipped: SkippedCall) -> str:
     """Callers that are no majority, of a call that the one who left it out has never made."""
     others = len(skipped.counts) - len(skipped.callers)
     if skipped.rank in skipped.before or len(skipped.callers) > others:
@@ -223,7 +223,7 @@ def _or_called_too_much(skipped: Skipped) -> str:
     return f"; or {ranks_text(skipped.callers)} called it where nobody else does"
 
 
-def _step_of(case: Case, skipped: Skipped) -> int:
+def _step_of(case: Case, skipped: SkippedCall) -> int:
     """Whoever still stands in the call knows by its lines whether that is the end of a step or the next one's start."""
     ranks = (case.rank(rank) for rank in skipped.callers)
     standing = [rank for rank in ranks if rank and rank.board and stands_in(rank.board, skipped.call)]
@@ -231,7 +231,7 @@ def _step_of(case: Case, skipped: Skipped) -> int:
     return skipped.step + 1 if steps == {skipped.step + 1} else skipped.step
 
 
-def _collective(skipped: Skipped) -> CollectiveRef:
+def _collective(skipped: SkippedCall) -> CollectiveRef:
     return CollectiveRef(group=skipped.call.group, seq=None, op=skipped.call.op)
 
 
@@ -265,7 +265,7 @@ def unseen_collective(case: Case) -> Explanation | None:
 def _first_parted(case: Case) -> Divergence | None:
     if not parted(case):
         return None
-    return next((one for one in case.analysis.divergences if one.kind is not Kind.MISSING), None)
+    return next((one for one in case.analysis.divergences if one.kind is not DivergenceKind.MISSING), None)
 
 
 def _fewer_in_step(case: Case, found: StepDifference) -> Explanation:
@@ -284,3 +284,70 @@ def _fewer_in_step(case: Case, found: StepDifference) -> Explanation:
         advice="Run the same forward and backward on every rank: look for a branch on the rank or its data, or for an"
         " exception that was caught, in the named step.",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Early:
+    """Who left the backward pass of `step`, and who waits in it."""
+
+    step: int
+    left: tuple[Entry, ...]
+    inside: tuple[Entry, ...]
+    skipped_part: bool  # those that left went through less of the model than in their steps before
+
+
+@rule(
+    Phase.RANKS_DIFFER,
+    Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
+    Cause.NO_SYNC_MISMATCH,
+    outranks=("collective_order_mismatch",),
+)
+def left_backward_early(case: Case) -> Explanation | None:
+    """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
+    found = next((one for one in case.analysis.divergences if one.kind is DivergenceKind.OPERATION), None)
+    early = _early(case, found) if found is not None and parted(case) else None
+    if early is None:
+        return None
+    ranks = tuple(entry.rank for entry in early.left)
+    inside = ranks_text([entry.rank for entry in early.inside])
+    went = f"{early.left[0].collective.op}{at(entered_place(case, early.left[0]))}"
+    either = ("a part of the model was left out there", "no_sync was on there, or nothing required a gradient")
+    likely, other = either if early.skipped_part else either[::-1]
+    return explained(
+        Cause.RANK_CONDITIONAL_UNUSED_PARAMS if early.skipped_part else Cause.NO_SYNC_MISMATCH,
+        f"{ranks_text(ranks)} came out of the backward pass of step {early.step} and entered {went}, while {inside}"
+        f" still wait{'s' if len(early.inside) == 1 else ''} in it for gradients: {likely}, or {other}",
+        ranks=ranks,
+        place=entered_place(case, early.inside[0]),
+        step=early.step,
+        confidence=0.8,
+        proof=flight_proof(case, [*ranks, *(entry.rank for entry in early.inside)]),
+        advice="Use the same parameters on every rank (add 0 * output.sum() for a part that is skipped), and enter and"
+        " leave no_sync in the same steps; find_unused_parameters=True lets DDP go on without the gradients.",
+    )
+
+
+def _early(case: Case, found: Divergence) -> _Early | None:
+    left = tuple(entry for entry in found.entries if entry.call is not None)
+    inside = tuple(entry for entry in found.entries if entry.call is None and _in_backward(case.boards.get(entry.rank)))
+    if not left or not inside or len(left) + len(inside) < len(found.entries):
+        return None
+    step = case.boards[inside[0].rank].step
+    usual = [_usual_position(case.boards.get(entry.rank), entry) for entry in left]
+    if any(entry.call is None or entry.call.step != step for entry in left) or None in usual:
+        return None
+    less = [entry.call is not None and entry.call.position < (at or 0) for entry, at in zip(left, usual, strict=True)]
+    return _Early(step=step, left=left, inside=inside, skipped_part=all(less))
+
+
+def _in_backward(board: Board | None) -> bool:
+    return board is not None and board.training is not None and board.training.kind == "backward"
+
+
+def _usual_position(board: Board | None, entry: Entry) -> int | None:
+    """How much training lay before this call in the steps before; None where the rank never made it."""
+    call = entry.call
+    if board is None or call is None:
+        return None
+    same = (one for one in board.calls if (one.op, one.place) == (call.op, call.place))
+    return min((one.position for one in same if one.step < call.step), default=None)

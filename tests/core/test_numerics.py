@@ -13,7 +13,7 @@ from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
 from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
 from nsa_harness.core.evidence.looks import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 
 MIB = 1 << 20
 LINE = Place(file="/home/ada/train.py", line=18, function="step")

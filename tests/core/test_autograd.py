@@ -12,7 +12,7 @@ from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence
 from nsa_harness.core.evidence.exit_messages import warnings_of
 from nsa_harness.core.evidence.looks import Looks
-from nsa_harness.core.place import Place
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
 UNFINISHED = (

@@ -25,9 +25,8 @@ from builders import (
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
-from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.report import HangKind
+from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.verdict import judge
 
 THREADING = "/usr/lib/python3.11/threading.py"

@@ -27,7 +27,7 @@ from builders import (
     stalled,
     task,
 )
-from test_host_wait import FETCH, WORKER, child, loading, rank
+from test_host_waits import FETCH, WORKER, child, loading, rank
 
 from nsa_harness.core.diagnosis.engine import RULES, diagnose
 from nsa_harness.core.diagnosis.rules import group_waits as causes_of_group_wait

@@ -26,8 +26,7 @@ from builders import (
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import HostMemory, SentSignal
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import HangKind, Status
+from nsa_harness.core.report import HangKind, Place, Status
 from nsa_harness.core.verdict.verdict import ending, judge
 
 THREADING = "/usr/lib/python3.11/threading.py"

@@ -23,14 +23,20 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.divergence.divergence import Divergence, Track, analyse
-from nsa_harness.core.divergence.ledger import first_skipped
-from nsa_harness.core.divergence.mismatch import first_unlike
-from nsa_harness.core.divergence.order import added, first_departure, other_partner, turned, went_ahead
-from nsa_harness.core.divergence.pace import GivenUp, OtherPace, given_up, other_pace
-from nsa_harness.core.evidence.evidence import Board, Call, Caught, Collective, Evidence
-from nsa_harness.core.place import Place
-from nsa_harness.core.report import Finding, Status
+from nsa_harness.core.divergence.divergence import (
+    Divergence,
+    Track,
+    added,
+    analyse,
+    changed_order,
+    first_departure,
+    other_partner,
+    went_ahead,
+)
+from nsa_harness.core.divergence.ledger import AbandonedBatch, OtherPace, abandoned_batch, first_skipped, other_pace
+from nsa_harness.core.divergence.mismatch import first_call_mismatch
+from nsa_harness.core.evidence.evidence import Board, Call, CaughtException, Collective, Evidence
+from nsa_harness.core.report import Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge
 
 
@@ -72,8 +78,8 @@ def training(*marks: int, **changes: Any) -> Board:
 
 
 def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_begun_twice() -> None:
-    found = given_up({0: training(10, 10, 10), 1: through(10, 14, 10)})
-    assert found == GivenUp(rank=1, step=2, marks=14, usual=10, others=(0,))
+    found = abandoned_batch({0: training(10, 10, 10), 1: through(10, 14, 10)})
+    assert found == AbandonedBatch(rank=1, step=2, marks=14, usual=10, others=(0,))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,7 @@ def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_b
     ],
 )
 def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(first: Board, second: Board) -> None:
-    assert given_up({0: first, 1: second}) is None
+    assert abandoned_batch({0: first, 1: second}) is None
 
 
 def test_a_rank_whose_every_step_holds_more_batches_than_the_others_has_another_pace() -> None:
@@ -121,10 +127,10 @@ def test_a_rank_that_began_again_in_a_step_and_came_short_of_a_batch_swallowed_s
 
 
 def test_an_exception_that_left_a_forward_in_that_step_makes_it_certain_and_names_the_line() -> None:
-    found = main(swallowed(caught=(Caught(step=2, type="ValueError", place=line(31, "loss")),)))
+    found = main(swallowed(caught=(CaughtException(step=2, type="ValueError", place=line(31, "loss")),)))
     assert (found.code, found.confidence, found.place) == ("swallowed_exception", 0.95, line(31, "loss"))
     assert "ValueError was raised at ada/train.py:31 and caught" in found.claim
-    elsewhere = main(swallowed(caught=(Caught(step=1, type="ValueError", place=line(31)),)))
+    elsewhere = main(swallowed(caught=(CaughtException(step=1, type="ValueError", place=line(31)),)))
     assert (elsewhere.confidence, elsewhere.place) == (0.85, None)
 
 
@@ -296,8 +302,8 @@ def test_ranks_of_one_broadcast_that_name_other_roots_wait_for_each_other_for_ev
 
 
 def test_the_same_root_everywhere_and_a_root_that_nobody_named_prove_nothing() -> None:
-    assert first_unlike(rooted(1, 1, 1), "gloo") is None
-    assert first_unlike(rooted(1, None, 1), "gloo") is None
+    assert first_call_mismatch(rooted(1, 1, 1), "gloo") is None
+    assert first_call_mismatch(rooted(1, None, 1), "gloo") is None
     assert judge(hung_in_broadcast(1, 1, 1)).status is not Status.HANG
 
 
@@ -424,14 +430,14 @@ def gathers(*sizes: int) -> Board:
 def test_who_gave_another_size_is_told_by_its_line_before_where_that_had_one_size(
     of_rank_0: tuple[int, ...], of_rank_1: tuple[int, ...], differ: tuple[int, ...]
 ) -> None:
-    found = first_unlike({0: gathers(*of_rank_0), 1: gathers(*of_rank_1)}, "gloo")
+    found = first_call_mismatch({0: gathers(*of_rank_0), 1: gathers(*of_rank_1)}, "gloo")
     assert found is not None
     assert (found.kind, found.differ) == ("shape", differ)
 
 
 def test_a_rank_that_caught_an_exception_and_passed_a_call_in_that_step_swallowed_it() -> None:
-    def hung(*of_rank_0: Caught) -> Finding:
-        error = Caught(step=2, type="ValueError", place=line(31, "loss"))
+    def hung(*of_rank_0: CaughtException) -> Finding:
+        error = CaughtException(step=2, type="ValueError", place=line(31, "loss"))
         sync = call(1, "all_reduce", place=line(48), step=2, position=5, left_s=None)
         other = call(1, "all_reduce", place=line(48), step=3, position=5, left_s=None)
         boards = (
@@ -454,7 +460,7 @@ def test_a_rank_that_caught_an_exception_and_passed_a_call_in_that_step_swallowe
     assert found.claim.startswith(
         "rank 1 raised ValueError at ada/train.py:31 in step 2, caught it and went on without"
     )
-    assert hung(Caught(step=1, type="ValueError", place=line(31))).code == "rank_conditional_collective"
+    assert hung(CaughtException(step=1, type="ValueError", place=line(31))).code == "rank_conditional_collective"
 
 
 def test_without_rounds_before_the_rank_that_waits_is_named_as_likely() -> None:
@@ -555,7 +561,7 @@ def test_a_call_once_more_without_a_step_between_is_a_batch_given_up_by_the_rank
         "it called broadcast at ada/train.py:48 once more, without an optimizer step between"
         in main(went_round()).claim
     )
-    caught = Caught(step=1, type="ValueError", place=line(31))
+    caught = CaughtException(step=1, type="ValueError", place=line(31))
     assert (main(went_round(caught=(caught,))).confidence, main(went_round(caught=(caught,))).place) == (0.9, line(31))
 
 
@@ -609,7 +615,7 @@ def test_who_leaves_it_early_with_all_of_the_model_reduced_nothing() -> None:
 def test_of_ranks_in_a_cycle_the_one_that_took_its_groups_the_other_way_round_before_is_named() -> None:
     first, second = call(1, group="1", step=1), call(2, group="2", step=1, place=line(40))
     kept = board(calls=(first, second, replace(first, number=3, step=2)))
-    assert turned(kept) is False
-    assert turned(board(calls=(first, second, replace(second, number=3, step=2)))) is True
-    assert turned(board(calls=())) is False
-    assert turned(board(calls=(first, replace(second, step=2)))) is False, "never made before"
+    assert changed_order(kept) is False
+    assert changed_order(board(calls=(first, second, replace(second, number=3, step=2)))) is True
+    assert changed_order(board(calls=())) is False
+    assert changed_order(board(calls=(first, replace(second, step=2)))) is False, "never made before"

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from nsa_harness.core.diagnosis.case import at, counted
+from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.divergence.ledger import last_agreed
-from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
-from nsa_harness.core.outcome.deepened import shown_deeper
-from nsa_harness.core.outcome.expectation import criteria, is_expected, missed
+from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.expectation import criteria, is_expected, missed
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Artifact, Culprit, Finding, Outcome, Standing, Status, Timing, Usage, Verdict, Vital
+from nsa_harness.core.report import (
+    Artifact,
+    Culprit,
+    Finding,
+    Outcome,
+    Place,
+    Standing,
+    Status,
+    Timing,
+    Usage,
+    Verdict,
+    Vital,
+)
 from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -181,8 +194,8 @@ def outcome_of(
     diagnosis = diagnose(evidence, judgement)
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
-    told = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
-    findings = tuple(_rooted(finding, directory) for finding in told)
+    noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
+    findings = tuple(_rooted(finding, directory) for finding in noted)
     culprit = diagnosis.culprit
     return Outcome(
         scenario=spec.scenario,
@@ -388,4 +401,76 @@ def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
         peak_rss_bytes=max(rss, default=None),
         peak_gpu_bytes=max(gpu, default=None),
         tokens_per_s=metrics.get("tokens_per_s"),
+    )
+
+
+# As DDP prints them, in torch 2.11 and 2.13.
+_NAMED = (
+    re.compile(r"Parameters which did not receive grad for rank \d+: ([\w.]+(?:, [\w.]+)*)"),
+    re.compile(r"Parameter at index \d+ with name ([\w.]+) has been marked as ready twice"),
+)
+_SHOWN_NAMES = 3
+_FROM_THERE = "Start at that line: the stack of the failure has only the call of backward."
+_WHO_OWNS = "Look at the modules that own them: which of them does this step not use, or use twice?"
+
+
+def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
+    """At most one finding a kind; none for an attempt that is no deepening."""
+    if spec.deepening is None:
+        return
+    # The first in time: what others print may follow from it.
+    ranks = sorted(evidence.ranks, key=_failed_at_s)
+    yield from list(filter(None, map(_forward, ranks)))[:1]
+    if spec.deepening.change == "names":
+        yield from list(filter(None, map(_parameters, ranks)))[:1]
+
+
+def _failed_at_s(rank: RankEvidence) -> float:
+    at_s = rank.raised.at_s if rank.raised else None
+    return math.inf if at_s is None else at_s
+
+
+def _forward(rank: RankEvidence) -> Finding | None:
+    debugged = rank.debugged
+    frame = user_frame(debugged.frames) if debugged else None
+    if debugged is None or frame is None:
+        return None
+    place = Place(file=frame.file, line=frame.line, function=frame.function)
+    return _finding(rank, _forward_claim(debugged, frame, place), place, f"rank{rank.rank}/stderr.log", _FROM_THERE)
+
+
+def _forward_claim(debugged: Debugged, frame: Frame, place: Place) -> str:
+    where = f"{at(place)[4:]} in {frame.function}"
+    if debugged.recomputed:
+        instead = f"called {debugged.instead} instead" if debugged.instead else "did not come to it"
+        return f"the recomputation parts from the forward pass at {where}: {debugged.operation}, and it {instead}"
+    return f"the forward line is {where} ({debugged.operation})"
+
+
+def _parameters(rank: RankEvidence) -> Finding | None:
+    texts = [rank.raised.message if rank.raised else "", *rank.error_lines]
+    names = _names(texts)
+    if not names:
+        return None
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    noun = "parameter is" if len(names) == 1 else "parameters are"
+    place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
+    proof = rank.raised.proof if rank.raised else f"rank{rank.rank}/stderr.log"
+    return _finding(rank, f"the {noun} {shorten(', '.join(names[:_SHOWN_NAMES]))}{more}", place, proof, _WHO_OWNS)
+
+
+def _names(texts: Sequence[str]) -> list[str]:
+    found = (match[1] for text in texts for pattern in _NAMED for match in pattern.finditer(text))
+    return list(dict.fromkeys(name for listed in found for name in listed.split(", ")))
+
+
+def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
+    return Finding(
+        code=Cause.DEEPENED,
+        claim=claim,
+        ranks=(rank.rank,),
+        place=place,
+        confidence=0.95,
+        proof=(proof,),
+        advice=advice,
     )

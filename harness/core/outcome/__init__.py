@@ -1,1 +1,0 @@
-"""One attempt in the words and numbers of a report."""

@@ -1,1 +1,0 @@
-"""From the evidence to a small program that does the same."""
