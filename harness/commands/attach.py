@@ -15,7 +15,7 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.attach import Found, Look, find_job, onlooker
+from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
 from nsa_harness.supervisor.observe.ranks import command_words
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import create_run, locked
@@ -66,7 +66,7 @@ def attach(request: AttachRequest) -> int:
     return exit_code(report)
 
 
-def _spec_of(request: AttachRequest, job: Found) -> RunSpec:
+def _spec_of(request: AttachRequest, job: RunningJob) -> RunSpec:
     command = command_words(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)

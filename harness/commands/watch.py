@@ -29,7 +29,7 @@ from nsa_harness.render.terminal.guest_lines import GuestLines
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.hook import Hook
-from nsa_harness.supervisor.observe.observe import Observation
+from nsa_harness.supervisor.observe.observe import ObservedJob
 from nsa_harness.supervisor.observe.relay import Relay
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
@@ -120,10 +120,10 @@ class Watched:
             self.told(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
             ending = observation.run()
-            if observation.guest_ranks.restarted:
+            if observation.ranks.restarted:
                 attempt = self._next(guest, observation)
                 continue
-            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.standing
+            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.standing
             if ends_it:
                 guest.end(_GRACE_S)
             else:
@@ -134,23 +134,22 @@ class Watched:
             self._report(outcome, done=True)
             return ends_it
 
-    def _observation(self, guest: Guest, attempt: AttemptDir) -> Observation:
+    def _observation(self, guest: Guest, attempt: AttemptDir) -> ObservedJob:
         def told_of(ending: Ending) -> None:
             self._still_there(observation, ending)
 
-        observation = Observation(
-            guarded=guest,
+        observation = ObservedJob(
+            guest=guest,
             spec=self.spec,
             attempt=attempt,
             audience=Audience(name=attempt.path.name, tell=self.told),
-            interrupted=lambda: False,
             relay=self.relay,
             on_ending=told_of,
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
 
-    def _next(self, guest: Guest, observation: Observation) -> AttemptDir:
+    def _next(self, guest: Guest, observation: ObservedJob) -> AttemptDir:
         """The job's launcher has started its ranks anew."""
         number = len(self.outcomes) + 2
         attempt = self.run.attempt(self.spec.scenario, number)
@@ -162,7 +161,7 @@ class Watched:
         self.outcomes.append(outcome)
         return attempt
 
-    def _judge(self, observation: Observation) -> Outcome:
+    def _judge(self, observation: ObservedJob) -> Outcome:
         return judge_attempt(
             observation.attempt, observation.resolved_spec(), self.facts.host, number=len(self.outcomes) + 1
         )
@@ -174,7 +173,7 @@ class Watched:
             self.told(lambda one: one.outcome(outcome, self.run.path))
             self.told(lambda one: one.done(report, self.run.path))
 
-    def _still_there(self, observation: Observation, ending: Ending) -> None:
+    def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
         """A HANG is proven, or the deadline has passed, and the job runs on."""
         outcome = self._judge(observation)
         self._report(outcome)
@@ -184,7 +183,7 @@ class Watched:
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
             self._call_hook(observation)
 
-    def _call_hook(self, observation: Observation) -> None:
+    def _call_hook(self, observation: ObservedJob) -> None:
         def failed(why: str) -> None:
             what = f"--on-hang=exec {self.request.hook}"
             append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})

@@ -69,7 +69,7 @@ class Guardian(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-class Job(Protocol):
+class Watchable(Protocol):
     """What a watch needs of whatever stands between it and the processes."""
 
     origin_ns: int
