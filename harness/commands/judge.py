@@ -24,9 +24,9 @@ from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
+from nsa_harness.supervisor.store.reading import quoted
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
-from nsa_harness.supervisor.store.source import quoted
 from nsa_harness.supervisor.watch.watch import Watch
 
 __all__ = ["Watch", "judge_attempt", "judge_stored", "log_fault", "not_judged", "write_documents"]

@@ -27,10 +27,8 @@ from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.guest_lines import GuestLines
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
-from nsa_harness.supervisor.observe.hook import Hook
-from nsa_harness.supervisor.observe.observe import ObservedJob
-from nsa_harness.supervisor.observe.relay import Relay
+from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
+from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 

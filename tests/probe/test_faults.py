@@ -12,8 +12,7 @@ from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ran
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
-from nsa_harness.faults.plant import averages_the_loss
-from nsa_harness.faults.spec import KINDS, Spec, When
+from nsa_harness.faults.plant import KINDS, Spec, When, averages_the_loss
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1

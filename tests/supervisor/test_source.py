@@ -12,7 +12,7 @@ from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.place import Place
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit
-from nsa_harness.supervisor.store.source import quoted
+from nsa_harness.supervisor.store.reading import quoted
 
 
 @pytest.fixture
