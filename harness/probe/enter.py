@@ -119,8 +119,7 @@ class Guest:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
-            self.trouble.attempt("checkpoints", lambda: self._watch_checkpoints(board))
-            self.trouble.attempt("autograd nodes", lambda: self._count_nodes(board))
+            self.trouble.attempt("autograd", lambda: self._watch_autograd(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
             self.trouble.attempt("beat", lambda: self._start_beat(board))
             if self._leaving is not None:
@@ -134,9 +133,9 @@ class Guest:
     def _switch_debugging(self) -> None:
         """What `--deepen` asks torch to tell; without it nothing is loaded."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
-            from .deeper import switch_on
+            from .autograd import switch_debugging_on
 
-            switch_on(sys.modules["torch"], self.trouble)
+            switch_debugging_on(sys.modules["torch"], self.trouble)
 
     def _set_hooks(self, board: Board) -> None:
         from .hooks import install
@@ -152,15 +151,12 @@ class Guest:
 
         install(sys.modules["torch"], board, self.trouble, self._directory, names)
 
-    def _watch_checkpoints(self, board: Board) -> None:
-        from .checkpoints import watch
+    def _watch_autograd(self, board: Board) -> None:
+        from .autograd import watch_checkpoints, watch_graph
 
-        watch(sys.modules["torch"], board, self.trouble)
-
-    def _count_nodes(self, board: Board) -> None:
-        from .graph import install
-
-        install(sys.modules["torch"], board, self.trouble)
+        torch, attempt = sys.modules["torch"], self.trouble.attempt
+        attempt("checkpoints", lambda: watch_checkpoints(torch, board, self.trouble))
+        attempt("autograd nodes", lambda: watch_graph(torch, board, self.trouble))
 
     def _set_collectives(self, board: Board) -> None:
         from . import collectives, groups, waits

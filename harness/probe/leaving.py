@@ -10,7 +10,7 @@ import os
 import sys
 
 from .. import protocol
-from .places import innermost, place_text
+from .places import chain, innermost, place_text
 
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
@@ -66,6 +66,4 @@ class Leaving:
     def _tell(self, frame: Any) -> None:
         left = innermost(frame, self._foreign) or frame
         self._board.saw(place_text(left.f_code.co_filename, left.f_lineno, left.f_code.co_name))
-        from .caller import chain  # loads typing, which a process that does not leave so need not
-
         self._board.fact(protocol.FACT_LEFT, chain(left, self._foreign))

@@ -21,7 +21,6 @@ from .fingerprint import Unreadable, broken, sample, trained
 from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
-from .resident import anonymous_bytes
 from .trouble import Trouble
 
 EVERY_STEP_UNTIL = 16
@@ -145,7 +144,7 @@ class Looks:
             "at": "step",
             "optimizer": list(self._optimizers).index(optimizer),
             "step": steps.count,
-            "anon": anonymous_bytes(),
+            "anon": _anonymous_bytes(),
             "gpu": self._gpu_bytes(),
             "broken": len(wrong),
             "names": [self._name(one) for one, _ in wrong[:NAMES_LIMIT]],
@@ -295,3 +294,13 @@ class Looks:
 def _user_place(foreign: tuple[str, ...]) -> str:
     frame = innermost(sys._getframe(1), foreign)
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _anonymous_bytes() -> int | None:
+    """Resident memory without files and shared segments: a mapped dataset that is read grows and is no leak."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            fields = file.read().split()
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -16,11 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.probe import checkpoints
-from nsa_harness.probe.blamed import hints, ordered_names, used_at
+from nsa_harness.probe import autograd
+from nsa_harness.probe.blamed import hints, in_place_lines, ordered_names, used_at
 from nsa_harness.probe.board import Board
-from nsa_harness.probe.caller import Caller
-from nsa_harness.probe.code import in_place_lines
+from nsa_harness.probe.hooks import Caller
 from nsa_harness.probe.names import ModuleNames
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.trouble import Trouble
@@ -249,7 +248,7 @@ def test_a_reentrant_checkpoint_without_a_gradient_is_told_with_its_line(
     path = tmp_path / "1.board"
     board, module = Board(str(path), rank=0, world_size=1), sys.modules["torch.utils.checkpoint"]
     monkeypatch.setattr(module, "check_backward_validity", module.check_backward_validity)
-    checkpoints.watch(torch, board, Trouble(str(tmp_path)))
+    autograd.watch_checkpoints(torch, board, Trouble(str(tmp_path)))
     checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=True)
     assert parse(path.read_bytes(), 0).unfed_checkpoint is None
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):

@@ -12,8 +12,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Caught
 from nsa_harness.probe.board import Board
-from nsa_harness.probe.caught import TELLINGS
-from nsa_harness.probe.caught import Caught as Teller
+from nsa_harness.probe.hooks import CAUGHT_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
 
 
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def hooked(path: Path):  # type: ignore[no-untyped-def]
     """A board, and a hook on every module that looks at what was raised, as the probe's own does."""
-    teller = Teller(Board(str(path), rank=0, world_size=1), foreign_code(torch))
+    teller = CaughtExceptions(Board(str(path), rank=0, world_size=1), foreign_code(torch))
 
     def look(_module: nn.Module, _arguments: object, output: object) -> None:
         if output is None:
@@ -77,11 +76,11 @@ def test_a_forward_without_a_result_inside_an_except_raised_nothing(hooked: Path
 
 def test_a_program_that_catches_all_the_time_is_told_by_its_first_exceptions(hooked: Path) -> None:
     kept = []
-    for _ in range(TELLINGS + 3):
+    for _ in range(CAUGHT_LIMIT + 3):
         with pytest.raises(ValueError, match="too large") as caught:
             Fussy()(torch.ones(9))
         kept.append(caught.value)
-    assert len(told(hooked)) == TELLINGS
+    assert len(told(hooked)) == CAUGHT_LIMIT
 
 
 def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:

@@ -123,7 +123,7 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One call of --on-hang=exec's command, beside the watch: the outcome on its input, a limit, its failure a sentence.
+    """One call of --on-hang=exec's command, beside the watch: outcome on its input, a limit, failure as a sentence.
 
     `failed` is called from another thread, at most once.
     """
