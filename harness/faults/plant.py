@@ -21,7 +21,7 @@ INSTALLED_BELOW = "nsa_harness."  # the package that our nsa lies in where we ar
 
 def plant(text: str) -> None:
     """Plant the fault that `text` describes. Torch is imported by then. Raises ValueError for what is no fault."""
-    fault = Fault(Spec(text), sys.modules["torch"])
+    fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
         fault.cover_all_reduce()
@@ -32,10 +32,10 @@ def plant(text: str) -> None:
     atexit.register(fault.say_if_it_never_happened)
 
 
-class Fault:
+class PlantedFault:
     """One fault in one process. It happens once."""
 
-    def __init__(self, spec: Spec, torch: Any) -> None:
+    def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
         self._torch = torch
         self._step = 1
@@ -226,7 +226,7 @@ COLLECTIVE = ("skip_collective",)
 KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE)
 
 
-class Spec:
+class FaultSpec:
     """Raises ValueError with the reason. `layer` is 0-based and not needed for collectives, `step` is 1-based."""
 
     def __init__(self, text: str) -> None:
@@ -238,7 +238,7 @@ class Spec:
             raise ValueError(f"fault kind {self.kind!r} is none of {', '.join(KINDS)}")
         self.rank = _whole("rank", fields.get("rank"), at_least=0)
         self.step = _whole("step", fields.get("step") or 1, at_least=1)
-        self.when = When(fields.get("when") or {})
+        self.when = FaultCondition(fields.get("when") or {})
         nowhere = self.kind in COLLECTIVE or self.when.in_recomputation
         self.layer = -1 if nowhere else _whole("layer", fields.get("layer"), at_least=0)
         heals_s = fields.get("heals_s")
@@ -251,7 +251,7 @@ class Spec:
         return f"{self.kind} on rank {self.rank}{where}, step {self.step}"
 
 
-class When:
+class FaultCondition:
     """On what a fault depends besides its rank and step; a key that is missing or null asks nothing."""
 
     def __init__(self, fields: Any) -> None:

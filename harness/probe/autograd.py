@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import protocol
-from .board import Board
+from .board import BoardWriter
 from .hooks import compiling_test
 from .imports import after
 from .places import foreign_code, innermost, place_text
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 
-def watch_graph(torch: Any, board: Board, trouble: Trouble) -> None:
+def watch_graph(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
     """How large the first backward graph is: a Python loop over tokens shows in its number of nodes.
 
     Covers torch.autograd.backward until it is called for the first time.
@@ -36,7 +36,7 @@ def watch_graph(torch: Any, board: Board, trouble: Trouble) -> None:
     torch.autograd.backward = backward
 
 
-def _say(board: Board, tensors: Any) -> None:
+def _say(board: BoardWriter, tensors: Any) -> None:
     given = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
     board.fact(protocol.FACT_NODES, str(count_nodes(getattr(tensor, "grad_fn", None) for tensor in given)))
 
@@ -58,7 +58,7 @@ def count_nodes(roots: Iterable[Any]) -> int:
 CHECKPOINT = "torch.utils.checkpoint"
 
 
-def watch_checkpoints(torch: Any, board: Board, trouble: Trouble) -> None:
+def watch_checkpoints(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
     """Reentrant checkpoints that got no input with a gradient, by their line: what they compute never learns."""
 
     def loaded() -> None:
@@ -67,7 +67,7 @@ def watch_checkpoints(torch: Any, board: Board, trouble: Trouble) -> None:
     after((CHECKPOINT,), loaded, trouble)
 
 
-def _cover(torch: Any, board: Board, trouble: Trouble) -> None:
+def _cover(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
     """torch's own check, which warns: called by reentrant checkpoints alone. Raises where this torch has none."""
     module: Any = sys.modules[CHECKPOINT]
     check = module.check_backward_validity
@@ -91,7 +91,7 @@ def _cover(torch: Any, board: Board, trouble: Trouble) -> None:
     module.check_backward_validity = check_backward_validity
 
 
-def switch_debugging_on(torch: Any, trouble: Trouble) -> None:
+def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
     """Debugging modes that cost too much for every run, where a launch asks for them; each stands or falls alone.
 
     A program that sets one itself has the last word.

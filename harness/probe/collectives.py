@@ -10,11 +10,11 @@ from typing import Any
 
 from .. import protocol
 from . import imports
-from .board import Board
+from .board import BoardWriter
 from .groups import Groups
 from .hooks import compiling_test
 from .places import innermost, place_text
-from .trouble import Trouble
+from .trouble import TroubleLog
 from .waits import Handle, Waits
 
 OPERATIONS = (
@@ -83,7 +83,7 @@ FUNCTIONAL = (
 FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
-def install(torch: Any, board: Board, trouble: Trouble, waits: Waits, groups: Groups) -> None:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
     """Wrap the functions in both namespaces that programs take them from. Async ones are `left` once handed over."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     recorder = _Recorder(torch, c10d, board, trouble, waits, groups)
@@ -111,7 +111,9 @@ def _wrap_functional(recorder: _Recorder) -> None:
 
 
 class _Recorder:
-    def __init__(self, torch: Any, c10d: Any, board: Board, trouble: Trouble, waits: Waits, groups: Groups) -> None:
+    def __init__(
+        self, torch: Any, c10d: Any, board: BoardWriter, trouble: TroubleLog, waits: Waits, groups: Groups
+    ) -> None:
         self._torch = torch
         self._c10d = c10d
         self._board = board
@@ -124,7 +126,7 @@ class _Recorder:
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, entered and left on the board. A collective inside another one is part of that one."""
-        said = Said(self._torch, self._c10d, name, function)
+        said = CallArguments(self._torch, self._c10d, name, function)
         entered, returned = self._board.what("collective", name), self._board.what("returned", name)
         is_compiling, inside = self._is_compiling, self._waits.inside
         enter, leave, remember = self._enter, self._leave, self._remember
@@ -158,7 +160,7 @@ class _Recorder:
 
         return wait_tensor
 
-    def _enter(self, handle: Handle, said: Said, arguments: Any, options: Any, entered: int) -> int:
+    def _enter(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, entered: int) -> int:
         """The call's number, -1 where there is none. Never raises: what cannot be told of a call is left empty."""
         place = 0
         try:
@@ -188,7 +190,7 @@ class _Recorder:
         if name in GROUP_MAKERS:
             self._look_around(name)
 
-    def _remember(self, handle: Handle, said: Said, arguments: Any, options: Any, result: Any) -> None:
+    def _remember(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, result: Any) -> None:
         """Never raises. A handle that was handed out is known by its call from here on."""
         try:
             if isinstance(result, self._work_type):
@@ -198,7 +200,7 @@ class _Recorder:
         except Exception as error:
             self._trouble.note("collective handles", error)
 
-    def _remember_batch(self, handle: Handle, said: Said, arguments: Any, options: Any, works: Any) -> None:
+    def _remember_batch(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, works: Any) -> None:
         """One handle for each operation, or one for all of them."""
         parts = said.operations(arguments, options)
         for index, work in enumerate(works):
@@ -254,7 +256,7 @@ NOBODY = -1
 Find = Callable[[Any, Any], Any]
 
 
-class Said:
+class CallArguments:
     """What a call says of itself: group, payload, partner. Reads one function's calls, and changes nothing of them."""
 
     def __init__(self, torch: Any, c10d: Any, name: str, function: Callable[..., Any]) -> None:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import protocol
-from .board import Board
+from .board import BoardWriter
 from .names import ModuleNames
 from .places import chain, foreign_code, innermost, place_text
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
 DEPTH_LIMIT = 4  # containers inside containers
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: Board, trouble: Trouble) -> ModuleNames:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
     """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
     names = ModuleNames(board)
     trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
@@ -35,7 +35,7 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
     return getattr(compiler, "is_compiling", None) or (lambda: False)
 
 
-def _hook_modules(torch: Any, board: Board, trouble: Trouble, names: ModuleNames) -> None:
+def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: ModuleNames) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
@@ -120,7 +120,7 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
             yield from _walk(item, tensor_type, depth - 1)
 
 
-def _hook_optimizers(torch: Any, board: Board, trouble: Trouble) -> None:
+def _hook_optimizers(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
     """The first optimizer that steps counts the steps; when it is gone, the next one that steps takes over."""
     from torch.optim import optimizer as optimizers
 
@@ -165,7 +165,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(board: Board) -> None:
+def _hook_data(board: BoardWriter) -> None:
     """A mark when a DataLoader is asked for a batch, and one when it has answered."""
     from torch.utils.data import dataloader
 
@@ -190,7 +190,7 @@ CALLERS_LIMIT = 4  # of a program that steps from more lines, the newest of thes
 class Caller:
     """Says on the board which lines of the user's led to the optimizer, when they change. About 1 us a step."""
 
-    def __init__(self, board: Board, foreign: tuple[str, ...]) -> None:
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
         self._board = board
         self._foreign = foreign
         self._seen: set[tuple[Any, int]] = set()
@@ -209,7 +209,7 @@ CAUGHT_LIMIT = 8  # a program that catches them all the time is told by its firs
 class CaughtExceptions:
     """Says on the board what was raised, where and in which step. Holds on to no exception, and so to no frame."""
 
-    def __init__(self, board: Board, foreign: tuple[str, ...]) -> None:
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
         self._board = board
         self._foreign = foreign
         self._count = 0

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .board import Board
-    from .trouble import Trouble
+    from .board import BoardWriter
+    from .trouble import TroubleLog
 
 
 class Leaving:
     """Stands around the two calls. Both do what they did; whoever catches SystemExit goes on."""
 
-    def __init__(self, board: Board, trouble: Trouble) -> None:
+    def __init__(self, board: BoardWriter, trouble: TroubleLog) -> None:
         self._board = board
         self._trouble = trouble
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import standing
+from nsa_harness.supervisor.capture.syscalls import system_call
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -146,7 +146,7 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
-        call = standing(pid, tid, origin_ns)
+        call = system_call(pid, tid, origin_ns)
         yield Task(
             tid=tid,
             comm=stat.command,

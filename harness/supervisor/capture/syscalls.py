@@ -50,7 +50,7 @@ _P_ALL, _P_PID = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SystemCall:
     """What one thread stands in; the fields mean what they mean in Task."""
 
     name: str
@@ -61,14 +61,14 @@ class Standing:
     held_by: tuple[int, ...] | None
 
 
-def standing(pid: int, tid: int, origin_ns: int) -> Standing:
+def system_call(pid: int, tid: int, origin_ns: int) -> SystemCall:
     """One thread at this moment; times relative to `origin_ns`."""
     name, arguments = _syscall(pid, tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return Standing(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return SystemCall(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
