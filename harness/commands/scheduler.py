@@ -19,7 +19,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import Load, Room, another_wanted, failed_enough, first_that_fits, free_devices
 from nsa_harness.render.listener import Listener, notify
-from nsa_harness.supervisor.launch.machine import available_bytes
+from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Execution:
             jobs=jobs,
             cores=self.facts.cpus if jobs is None else None,  # who names a number has decided
             gpus=len(self.facts.gpus),
-            memory_bytes=available_bytes(),
+            memory_bytes=memory_bytes()[1],
         )
 
     def _load(self, spec: RunSpec) -> Load:

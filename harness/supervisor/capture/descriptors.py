@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.sockets import SocketTable
 from nsa_harness.supervisor.capture.syscalls import link
@@ -57,7 +59,7 @@ class Holders:
     _ends: dict[str, set[tuple[int, str]]] | None = None
     _complete: bool = True  # whoever was not read may hold anything
 
-    def told(self, process: Process) -> Process:
+    def with_holders(self, process: Process) -> Process:
         """The process with `held_by` filled in for its threads that wait on something that others hold."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITS]
         tasks = (self._task(process.pid, task) if task.tid in waiting else task for task in process.tasks)
@@ -102,7 +104,7 @@ class Holders:
         """The other processes that have a semaphore in their memory: any of them may give it back."""
         found = []
         deadline = time.thread_time() + _LIMIT_S
-        for other in _every_pid():
+        for other in psutil.pids():
             if time.thread_time() > deadline:
                 self._note(f"maps of the host: not all read within {_LIMIT_S:g} s")
                 return None
@@ -128,7 +130,7 @@ class Holders:
             self._ends = {}
             # Of this thread: on a crowded machine the wall clock runs on while nothing is read.
             deadline = time.thread_time() + _LIMIT_S
-            for pid in _every_pid():
+            for pid in psutil.pids():
                 if time.thread_time() > deadline:
                     self._note(f"descriptors of the host: not all read within {_LIMIT_S:g} s")
                     self._complete = False
@@ -193,7 +195,7 @@ def _remote_mounts(pid: int) -> frozenset[str]:
 def _access(pid: int, fd: int | None) -> str:
     flags = _fdinfo(pid, fd).get("flags")
     if flags is None:
-        return "rw"  # not told: it may do either
+        return "rw"  # unknown: it may do either
     return _ACCESS.get(int(flags, 8) & os.O_ACCMODE, "rw")
 
 
@@ -206,7 +208,7 @@ def _fdinfo(pid: int, fd: int | None) -> dict[str, str]:
 
 
 def _who_opened(path: str) -> Iterator[int]:
-    for pid in _every_pid():
+    for pid in psutil.pids():
         try:
             names = os.listdir(f"/proc/{pid}/fd")[:_MAX_FDS]
         except OSError:
@@ -220,7 +222,3 @@ def _maps(pid: int, path: str) -> bool:
         return path in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
         return False
-
-
-def _every_pid() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())

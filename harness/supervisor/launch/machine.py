@@ -39,14 +39,15 @@ def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(seen)
 
 
-def available_bytes() -> int | None:
-    """Memory that new processes can have; None where the system does not say."""
-    import psutil  # here alone, so that a single run starts sooner
+def memory_bytes() -> tuple[int | None, int | None]:
+    """All memory of the machine, and what new processes can have of it; None where the system does not say."""
+    import psutil  # here, so that a single run starts sooner
 
     try:
-        return int(psutil.virtual_memory().available)
-    except (OSError, RuntimeError):
-        return None
+        memory = psutil.virtual_memory()
+    except (OSError, RuntimeError, KeyError):
+        return None, None
+    return int(memory.total), int(memory.available)
 
 
 def device_words(devices: Sequence[int]) -> str:

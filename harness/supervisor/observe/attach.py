@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pwd
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import psutil
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Ending
@@ -80,9 +81,8 @@ def _check_readable(pid: int) -> None:
 
 def _owner(pid: int) -> str:
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except (OSError, KeyError):
+        return f"user {psutil.Process(pid).username()}"
+    except psutil.Error:
         return "somebody else"
 
 
