@@ -62,7 +62,7 @@ class Program:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            _tell(error)
+            _print_exception(error)
             raise SystemExit(1) from None
 
     def run_and_leave(self) -> None:
@@ -117,7 +117,7 @@ def _let_the_probe_in() -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _tell(error: BaseException) -> None:
+def _print_exception(error: BaseException) -> None:
     """As the interpreter does with an exception that nobody catches, without the frames that are ours."""
     traceback = _without_ours(error.__traceback__)
     error.__traceback__ = traceback

@@ -126,8 +126,8 @@ def _use(
     """Where the user's code uses it: the whole part of the model that shares its fate, by the class that holds it."""
     levels = list(_levels(model, name))
     if kind == "ready twice":
-        told = [one for one in levels if any(speaks_of_checkpoints(code) for code in _methods(one[0], foreign))]
-        levels = told + levels
+        checkpointed = [one for one in levels if any(speaks_of_checkpoints(code) for code in _methods(one[0], foreign))]
+        levels = checkpointed + levels
     else:
         levels = [one for one in levels if not _shares_fate(model, one[2], together)]
     for holder, attribute, _ in levels:

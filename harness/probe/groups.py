@@ -22,15 +22,15 @@ class Groups:
     def __init__(self, c10d: Any, board: BoardWriter) -> None:
         self._c10d = c10d
         self._board = board
-        self._told: dict[str, str] = {}
+        self._written: dict[str, str] = {}
 
     def tell(self) -> None:
         """Look through torch's table of groups. It has those that this rank is a member of."""
         for name, ranks in self._members():
             value = ranges(ranks)
-            if self._told.get(name) == value:
+            if self._written.get(name) == value:
                 continue
-            self._told[name] = value
+            self._written[name] = value
             fact = protocol.FACT_GROUP + name
             if fits(fact) and fits(value):
                 self._board.fact(fact, value)

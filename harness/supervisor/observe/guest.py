@@ -37,7 +37,7 @@ class Guest(Guarded):
     """An observed job. Its guardian may be lost and is replaced; the job does not notice."""
 
     child: subprocess.Popen[bytes]
-    asked: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
+    orders: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
         said = super().events(wait_s)
@@ -47,7 +47,7 @@ class Guest(Guarded):
 
     def tell(self, **command: object) -> None:
         if command["do"] in ("adopt", "watch"):
-            self.asked.append(command)
+            self.orders.append(command)
         super().tell(**command)
 
     def status(self) -> int:
@@ -63,7 +63,7 @@ class Guest(Guarded):
         """What the guardian writes from here on goes to this attempt."""
         words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **words}
-        self.asked = self.asked[:1]
+        self.orders = self.orders[:1]
         self.tell(do="journal", **words)
 
     def leave(self) -> None:
@@ -77,7 +77,7 @@ class Guest(Guarded):
 
     def _replace_guardian(self) -> None:
         self.guardian, self.pending, self.lost = start_guardian(["-c", _GUARDIAN, str(_ROOT)], self.order), b"", False
-        for command in self.asked:
+        for command in self.orders:
             super().tell(**command)
 
 
@@ -201,14 +201,14 @@ class Relay:
 
     def _run(self, pid: int) -> None:
         while True:
-            told = signal.sigwaitinfo(FORWARDED)
-            if _from_the_job(told.si_pid, pid):
+            received = signal.sigwaitinfo(FORWARDED)
+            if _from_the_job(received.si_pid, pid):
                 continue
-            if told.si_signo in _ENDING and self.asked_to_end_ns is None:
+            if received.si_signo in _ENDING and self.asked_to_end_ns is None:
                 self.asked_to_end_ns = time.monotonic_ns()
-            if told.si_code != _SI_KERNEL:
+            if received.si_code != _SI_KERNEL:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, told.si_signo)
+                    os.kill(pid, received.si_signo)
 
 
 def _from_the_job(sender: int, job: int) -> bool:

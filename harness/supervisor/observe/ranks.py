@@ -174,5 +174,5 @@ class GuestRanks(Ranks):
         return True
 
     def _expected_here(self, ranks: list[int]) -> int:
-        told = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
-        return int(told) if told.isdigit() else self.world_size
+        local_world_size = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
+        return int(local_world_size) if local_world_size.isdigit() else self.world_size
