@@ -31,7 +31,7 @@ def enter() -> None:
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
         return
-    guest = Probe(directory, mode)
+    guest = ProcessProbe(directory, mode)
     if _rank_of_our_own():
         guest.become_rank()
     imports.after_torch(guest.torch_arrived, guest.trouble)
@@ -57,7 +57,7 @@ def _is_agent(command: list[str]) -> bool:
     return any(word in AGENT_MODULES or os.path.basename(word) in AGENT_COMMANDS for word in command[1:3])
 
 
-class Probe:
+class ProcessProbe:
     """The probe in one process: nothing but a listener until the process turns out to be a rank."""
 
     def __init__(self, directory: str, mode: str) -> None:

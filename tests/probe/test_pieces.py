@@ -35,7 +35,7 @@ PIECES = {
     "collective counters": "beat.Beat._count",
     "device marks": "device.install",
     "worker server": "server.start",
-    "late": "enter.Probe._wait_for_init",
+    "late": "enter.ProcessProbe._wait_for_init",
 }
 SCRIPT = """
 import gc, importlib, json, os, sys, time, types

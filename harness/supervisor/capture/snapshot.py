@@ -132,11 +132,11 @@ class Camera:
 
     # One rank: everything is asked at once, and put together when it is there.
 
-    def _request(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _Pending:
+    def _request(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _PendingRank:
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
-        return _Pending(
+        return _PendingRank(
             rank=rank,
             pid=pid,
             process=process,
@@ -149,7 +149,7 @@ class Camera:
             collectives=pool.submit(self._flight, rank, pid, board),
         )
 
-    def _received(self, number: int, pending: _Pending, *, written: bool) -> RankSnapshot:
+    def _received(self, number: int, pending: _PendingRank, *, written: bool) -> RankSnapshot:
         stacks, raw = pending.stacks.result()
         collectives, by_beat = pending.collectives.result()
         snapshot = RankSnapshot(
@@ -298,7 +298,7 @@ def _left(pid: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pending:
+class _PendingRank:
     """One rank whose answers are on their way."""
 
     rank: int

@@ -29,7 +29,7 @@ from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
 from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
-from nsa_harness.supervisor.watch.watch import Policy, Watch, WatchListener
+from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 _LOOK_S = SETTLE_S + 0.1
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -204,7 +204,7 @@ class Look:
             attempt=self.attempt,
             audience=self.audience,
             interrupted=self.interrupted,
-            policy=Policy(find_ranks=ranks, decide=self._decide, observed=True),
+            policy=WatchPolicy(find_ranks=ranks, decide=self._decide, observed=True),
         )
         self._begun_s = self.watch.now_s()
 

@@ -23,7 +23,7 @@ from nsa_harness.supervisor.observe.guest import Guest, Relay
 from nsa_harness.supervisor.observe.ranks import GuestRanks
 from nsa_harness.supervisor.store.adapters import json_text
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
-from nsa_harness.supervisor.watch.watch import Policy, Watch, WatchListener
+from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 _ASKED_S = 60.0  # a job that ends badly so soon after a signal was ended by it; torchrun takes 30 s for its ranks
 
@@ -41,7 +41,7 @@ class ObservedJob:
     ends_it: bool  # --on-hang=kill
 
     def __post_init__(self) -> None:
-        policy = Policy(
+        policy = WatchPolicy(
             find_ranks=self._find_ranks,
             over=self._over,
             overdue=self._overdue,

@@ -43,7 +43,7 @@ class WatchListener(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class WatchPolicy:
     """How ranks are found, and what follows from what is seen: an ending ends the watch, None lets it go on.
 
     What stands here is the policy of a run of our own. It ends once its launcher has left, a HANG is proven, or the
@@ -128,7 +128,7 @@ class Watch:
     attempt: AttemptDir
     audience: WatchListener
     interrupted: Callable[[], bool]
-    policy: Policy = field(default_factory=Policy)
+    policy: WatchPolicy = field(default_factory=WatchPolicy)
     launcher: LauncherState = field(default_factory=LauncherState)
     trains: bool = False  # every rank has left start-up
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
