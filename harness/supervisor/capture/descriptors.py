@@ -14,7 +14,7 @@ import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.sockets import SocketTable
-from nsa_harness.supervisor.capture.syscalls import link
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, link
 
 _MAX_FDS = 4096  # of one process
 _MAX_HELD = 16  # names of others that are kept
@@ -108,7 +108,7 @@ class Holders:
             if time.thread_time() > deadline:
                 self._note(f"maps of the host: not all read within {_LIMIT_S:g} s")
                 return None
-            if other != pid and _maps(other, task.target):
+            if other != pid and task.target in kernel_text(f"/proc/{other}/maps"):
                 found.append(other)
         return tuple(sorted(found))
 
@@ -174,7 +174,7 @@ def _ends(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
 
 
 def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
-    if _fdinfo(pid, fd).get("mnt_id") in remote:
+    if kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("mnt_id") in remote:
         return False
     try:
         return stat.S_ISFIFO(os.stat(f"/proc/{pid}/fd/{fd}").st_mode)
@@ -184,27 +184,16 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 def _remote_mounts(pid: int) -> frozenset[str]:
     """The numbers of the mounts whose server may not answer."""
-    try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
+    lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
 
 
 def _access(pid: int, fd: int | None) -> str:
-    flags = _fdinfo(pid, fd).get("flags")
+    flags = kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("flags")
     if flags is None:
         return "rw"  # unknown: it may do either
     return _ACCESS.get(int(flags, 8) & os.O_ACCMODE, "rw")
-
-
-def _fdinfo(pid: int, fd: int | None) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/fdinfo/{fd}").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _who_opened(path: str) -> Iterator[int]:
@@ -215,10 +204,3 @@ def _who_opened(path: str) -> Iterator[int]:
             continue
         if any(link(pid, int(name)) == path for name in names):
             yield pid
-
-
-def _maps(pid: int, path: str) -> bool:
-    try:
-        return path in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False

@@ -11,7 +11,7 @@ import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import system_call
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, system_call
 
 # psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
 # (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
@@ -38,9 +38,8 @@ class Stat:
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     """None when the process is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
-    try:
-        text = Path(path).read_text(errors="replace")
-    except OSError:
+    text = kernel_text(path)
+    if not text:
         return None
     head, _, tail = text.rpartition(") ")
     fields = tail.split()
@@ -75,22 +74,13 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def peak_rss_bytes(pid: int) -> int | None:
-    peak = _status(pid).get("VmHWM")
+    peak = kernel_fields(f"/proc/{pid}/status").get("VmHWM")
     return None if peak is None else int(peak.split()[0]) * 1024
 
 
 def handles_signal(pid: int, number: int) -> bool:
     """The process has a handler for this signal (SigCgt)."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
-
-
-def _status(pid: int) -> dict[str, str]:
-    """/proc/PID/status; empty when the process is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return bool(int(kernel_fields(f"/proc/{pid}/status").get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def io_bytes(pid: int) -> int | None:
@@ -117,7 +107,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
         holds=holds(pid) if tasks else (),
-        traced_by=int(_status(pid).get("TracerPid", "0")) or None if tasks else None,
+        traced_by=int(kernel_fields(f"/proc/{pid}/status").get("TracerPid", "0")) or None if tasks else None,
     )
 
 
@@ -143,7 +133,7 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             tid=tid,
             comm=stat.command,
             state=stat.state,
-            wchan=_read(f"/proc/{pid}/task/{tid}/wchan"),
+            wchan=kernel_text(f"/proc/{pid}/task/{tid}/wchan"),
             syscall=call.name,
             wakes_at_s=call.wakes_at_s,
             timed=call.timed,
@@ -152,10 +142,3 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             target=call.target,
             held_by=call.held_by,
         )
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""

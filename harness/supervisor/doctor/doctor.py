@@ -32,6 +32,7 @@ from nsa_harness.core.doctor.facts import (
 )
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.doctor import children as doctor_children
 from nsa_harness.supervisor.launch.machine import visible_gpus
 
@@ -47,14 +48,14 @@ def limit_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> LimitFacts:
         processes_used=used,
         open_files=_soft(resource.RLIMIT_NOFILE),
         core_bytes=_soft(resource.RLIMIT_CORE),
-        core_pattern=_contents(proc / "sys/kernel/core_pattern") or "core",
+        core_pattern=kernel_text(proc / "sys/kernel/core_pattern") or "core",
         address_space_bytes=_soft(resource.RLIMIT_AS),
     )
 
 
 def memory_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryFacts:
     """Of the machine, or of the control group that grants least."""
-    lines = dict(line.split(":", 1) for line in _contents(proc / "meminfo").splitlines() if ":" in line)
+    lines = dict(line.split(":", 1) for line in kernel_text(proc / "meminfo").splitlines() if ":" in line)
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
     for group in _group_paths("memory", proc, groups):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
@@ -85,7 +86,7 @@ def _own_processes(proc: Path) -> tuple[int | None, int]:
 def _threads(proc: Path) -> Iterator[int]:
     """Of each process of this user."""
     for status in proc.glob("[0-9]*/status"):
-        fields = dict(line.split(":\t", 1) for line in _contents(status).splitlines() if ":\t" in line)
+        fields = dict(line.split(":\t", 1) for line in kernel_text(status).splitlines() if ":\t" in line)
         if fields.get("Uid", "").split("\t")[0] == str(os.getuid()):
             yield int(fields.get("Threads", "1"))
 
@@ -97,7 +98,7 @@ def _group_processes(proc: Path, groups: Path) -> Iterator[tuple[int | None, int
 
 def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
     """The control groups of this process, innermost first, for one controller; a limit of each one counts."""
-    for line in _contents(proc / "self/cgroup").splitlines():
+    for line in kernel_text(proc / "self/cgroup").splitlines():
         _, names, inside = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -115,14 +116,14 @@ def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
 
 def _reclaimable(group: Path) -> int:
     """Pages of files, which the kernel gives up before it kills."""
-    fields = dict(line.split(" ", 1) for line in _contents(group / "memory.stat").splitlines() if " " in line)
+    fields = dict(line.split(" ", 1) for line in kernel_text(group / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def _quota(group: Path) -> float | None:
-    words = _contents(group / "cpu.max").split() or [
-        _contents(group / "cpu.cfs_quota_us"),
-        _contents(group / "cpu.cfs_period_us"),
+    words = kernel_text(group / "cpu.max").split() or [
+        kernel_text(group / "cpu.cfs_quota_us"),
+        kernel_text(group / "cpu.cfs_period_us"),
     ]
     if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):  # "max", and -1 in version 1
         return None
@@ -141,15 +142,8 @@ def _kib(text: str) -> int:
 
 def _number(*files: Path) -> int | None:
     """The first of the files that holds one."""
-    texts = (_contents(file) for file in files)
+    texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def _contents(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 _ASK_LIMIT_S = 5.0
