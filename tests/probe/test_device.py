@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import BoardWriter as SeenBoard
+from nsa_harness.core.evidence.evidence import Board as SeenBoard
 from nsa_harness.probe import device
 from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.trouble import TroubleLog
