@@ -32,8 +32,8 @@ from nsa_harness import protocol  # noqa: E402
 from nsa_harness.nsa.config import SHAPES  # noqa: E402
 from nsa_harness.nsa.model import TinyLM  # noqa: E402
 from nsa_harness.probe import beat, hooks  # noqa: E402
-from nsa_harness.probe.board import Board  # noqa: E402
-from nsa_harness.probe.trouble import Trouble  # noqa: E402
+from nsa_harness.probe.board import BoardWriter  # noqa: E402
+from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
 
 MARKS = 100_000
 MEMORY_PAIRS = 2
@@ -55,7 +55,7 @@ print(open("/proc/self/smaps_rollup").read())
 class Switch:
     """The probe's hooks, on or off: the global hook tables of torch with and without their entries."""
 
-    def __init__(self, board: Board, trouble: Trouble) -> None:
+    def __init__(self, board: BoardWriter, trouble: TroubleLog) -> None:
         from torch.nn.modules import module
         from torch.optim import optimizer
 
@@ -100,8 +100,8 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
     """All raw samples and what follows from them. The first pair is warm-up and not kept."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        board = Board(os.path.join(directory, "bench.board"), rank=0, world_size=1)
-        trouble = Trouble(directory)
+        board = BoardWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
+        trouble = TroubleLog(directory)
         # The beat reads the flight recorder, which only a process group fills.
         torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         torch.distributed.all_reduce(torch.ones(1))
@@ -137,7 +137,7 @@ def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
     return {"memory_mb_median": (added + protocol.BOARD_SIZE) / 1e6}
 
 
-def _mark_ns(board: Board) -> float:
+def _mark_ns(board: BoardWriter) -> float:
     what, mark = board.what("forward", "blocks.0.attn"), board.mark
     start = time.perf_counter_ns()
     for _ in range(MARKS):

@@ -15,9 +15,9 @@ from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.listener import Listener
-from nsa_harness.supervisor.launch.environment import describe
 from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
 from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
+from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.store.adapters import json_text
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
 

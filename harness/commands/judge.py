@@ -25,9 +25,9 @@ from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
+from nsa_harness.supervisor.store.reading import quoted
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
-from nsa_harness.supervisor.store.source import quoted
 
 _NUMBER_DIGITS = 9
 

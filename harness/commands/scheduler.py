@@ -23,7 +23,7 @@ from nsa_harness.core.schedule import (
     free_devices,
 )
 from nsa_harness.render.listener import Broadcast
-from nsa_harness.supervisor.launch.machine import available_bytes
+from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
 
 
@@ -155,7 +155,7 @@ class Execution:
             jobs=jobs,
             cores=self.facts.cpus if jobs is None else None,  # who names a number has decided
             gpus=len(self.facts.gpus),
-            memory_bytes=available_bytes(),
+            memory_bytes=memory_bytes()[1],
         )
 
     def _load(self, spec: RunSpec) -> Load:

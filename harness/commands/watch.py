@@ -28,12 +28,10 @@ from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener, Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.attach import Found, Look, find_job, onlooker
-from nsa_harness.supervisor.observe.guest import Guest, check_command, shell_status, start_guest
-from nsa_harness.supervisor.observe.hook import Hook
-from nsa_harness.supervisor.observe.observe import Observation
+from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
+from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
+from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
 from nsa_harness.supervisor.observe.ranks import command_words
-from nsa_harness.supervisor.observe.relay import Relay
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
@@ -123,10 +121,10 @@ class Watched:
             self.broadcast(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
             ending = observation.run()
-            if observation.guest_ranks.restarted:
+            if observation.ranks.restarted:
                 attempt = self._next(guest, observation)
                 continue
-            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.standing
+            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.standing
             if ends_it:
                 guest.end(_GRACE_S)
             else:
@@ -137,23 +135,22 @@ class Watched:
             self._report(outcome, done=True)
             return ends_it
 
-    def _observation(self, guest: Guest, attempt: AttemptDir) -> Observation:
+    def _observation(self, guest: Guest, attempt: AttemptDir) -> ObservedJob:
         def told_of(ending: Ending) -> None:
             self._still_there(observation, ending)
 
-        observation = Observation(
-            guarded=guest,
+        observation = ObservedJob(
+            guest=guest,
             spec=self.spec,
             attempt=attempt,
             audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
-            interrupted=lambda: False,
             relay=self.relay,
             on_ending=told_of,
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
 
-    def _next(self, guest: Guest, observation: Observation) -> AttemptDir:
+    def _next(self, guest: Guest, observation: ObservedJob) -> AttemptDir:
         """The job's launcher has started its ranks anew."""
         number = len(self.outcomes) + 2
         attempt = self.run.attempt(self.spec.scenario, number)
@@ -165,7 +162,7 @@ class Watched:
         self.outcomes.append(outcome)
         return attempt
 
-    def _judge(self, observation: Observation) -> Outcome:
+    def _judge(self, observation: ObservedJob) -> Outcome:
         return judge_attempt(
             observation.attempt, observation.resolved_spec(), self.facts.host, number=len(self.outcomes) + 1
         )
@@ -177,7 +174,7 @@ class Watched:
             self.broadcast(lambda one: one.outcome(outcome, self.run.path))
             self.broadcast(lambda one: one.done(report, self.run.path))
 
-    def _still_there(self, observation: Observation, ending: Ending) -> None:
+    def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
         """A HANG is proven, or the deadline has passed, and the job runs on."""
         outcome = self._judge(observation)
         self._report(outcome)
@@ -187,7 +184,7 @@ class Watched:
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
             self._call_hook(observation)
 
-    def _call_hook(self, observation: Observation) -> None:
+    def _call_hook(self, observation: ObservedJob) -> None:
         def failed(why: str) -> None:
             what = f"--on-hang=exec {self.request.hook}"
             append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
@@ -285,7 +282,7 @@ def attach(request: AttachRequest) -> int:
     return exit_code(report)
 
 
-def _spec_of_job(request: AttachRequest, job: Found) -> RunSpec:
+def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     command = command_words(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)

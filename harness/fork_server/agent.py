@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -17,8 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
-
-from .descriptors import keep_only
 
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 _LOOK_S = 0.01
@@ -128,3 +127,14 @@ class Rank:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def keep_only(*kept: int) -> int:
+    """Close everything above the three standard streams except `kept`; returns the first of them."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    start = 3
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, 1 << 30 if most == resource.RLIM_INFINITY else most)
+    return kept[0] if kept else -1

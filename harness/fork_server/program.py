@@ -1,8 +1,9 @@
-"""A command of Python's, run in a forked process as the interpreter itself would run it in a new one."""
+"""A command of Python's in a forked process: run, and seen from outside, as a new interpreter's would be."""
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import importlib.machinery
 import importlib.util
 import io
@@ -11,9 +12,11 @@ import runpy
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BOOTSTRAP = Path(__file__).resolve().parent.parent / "probe" / "bootstrap" / "sitecustomize.py"
@@ -59,7 +62,7 @@ class Program:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            _tell(error)
+            _print_exception(error)
             raise SystemExit(1) from None
 
     def run_and_leave(self) -> None:
@@ -114,7 +117,7 @@ def _let_the_probe_in() -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _tell(error: BaseException) -> None:
+def _print_exception(error: BaseException) -> None:
     """As the interpreter does with an exception that nobody catches, without the frames that are ours."""
     traceback = _without_ours(error.__traceback__)
     error.__traceback__ = traceback
@@ -134,3 +137,97 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_HERE):
         traceback = traceback.tb_next
     return traceback
+
+
+# A program imports these modules later than the probe, and they take what it has covered. Preloaded ones took torch's
+# own functions, and must bind again.
+_COLLECTIVES = "torch.distributed.distributed_c10d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Early:
+    """`holder` is a module's namespace or a table in it; under `key`, or as the key itself, it has the function."""
+
+    holder: dict[Any, Any]
+    key: Any
+    name: str  # in torch.distributed
+
+
+def bound_early(modules: Iterable[str]) -> list[Early]:
+    """What these modules hold of torch.distributed's own functions."""
+    # By its exact type: to ask an object of torch's for its class may make it warn (torch 2.11: reduce_op).
+    functions = vars(sys.modules[_COLLECTIVES]).items()
+    names = {function: name for name, function in functions if type(function) is types.FunctionType}
+    found = []
+    for module in (sys.modules[name] for name in modules):
+        space = vars(module)
+        for key, value in space.items():
+            if type(value) is types.FunctionType and value in names:
+                found.append(Early(holder=space, key=key, name=names[value]))
+            elif type(value) is dict:
+                keys = (one for one in value if type(one) is types.FunctionType and one in names)
+                found += [Early(holder=value, key=one, name=names[one]) for one in keys]
+    return found
+
+
+def bind_again(early: Iterable[Early]) -> None:
+    """As an import at this moment would."""
+    now = vars(sys.modules[_COLLECTIVES])
+    for one in early:
+        if isinstance(one.key, str):
+            one.holder[one.key] = now[one.name]
+        else:
+            one.holder[now[one.name]] = one.holder.pop(one.key)
+
+
+# Fields of /proc/self/stat after the command's closing bracket: start and end of the arguments, of the environment.
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+_FIRST = b"RANK="
+
+
+class Face:
+    """What the kernel shows of this process: its command line and environment, in the memory that exec gave it.
+
+    A forked process keeps its parent's, and whoever looks from outside (ps, py-spy, the sweep by the tag) would take it
+    for the server. So the server is started with room to write in: its last argument and its last variable are long and
+    empty. Made once, before anything is changed; every fork of the process may show another face.
+    """
+
+    def __init__(self) -> None:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(") ")[2].split()
+        self._words = _region(fields[_ARGUMENTS])
+        start, end = _region(fields[_ENVIRONMENT])
+        self._given: list[tuple[int, bytes]] = []
+        for entry in ctypes.string_at(start, end - start).removesuffix(b"\0").split(b"\0"):
+            self._given.append((start, entry))
+            start += len(entry) + 1
+        at, room = self._given.pop()
+        self._room = (at, at + len(room))
+        self.name_of_room = os.fsdecode(room.partition(b"=")[0])
+
+    def show(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Raises ValueError where there is not room enough."""
+        new = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
+        _write(self._words, [os.fsencode(word) for word in words])
+        for at, entry in self._given:
+            # What stays the same stays where it is: a library may have kept the pointer that getenv gave it.
+            kept = entry in new
+            new.pop(entry, None)
+            ctypes.memmove(at, entry if kept else bytes(len(entry)), len(entry))
+        _write(self._room, sorted(new, key=lambda entry: not entry.startswith(_FIRST)))
+
+
+def _region(fields: Sequence[str]) -> tuple[int, int]:
+    start, end = fields
+    return int(start), int(end)
+
+
+def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
+    """The first byte last: who reads meanwhile finds a rank whose number is complete, or none."""
+    start, end = region
+    text = b"\0".join(entries)
+    if len(text) >= end - start:
+        raise ValueError(f"{len(text)} bytes of arguments or environment, and room for {end - start - 1}")
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start + 1, text[1:], len(text[1:]))
+    ctypes.memmove(start, text[:1], len(text[:1]))

@@ -19,11 +19,8 @@ import sys
 from typing import Any
 
 from ..supervisor.launch import guardian
-from .agent import Orders, fork_blanks, start_ranks_by
-from .descriptors import keep_only
-from .early import Early, bind_again, bound_early
-from .face import Face
-from .program import Program
+from .agent import Orders, fork_blanks, keep_only, start_ranks_by
+from .program import Early, Face, Program, bind_again, bound_early
 
 AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
 LATER = ("torch._dynamo",)  # what the first optimizer of any program imports (torch 2.13: 1.2 s, 800 modules)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .board import Board
-from .flight import Flight
+from .board import BoardWriter
+from .flight import FlightRecorder
 from .places import foreign_code, innermost_own, place_text
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 INTERVAL_S = 0.25
 THREAD_NAME = "nsa-harness-beat"
@@ -23,11 +23,15 @@ class Beat:
     """`pieces` are called at every beat, each by its name; one that fails is never called again."""
 
     def __init__(
-        self, board: Board, directory: str, trouble: Trouble, pieces: Mapping[str, Callable[[], object]] | None = None
+        self,
+        board: BoardWriter,
+        directory: str,
+        trouble: TroubleLog,
+        pieces: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         self._board = board
         self._trouble = trouble
-        self._flight = Flight(directory)
+        self._flight = FlightRecorder(directory)
         self._pieces = {"last line": self._look, **(pieces or {})}
         self._answered = 0
         self._counted = (0, 0)

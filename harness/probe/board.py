@@ -27,7 +27,7 @@ class _Slots(_thread._local):
     events: list[int] | None = None
 
 
-class Board:
+class BoardWriter:
     """One board, of this process. A mark costs about a microsecond and never blocks.
 
     A forked child keeps calling the same hooks; its marks go to private memory, never to its parent's board.

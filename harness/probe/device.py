@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .board import Board
+from .board import BoardWriter
 from .hooks import compiling_test
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 PENDING_LIMIT = 64
 
 
-def install(torch: Any, board: Board, trouble: Trouble) -> DeviceMarks | None:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> DeviceMarks | None:
     """None where this torch was built without CUDA: there is nothing to see, and nothing is paid for it."""
     if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
         return None
@@ -31,7 +31,7 @@ def install(torch: Any, board: Board, trouble: Trouble) -> DeviceMarks | None:
 
 
 class DeviceMarks:
-    def __init__(self, torch: Any, board: Board, trouble: Trouble) -> None:
+    def __init__(self, torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
         self._torch = torch
         self._board = board
         self._trouble = trouble

@@ -9,8 +9,8 @@ import sys
 import time
 
 from .. import protocol
-from .board import Board
-from .trouble import Trouble
+from .board import BoardWriter
+from .trouble import TroubleLog
 
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ MESSAGE_LIMIT = 4000
 class Endings:
     """Guests at the exits: whatever the program installed there itself is called as if we were not."""
 
-    def __init__(self, board: Board, directory: str, trouble: Trouble) -> None:
+    def __init__(self, board: BoardWriter, directory: str, trouble: TroubleLog) -> None:
         self._board = board
         self._directory = directory
         self._trouble = trouble
@@ -83,9 +83,9 @@ class Endings:
         self._board.end(protocol.END_ATEXIT)
 
     def _write_flight(self) -> None:
-        from .flight import Flight
+        from .flight import FlightRecorder
 
-        Flight(self._directory).write()
+        FlightRecorder(self._directory).write()
 
     def _write_raised_behind_our_back(self) -> None:
         """A program that replaced sys.excepthook and calls no other: the interpreter still keeps the exception."""

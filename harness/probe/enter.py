@@ -7,7 +7,7 @@ import sys
 
 from .. import protocol
 from . import imports
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .board import Board
+    from .board import BoardWriter
     from .endings import Endings
     from .leaving import Leaving
     from .names import ModuleNames
@@ -31,7 +31,7 @@ def enter() -> None:
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
         return
-    guest = Guest(directory, mode)
+    guest = ProcessProbe(directory, mode)
     if _rank_of_our_own():
         guest.become_rank()
     imports.after_torch(guest.torch_arrived, guest.trouble)
@@ -57,15 +57,15 @@ def _is_agent(command: list[str]) -> bool:
     return any(word in AGENT_MODULES or os.path.basename(word) in AGENT_COMMANDS for word in command[1:3])
 
 
-class Guest:
+class ProcessProbe:
     """The probe in one process: nothing but a listener until the process turns out to be a rank."""
 
     def __init__(self, directory: str, mode: str) -> None:
-        self.trouble = Trouble(directory)
+        self.trouble = TroubleLog(directory)
         self._directory = directory
         self._mode = mode
         self._is_rank = False
-        self._board: Board | None = None
+        self._board: BoardWriter | None = None
         self._endings: Endings | None = None
         self._leaving: Leaving | None = None
         self._pieces: dict[str, Callable[[], object]] = {}  # what the beat does besides
@@ -88,7 +88,7 @@ class Guest:
             self.trouble.attempt("late", self._wait_for_init)
 
     def _open_board(self) -> None:
-        from .board import Board
+        from .board import BoardWriter
 
         path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
         # Not a process that this one has spawned: init_process_group will say which rank that is.
@@ -96,18 +96,18 @@ class Guest:
         alone = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and first
         rank, world_size = (0, 1) if alone else (_number("RANK"), _number("WORLD_SIZE"))
         failed = self.trouble.note
-        board = Board(path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error))
+        board = BoardWriter(path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error))
         board.note(board.what("start", os.path.basename(sys.executable or "python")))
         self._board = board
 
-    def _set_endings(self, board: Board) -> None:
+    def _set_endings(self, board: BoardWriter) -> None:
         from .endings import Endings
 
         self._endings = Endings(board, self._directory, self.trouble)
         self._endings.install()
         self.trouble.attempt("leaving", lambda: self._watch_leaving(board))
 
-    def _watch_leaving(self, board: Board) -> None:
+    def _watch_leaving(self, board: BoardWriter) -> None:
         from .leaving import Leaving
 
         self._leaving = Leaving(board, self.trouble)
@@ -119,8 +119,7 @@ class Guest:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
-            self.trouble.attempt("checkpoints", lambda: self._watch_checkpoints(board))
-            self.trouble.attempt("autograd nodes", lambda: self._count_nodes(board))
+            self.trouble.attempt("autograd", lambda: self._watch_autograd(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
             self.trouble.attempt("beat", lambda: self._start_beat(board))
             if self._leaving is not None:
@@ -134,11 +133,11 @@ class Guest:
     def _switch_debugging(self) -> None:
         """What `--deepen` asks torch to tell; without it nothing is loaded."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
-            from .deeper import switch_on
+            from .autograd import switch_debugging_on
 
-            switch_on(sys.modules["torch"], self.trouble)
+            switch_debugging_on(sys.modules["torch"], self.trouble)
 
-    def _set_hooks(self, board: Board) -> None:
+    def _set_hooks(self, board: BoardWriter) -> None:
         from .hooks import install
 
         names = install(sys.modules["torch"], board, self.trouble)
@@ -147,22 +146,19 @@ class Guest:
         if self._mode == protocol.PROBE_FULL:
             self.trouble.attempt("looks", lambda: self._set_looks(board, names))
 
-    def _set_looks(self, board: Board, names: ModuleNames) -> None:
+    def _set_looks(self, board: BoardWriter, names: ModuleNames) -> None:
         from .looks import install
 
         install(sys.modules["torch"], board, self.trouble, self._directory, names)
 
-    def _watch_checkpoints(self, board: Board) -> None:
-        from .checkpoints import watch
+    def _watch_autograd(self, board: BoardWriter) -> None:
+        from .autograd import watch_checkpoints, watch_graph
 
-        watch(sys.modules["torch"], board, self.trouble)
+        torch, attempt = sys.modules["torch"], self.trouble.attempt
+        attempt("checkpoints", lambda: watch_checkpoints(torch, board, self.trouble))
+        attempt("autograd nodes", lambda: watch_graph(torch, board, self.trouble))
 
-    def _count_nodes(self, board: Board) -> None:
-        from .graph import install
-
-        install(sys.modules["torch"], board, self.trouble)
-
-    def _set_collectives(self, board: Board) -> None:
+    def _set_collectives(self, board: BoardWriter) -> None:
         from . import collectives, groups, waits
         from .hooks import compiling_test
         from .places import foreign_code
@@ -170,13 +166,13 @@ class Guest:
         torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
         lasting, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
         self._pieces |= {"waits": lasting.write_down, "groups": members.tell}
-        attempt, place = self.trouble.attempt, groups.Place(board)
+        attempt, place = self.trouble.attempt, groups.MeshPlace(board)
         collectives.install(torch, board, self.trouble, lasting, members)
         attempt("store waits", lambda: waits.watch_stores(c10d, lasting))
         attempt("handles", lambda: waits.watch_handles(c10d, lasting, compiling_test(torch)))
         attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
 
-    def _start_beat(self, board: Board) -> None:
+    def _start_beat(self, board: BoardWriter) -> None:
         from .beat import Beat
 
         self.trouble.attempt("device marks", lambda: self._set_device_marks(board))
@@ -187,7 +183,7 @@ class Guest:
 
         start(sys.modules["torch"], self._directory)
 
-    def _set_device_marks(self, board: Board) -> None:
+    def _set_device_marks(self, board: BoardWriter) -> None:
         from .device import install
 
         marks = install(sys.modules["torch"], board, self.trouble)

@@ -13,7 +13,7 @@ from .. import protocol
 ENTRIES_LIMIT = 512  # newest entries kept, beside those that are still open
 
 
-class Flight:
+class FlightRecorder:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 

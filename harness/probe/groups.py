@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import protocol
-from .board import Board
+from .board import BoardWriter
 from .hooks import compiling_test
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 AXIS_LIMIT = 40  # characters
 ATTEMPTS = 3  # at a table that another thread changes while it is read
@@ -19,18 +19,18 @@ ATTEMPTS = 3  # at a table that another thread changes while it is read
 class Groups:
     """Tells each group once, and again when its name has come to mean other ranks."""
 
-    def __init__(self, c10d: Any, board: Board) -> None:
+    def __init__(self, c10d: Any, board: BoardWriter) -> None:
         self._c10d = c10d
         self._board = board
-        self._told: dict[str, str] = {}
+        self._written: dict[str, str] = {}
 
     def tell(self) -> None:
         """Look through torch's table of groups. It has those that this rank is a member of."""
         for name, ranks in self._members():
             value = ranges(ranks)
-            if self._told.get(name) == value:
+            if self._written.get(name) == value:
                 continue
-            self._told[name] = value
+            self._written[name] = value
             fact = protocol.FACT_GROUP + name
             if fits(fact) and fits(value):
                 self._board.fact(fact, value)
@@ -48,10 +48,10 @@ class Groups:
         return [(str(names[group]), sorted(map(int, dict(members)))) for group, members in groups if group in names]
 
 
-class Place:
+class MeshPlace:
     """This rank's coordinates in the largest mesh with named axes; slices and flattened meshes are parts of one."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: BoardWriter) -> None:
         self._board = board
         self._best = (0, 0)  # ranks and axes of the mesh that is on the board
 
@@ -69,7 +69,7 @@ class Place:
             self._board.fact(protocol.FACT_MESH, value)
 
 
-def watch_meshes(torch: Any, place: Place, trouble: Trouble) -> None:
+def watch_meshes(torch: Any, place: MeshPlace, trouble: TroubleLog) -> None:
     """Every mesh goes through its constructor, also those of init_device_mesh. Raises where this torch has none."""
     mesh_type = sys.modules["torch.distributed.device_mesh"].DeviceMesh
     construct: Callable[..., None] = mesh_type.__init__

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .board import Board
-from .caller import Caller
-from .caught import Caught
+from .. import protocol
+from .board import BoardWriter
 from .names import ModuleNames
-from .places import foreign_code
-from .trouble import Trouble
+from .places import chain, foreign_code, innermost, place_text
+from .trouble import TroubleLog
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
 DEPTH_LIMIT = 4  # containers inside containers
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: Board, trouble: Trouble) -> ModuleNames:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
     """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
     names = ModuleNames(board)
     trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
@@ -35,7 +35,7 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
     return getattr(compiler, "is_compiling", None) or (lambda: False)
 
 
-def _hook_modules(torch: Any, board: Board, trouble: Trouble, names: ModuleNames) -> None:
+def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: ModuleNames) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
@@ -46,7 +46,7 @@ def _hook_modules(torch: Any, board: Board, trouble: Trouble, names: ModuleNames
     tensor_type = torch.Tensor
     ready, mark = names.ready.get, board.mark
     handles: list[Any] = []
-    caught = Caught(board, foreign_code(torch))
+    caught = CaughtExceptions(board, foreign_code(torch))
     inner_output: list[Callable[[], object | None]] = [lambda: None]
 
     def give_up(error: Exception) -> None:
@@ -120,7 +120,7 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
             yield from _walk(item, tensor_type, depth - 1)
 
 
-def _hook_optimizers(torch: Any, board: Board, trouble: Trouble) -> None:
+def _hook_optimizers(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
     """The first optimizer that steps counts the steps; when it is gone, the next one that steps takes over."""
     from torch.optim import optimizer as optimizers
 
@@ -165,7 +165,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(board: Board) -> None:
+def _hook_data(board: BoardWriter) -> None:
     """A mark when a DataLoader is asked for a batch, and one when it has answered."""
     from torch.utils.data import dataloader
 
@@ -182,3 +182,63 @@ def _hook_data(board: Board) -> None:
         return batch
 
     iterator.__next__ = next_batch
+
+
+CALLERS_LIMIT = 4  # of a program that steps from more lines, the newest of these counts
+
+
+class Caller:
+    """Says on the board which lines of the user's led to the optimizer, when they change. About 1 us a step."""
+
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
+        self._board = board
+        self._foreign = foreign
+        self._seen: set[tuple[Any, int]] = set()
+
+    def look(self) -> None:
+        frame = innermost(sys._getframe(1), self._foreign)
+        if frame is None or (frame.f_code, frame.f_lineno) in self._seen or len(self._seen) == CALLERS_LIMIT:
+            return
+        self._seen.add((frame.f_code, frame.f_lineno))
+        self._board.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
+
+
+CAUGHT_LIMIT = 8  # a program that catches them all the time is told by its first ones
+
+
+class CaughtExceptions:
+    """Says on the board what was raised, where and in which step. Holds on to no exception, and so to no frame."""
+
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
+        self._board = board
+        self._foreign = foreign
+        self._count = 0
+        self._last: tuple[int, int] | None = None  # the same exception passes one module after the other
+
+    def look(self) -> None:
+        """Called from a forward hook: the frame before the hook's is torch's, which handles the exception if any."""
+        error = sys.exc_info()[1]
+        trace = error.__traceback__ if error is not None else None
+        if trace is None or trace.tb_frame is not sys._getframe(2) or self._count == CAUGHT_LIMIT:
+            return
+        key = (id(error), self._board.step)
+        if key == self._last:
+            return
+        self._last = key
+        frame, line = self._place(trace)
+        if frame is None:
+            return
+        self._count += 1
+        place = place_text(frame.f_code.co_filename, line, frame.f_code.co_name)
+        name = f"{protocol.FACT_CAUGHT}{self._count}"
+        self._board.fact(name, f"{self._board.step} {type(error).__name__} {place}")
+
+    def _place(self, trace: Any) -> tuple[Any, int]:
+        """The user's line that raised; of what torch raised the line that called it."""
+        found = innermost(trace.tb_frame, self._foreign)
+        line = found.f_lineno if found is not None else 0
+        while trace is not None:
+            if not trace.tb_frame.f_code.co_filename.startswith(self._foreign):
+                found, line = trace.tb_frame, trace.tb_lineno
+            trace = trace.tb_next
+        return found, line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 AWAITED = ("torch", "torch.distributed")
 
 
-def after_torch(then: Callable[[], None], trouble: Trouble) -> None:
+def after_torch(then: Callable[[], None], trouble: TroubleLog) -> None:
     after(AWAITED, then, trouble)
 
 
-def after(names: Sequence[str], then: Callable[[], None], trouble: Trouble) -> None:
+def after(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
     """Call `then` once all modules stand: now if they do, else at the end of the import that completes them.
 
     Costs one set search for each module that is imported until then, and nothing afterwards.
@@ -35,7 +35,7 @@ def after(names: Sequence[str], then: Callable[[], None], trouble: Trouble) -> N
 class _Watcher:
     """A finder that finds nothing itself: it asks the others, and listens to the loader they answer with."""
 
-    def __init__(self, missing: set[str], then: Callable[[], None], trouble: Trouble) -> None:
+    def __init__(self, missing: set[str], then: Callable[[], None], trouble: TroubleLog) -> None:
         self._missing = missing
         self._then = then
         self._trouble = trouble

@@ -10,7 +10,7 @@ import os
 import sys
 
 from .. import protocol
-from .places import innermost, place_text
+from .places import chain, innermost, place_text
 
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .board import Board
-    from .trouble import Trouble
+    from .board import BoardWriter
+    from .trouble import TroubleLog
 
 
 class Leaving:
     """Stands around the two calls. Both do what they did; whoever catches SystemExit goes on."""
 
-    def __init__(self, board: Board, trouble: Trouble) -> None:
+    def __init__(self, board: BoardWriter, trouble: TroubleLog) -> None:
         self._board = board
         self._trouble = trouble
         self._pid = os.getpid()
@@ -66,6 +66,4 @@ class Leaving:
     def _tell(self, frame: Any) -> None:
         left = innermost(frame, self._foreign) or frame
         self._board.saw(place_text(left.f_code.co_filename, left.f_lineno, left.f_code.co_name))
-        from .caller import chain  # loads typing, which a process that does not leave so need not
-
         self._board.fact(protocol.FACT_LEFT, chain(left, self._foreign))

@@ -16,13 +16,12 @@ from typing import Any
 
 from .. import protocol
 from . import replicas
-from .board import Board
+from .board import BoardWriter
 from .fingerprint import Unreadable, broken, sample, trained
 from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
-from .resident import anonymous_bytes
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 EVERY_STEP_UNTIL = 16
 LOOKS_AN_OCTAVE = 8
@@ -33,9 +32,9 @@ NAMES_LIMIT = 8
 USUAL_AFTER = 4  # steps: in the first ones much has no gradient yet
 
 
-def install(torch: Any, board: Board, trouble: Trouble, directory: str, names: ModuleNames) -> Looks:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames) -> LookTaker:
     """Each kind of look stands alone; what this torch does not have is noted and left out."""
-    looks = Looks(torch, board, trouble, directory, names)
+    looks = LookTaker(torch, board, trouble, directory, names)
     trouble.attempt("looks at optimizers", looks.hook_optimizers)
     trouble.attempt("looks at losses", looks.cover_backward)
     trouble.attempt("looks at replicas", lambda: replicas.watch(looks.made))
@@ -59,15 +58,15 @@ class _Steps:
         self.never: set[int] | None = None
 
 
-class Looks:
+class LookTaker:
     """The looks of one process. A forked child keeps the hooks and looks at nothing."""
 
-    def __init__(self, torch: Any, board: Board, trouble: Trouble, directory: str, names: ModuleNames) -> None:
+    def __init__(self, torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames) -> None:
         self._torch, self._board, self._trouble, self._names = torch, board, trouble, names
         self._path = os.path.join(directory, protocol.LOOKS.format(pid=os.getpid()))
         self._written = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
-        self._replicas: list[replicas.Replica] = []
+        self._replicas: list[replicas.LiveReplica] = []
         self._losses, self._bad_losses, self._bad_in_a_row = 0, 0, 0
         self._step = 1
         self._total_steps = 0
@@ -145,7 +144,7 @@ class Looks:
             "at": "step",
             "optimizer": list(self._optimizers).index(optimizer),
             "step": steps.count,
-            "anon": anonymous_bytes(),
+            "anon": _anonymous_bytes(),
             "gpu": self._gpu_bytes(),
             "broken": len(wrong),
             "names": [self._name(one) for one, _ in wrong[:NAMES_LIMIT]],
@@ -206,7 +205,7 @@ class Looks:
         return broken(sample(loss, 16), str(loss.dtype))
 
     def _know(self, model: Any) -> None:
-        replica = replicas.Replica(len(self._replicas), model)
+        replica = replicas.LiveReplica(len(self._replicas), model)
         self._replicas.append(replica)
         self._write(replica.header())
         self._names.at_next_forward = self.at_forward
@@ -230,11 +229,11 @@ class Looks:
             self._names.at_next_forward = self.at_forward
             self._write(self._look_at(replica, "stepped"))
 
-    def _living(self) -> list[replicas.Replica]:
+    def _living(self) -> list[replicas.LiveReplica]:
         """None inside a backward, where an optimizer may step for one parameter at a time."""
         return [one for one in self._replicas if one.model() is not None] if self._in_backward() == -1 else []
 
-    def _look_at(self, replica: replicas.Replica, at: str) -> dict[str, Any]:
+    def _look_at(self, replica: replicas.LiveReplica, at: str) -> dict[str, Any]:
         return {"at": at, "ddp": replica.number, "round": self._round, "steps": self._total_steps, **replica.look()}
 
     def _at_exit(self) -> None:
@@ -295,3 +294,13 @@ class Looks:
 def _user_place(foreign: tuple[str, ...]) -> str:
     frame = innermost(sys._getframe(1), foreign)
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _anonymous_bytes() -> int | None:
+    """Resident memory without files and shared segments: a mapped dataset that is read grows and is no leak."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            fields = file.read().split()
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

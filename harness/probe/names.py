@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .board import Board
+from .board import BoardWriter
 
 # Wrappers add these; the user's own names have none of them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
@@ -22,7 +22,7 @@ class Known:
 
     __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent", "silent_backward", "since")
 
-    def __init__(self, board: Board, module: Callable[[], Any], name: str) -> None:
+    def __init__(self, board: BoardWriter, module: Callable[[], Any], name: str) -> None:
         self._board = board
         self.module = module
         self.name = name
@@ -42,7 +42,7 @@ class Known:
 class ModuleNames:
     """Qualified names by identity. A weak reference beside each tells a module from a later one at the same address."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: BoardWriter) -> None:
         self._board = board
         self._known: dict[int, Known] = {}
         self.ready: dict[int, Known] = {}  # by identity, of modules called before; a dead one leaves at once

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .. import protocol
+
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,3 +43,19 @@ def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
+
+
+def chain(frame: Any, foreign: tuple[str, ...]) -> str:
+    """The user's lines that led here, innermost first, as many as the board takes whole."""
+    lines: list[str] = []
+    length = 0
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(foreign) and not is_installed(code.co_filename):
+            line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}:{code.co_name}"
+            length += len(line.encode("utf-8", "replace")) + len(protocol.STEPPED_JOIN)
+            if length > protocol.STRING_LIMIT:
+                break
+            lines.append(line)
+        frame = frame.f_back
+    return protocol.STEPPED_JOIN.join(lines)

@@ -26,7 +26,7 @@ REDUCING = "torch.distributed.algorithms.ddp_comm_hooks."
 LOCAL = "post_localSGD"
 
 
-class Replica:
+class LiveReplica:
     """One DistributedDataParallel of this process."""
 
     def __init__(self, number: int, model: Any) -> None:

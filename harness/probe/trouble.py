@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PIECE_LIMIT = 500  # characters of the reason
 
 
-class Trouble:
+class TroubleLog:
     """Where the pieces of one process report that they gave up."""
 
     def __init__(self, directory: str) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import protocol
-from .board import Board
+from .board import BoardWriter
 from .places import innermost, place_text
-from .trouble import Trouble
+from .trouble import TroubleLog
 
 LASTING_NS = 200_000_000
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
@@ -38,7 +38,7 @@ class Handle:
         self.peer = peer
 
 
-class Wait:
+class OngoingWait:
     """One call that may block. `outer` is the collective it is part of, 0 = none."""
 
     __slots__ = ("began_ns", "handle", "keys", "number", "outer")
@@ -58,11 +58,11 @@ class Inside(_thread._local):
 
 
 class Waits:
-    def __init__(self, board: Board, foreign: tuple[str, ...], trouble: Trouble) -> None:
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._board = board
         self._trouble = trouble
         self.foreign = foreign
-        self._open: dict[int, Wait] = {}  # by thread
+        self._open: dict[int, OngoingWait] = {}  # by thread
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
         self.inside = Inside()
 
@@ -88,7 +88,7 @@ class Waits:
         thread = _thread.get_ident()
         if thread in self._open:
             return call()
-        self._open[thread] = wait = Wait(handle, keys, self.inside.number)
+        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.number)
         try:
             return call()
         finally:
@@ -111,7 +111,7 @@ class Waits:
             if self._open.get(thread) is not wait:
                 self._over(wait)
 
-    def _enter(self, thread: int, wait: Wait, key: int) -> int:
+    def _enter(self, thread: int, wait: OngoingWait, key: int) -> int:
         board, handle = self._board, wait.handle
         frame = innermost(sys._current_frames().get(thread), self.foreign)
         place = place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else ""
@@ -126,7 +126,7 @@ class Waits:
             entered_ns=wait.began_ns,
         )
 
-    def _over(self, wait: Wait) -> None:
+    def _over(self, wait: OngoingWait) -> None:
         if wait.outer:
             self._board.call_waits_for(wait.outer, 0)
         else:

@@ -16,14 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.probe import checkpoints
-from nsa_harness.probe.blamed import hints, ordered_names, used_at
-from nsa_harness.probe.board import Board
-from nsa_harness.probe.caller import Caller
-from nsa_harness.probe.code import in_place_lines
+from nsa_harness.probe import autograd
+from nsa_harness.probe.blamed import hints, in_place_lines, ordered_names, used_at
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.hooks import Caller
 from nsa_harness.probe.names import ModuleNames
 from nsa_harness.probe.places import foreign_code
-from nsa_harness.probe.trouble import Trouble
+from nsa_harness.probe.trouble import TroubleLog
 
 FOREIGN = foreign_code(torch)
 
@@ -217,7 +216,7 @@ def test_a_counter_is_no_tensor_changed_in_place() -> None:
 
 
 def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> None:
-    board = Board(str(tmp_path / "1.board"), rank=0, world_size=1)
+    board = BoardWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
     names, model = ModuleNames(board), Staged()
     names.of(model)
     names.of(model.base)
@@ -231,7 +230,7 @@ def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> No
 
 def test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first(tmp_path: Path) -> None:
     path = tmp_path / "1.board"
-    board = Board(str(path), rank=0, world_size=1)
+    board = BoardWriter(str(path), rank=0, world_size=1)
     caller = Caller(board, FOREIGN)
     for _ in range(3):
         caller.look()
@@ -247,9 +246,9 @@ def test_a_reentrant_checkpoint_without_a_gradient_is_told_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "1.board"
-    board, module = Board(str(path), rank=0, world_size=1), sys.modules["torch.utils.checkpoint"]
+    board, module = BoardWriter(str(path), rank=0, world_size=1), sys.modules["torch.utils.checkpoint"]
     monkeypatch.setattr(module, "check_backward_validity", module.check_backward_validity)
-    checkpoints.watch(torch, board, Trouble(str(tmp_path)))
+    autograd.watch_checkpoints(torch, board, TroubleLog(str(tmp_path)))
     checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=True)
     assert parse(path.read_bytes(), 0).unfed_checkpoint is None
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):

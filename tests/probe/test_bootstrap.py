@@ -97,8 +97,8 @@ import sys, torch
 torch.compiler.is_compiling = lambda: True
 sys.path.insert(0, sys.argv[1])
 from nsa_harness.probe import hooks
-from nsa_harness.probe.board import Board
-board = Board(sys.argv[2], rank=0, world_size=1)
+from nsa_harness.probe.board import BoardWriter
+board = BoardWriter(sys.argv[2], rank=0, world_size=1)
 class Silent:
     def note(self, piece, error): raise error
     def attempt(self, piece, do): do(); return True

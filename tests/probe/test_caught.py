@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import CaughtException
-from nsa_harness.probe.board import Board
-from nsa_harness.probe.caught import TELLINGS
-from nsa_harness.probe.caught import Caught as Teller
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.hooks import CAUGHT_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
 
 
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def hooked(path: Path):  # type: ignore[no-untyped-def]
     """A board, and a hook on every module that looks at what was raised, as the probe's own does."""
-    teller = Teller(Board(str(path), rank=0, world_size=1), foreign_code(torch))
+    teller = CaughtExceptions(BoardWriter(str(path), rank=0, world_size=1), foreign_code(torch))
 
     def look(_module: nn.Module, _arguments: object, output: object) -> None:
         if output is None:
@@ -77,15 +76,15 @@ def test_a_forward_without_a_result_inside_an_except_raised_nothing(hooked: Path
 
 def test_a_program_that_catches_all_the_time_is_told_by_its_first_exceptions(hooked: Path) -> None:
     kept = []
-    for _ in range(TELLINGS + 3):
+    for _ in range(CAUGHT_LIMIT + 3):
         with pytest.raises(ValueError, match="too large") as caught:
             Fussy()(torch.ones(9))
         kept.append(caught.value)
-    assert len(told(hooked)) == TELLINGS
+    assert len(told(hooked)) == CAUGHT_LIMIT
 
 
 def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
-    board = Board(str(path), rank=0, world_size=1)
+    board = BoardWriter(str(path), rank=0, world_size=1)
     for number, text in enumerate(("", "x ValueError a.py:1:f", "3 ValueError", f"{'9' * 40} E a.py:1:f")):
         board.fact(f"{protocol.FACT_CAUGHT}{number}", text)
     board.fact(f"{protocol.FACT_CAUGHT}9", "3 ValueError a.py:7:f")
@@ -93,7 +92,7 @@ def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
 
 
 def test_a_finished_step_keeps_how_many_marks_it_had(path: Path) -> None:
-    board = Board(str(path), rank=0, world_size=1)
+    board = BoardWriter(str(path), rank=0, world_size=1)
     for _ in range(3):
         board.mark(board.what("forward", "net"))
     board.finish_step(5)

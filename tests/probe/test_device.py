@@ -13,8 +13,8 @@ import torch
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Board as SeenBoard
 from nsa_harness.probe import device
-from nsa_harness.probe.board import Board
-from nsa_harness.probe.trouble import Trouble
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.trouble import TroubleLog
 
 
 class FakeCuda:
@@ -79,11 +79,11 @@ class FakeEvent:
 class Rig:
     def __init__(self, directory: Path) -> None:
         self.directory, self.cuda = directory, FakeCuda()
-        self._board = Board(str(directory / "7.board"), rank=0, world_size=1)
+        self._board = BoardWriter(str(directory / "7.board"), rank=0, world_size=1)
         fake_torch = SimpleNamespace(
             cuda=self.cuda, nn=torch.nn, compiler=torch.compiler, version=SimpleNamespace(cuda="12.8")
         )
-        marks = device.install(fake_torch, self._board, Trouble(str(directory)))
+        marks = device.install(fake_torch, self._board, TroubleLog(str(directory)))
         assert marks is not None
         self.marks = marks
 
@@ -107,7 +107,10 @@ def forward() -> None:
 def test_a_torch_without_cuda_costs_nothing(tmp_path: Path) -> None:
     hooks = len(torch.nn.modules.module._global_forward_pre_hooks)
     plain = SimpleNamespace(version=SimpleNamespace(cuda=None))
-    assert device.install(plain, Board(str(tmp_path / "7.board"), rank=0, world_size=1), Trouble(str(tmp_path))) is None
+    assert (
+        device.install(plain, BoardWriter(str(tmp_path / "7.board"), rank=0, world_size=1), TroubleLog(str(tmp_path)))
+        is None
+    )
     assert len(torch.nn.modules.module._global_forward_pre_hooks) == hooks
 
 

@@ -15,10 +15,10 @@ from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Call
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.probe import waits as waits_module
-from nsa_harness.probe.board import Board
-from nsa_harness.probe.groups import Groups, Place, fits, ranges
-from nsa_harness.probe.trouble import Trouble
-from nsa_harness.probe.waits import Handle, Wait, Waits, key_text
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.groups import Groups, MeshPlace, fits, ranges
+from nsa_harness.probe.trouble import TroubleLog
+from nsa_harness.probe.waits import Handle, OngoingWait, Waits, key_text
 
 FACTS = str(PROGRAMS / "guest_facts.py")
 WAITS = str(PROGRAMS / "guest_waits.py")
@@ -48,7 +48,7 @@ def test_members_are_written_as_runs(ranks: list[int], text: str) -> None:
 def test_members_that_are_written_are_the_members_that_are_read(ranks: set[int], tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("boards") / "1.board"
     value = ranges(sorted(ranks))
-    board = Board(str(path), rank=0, world_size=1)
+    board = BoardWriter(str(path), rank=0, world_size=1)
     if fits(value):
         board.fact(f"{protocol.FACT_GROUP}7", value)
         assert parse(path.read_bytes(), 0).groups == {"7": tuple(sorted(ranks))}
@@ -65,12 +65,12 @@ def world(**groups: list[int]) -> SimpleNamespace:
 
 def test_a_list_of_ranks_that_would_be_cut_is_not_written(path: Path) -> None:
     odd = [number * number for number in range(200)]
-    Groups(world(odd=odd, even=[0, 2, 4]), Board(str(path), rank=0, world_size=1)).tell()
+    Groups(world(odd=odd, even=[0, 2, 4]), BoardWriter(str(path), rank=0, world_size=1)).tell()
     assert parse(path.read_bytes(), 0).groups == {"even": (0, 2, 4)}
 
 
 def test_a_name_that_comes_to_mean_other_ranks_is_told_again_and_nothing_else_is(path: Path) -> None:
-    board = Board(str(path), rank=0, world_size=1)
+    board = BoardWriter(str(path), rank=0, world_size=1)
     c10d = world(a=[0, 1])
     groups = Groups(c10d, board)
     groups.tell()
@@ -89,7 +89,7 @@ def mesh(coordinate: list[int] | None, names: tuple[str, ...] | None, size: int,
 
 
 def test_the_largest_mesh_with_names_wins_and_parts_of_one_do_not_count(path: Path) -> None:
-    place = Place(Board(str(path), rank=0, world_size=1))
+    place = MeshPlace(BoardWriter(str(path), rank=0, world_size=1))
     place.consider(mesh([0], ("small",), 4))
     place.consider(mesh([1, 2], ("dp", "tp=x y"), 8))
     place.consider(mesh([3], ("flat",), 8))
@@ -235,7 +235,7 @@ def test_a_step_says_how_many_parameters_had_a_gradient(tmp_path: Path) -> None:
 def waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Every wait has lasted as soon as it has begun."""
     monkeypatch.setattr(waits_module, "LASTING_NS", 0)
-    return Waits(Board(str(path), rank=0, world_size=1), (), Trouble(str(path.parent)))
+    return Waits(BoardWriter(str(path), rank=0, world_size=1), (), TroubleLog(str(path.parent)))
 
 
 def test_a_wait_that_is_over_when_the_beat_looks_was_never_there(path: Path, waits: Waits) -> None:
@@ -264,7 +264,7 @@ def test_a_wait_that_ends_while_it_is_written_down_has_ended(
         return enter(*arguments, **options)
 
     monkeypatch.setattr(waits._board, "enter_call", over_meanwhile)
-    waits._open[7] = Wait(Handle("store.get"), "key", 0)
+    waits._open[7] = OngoingWait(Handle("store.get"), "key", 0)
     waits.write_down()
     (call,) = parse(path.read_bytes(), 0).calls
     assert (call.key, call.left_s is None) == ("key", False)

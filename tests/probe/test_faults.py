@@ -12,8 +12,7 @@ from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ran
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
-from nsa_harness.faults.plant import averages_the_loss
-from nsa_harness.faults.spec import KINDS, Spec, When
+from nsa_harness.faults.plant import KINDS, FaultCondition, FaultSpec, averages_the_loss
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1
@@ -166,7 +165,7 @@ def test_a_fault_happens_without_the_probe_too(tmp_path: Path) -> None:
 )
 def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Spec(text)
+        FaultSpec(text)
 
 
 @pytest.mark.parametrize(
@@ -180,22 +179,22 @@ def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> 
     ],
 )
 def test_a_fault_can_depend_on_which_layers_are_computed_again(when, met, missed) -> None:
-    assert When(when).in_recomputation
-    assert When(when).met_by(met)
-    assert not When(when).met_by(missed)
+    assert FaultCondition(when).in_recomputation
+    assert FaultCondition(when).met_by(met)
+    assert not FaultCondition(when).met_by(missed)
 
 
 def test_a_fault_that_depends_on_something_may_stay_away_without_a_word() -> None:
-    assert not When({}).depends
-    assert When({"chance": 0.5}).depends
-    assert When({"seq_len": 128}).depends
-    assert not When({"chance": 1.0}).depends
+    assert not FaultCondition({}).depends
+    assert FaultCondition({"chance": 0.5}).depends
+    assert FaultCondition({"seq_len": 128}).depends
+    assert not FaultCondition({"chance": 1.0}).depends
 
 
 def test_a_fault_in_a_recomputation_needs_no_layer_of_its_own() -> None:
-    spec = Spec('{"kind": "deadlock", "rank": 0, "when": {"recomputed": [3]}}')
+    spec = FaultSpec('{"kind": "deadlock", "rank": 0, "when": {"recomputed": [3]}}')
     assert spec.layer == -1
     with pytest.raises(ValueError, match="fault layer is a whole number"):
-        Spec('{"kind": "deadlock", "rank": 0, "when": {"seq_len": 8}}')
+        FaultSpec('{"kind": "deadlock", "rank": 0, "when": {"seq_len": 8}}')
     with pytest.raises(ValueError, match="fault when is a JSON object"):
-        Spec('{"kind": "deadlock", "rank": 0, "layer": 1, "when": [3]}')
+        FaultSpec('{"kind": "deadlock", "rank": 0, "layer": 1, "when": [3]}')

@@ -26,7 +26,7 @@ def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:
     while True:
         process = procfs.read_process(pid, 0)
         assert process is not None
-        told = Holders(sockets=SocketTable(owners={})).told(process)
+        told = Holders(sockets=SocketTable(owners={})).with_holders(process)
         task = next(task for task in told.tasks if task.tid == pid)
         if settled(task) or time.monotonic() > deadline:
             return told, task
@@ -191,7 +191,7 @@ def test_whoever_was_not_read_in_time_may_hold_the_other_end(monkeypatch: pytest
         holders = Holders(sockets=SocketTable(owners={}))
         found = procfs.read_process(process.pid, 0)
         assert found is not None
-        holders.told(found)
+        holders.with_holders(found)
     assert (task.target, task.held_by) == (str(fifo), None)
     assert holders.failures == ["descriptors of the host: not all read within -1 s"]
 

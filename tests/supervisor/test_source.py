@@ -11,7 +11,7 @@ import pytest
 from nsa_harness.core.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Place
-from nsa_harness.supervisor.store.source import quoted
+from nsa_harness.supervisor.store.reading import quoted
 
 
 @pytest.fixture

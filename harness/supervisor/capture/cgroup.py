@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_harness.supervisor.capture.syscalls import kernel_text
+
 ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # version 1 writes a number near 2**63 for "no limit"
 _MAX_DEPTH = 32
@@ -25,7 +27,7 @@ def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
     for controller, path in _memberships(pid, proc):
         if controller == "freezer":
             for home in _homes(root, path, "freezer"):
-                if _word(home / "freezer.state") == "FROZEN":
+                if kernel_text(home / "freezer.state") == "FROZEN":
                     return True
         elif controller == "":
             for home in _homes(root, path, "unified", ""):
@@ -84,12 +86,12 @@ def _memory_groups(pid: int, root: Path, proc: Path) -> Iterator[Path]:
 
 
 def _limit(group: Path) -> int | None:
-    word = _word(group / "memory.max") or _word(group / "memory.limit_in_bytes")
+    word = kernel_text(group / "memory.max") or kernel_text(group / "memory.limit_in_bytes")
     return int(word) if word.isdigit() and int(word) < _UNLIMITED else None
 
 
 def _used(group: Path) -> int | None:
-    word = _word(group / "memory.current") or _word(group / "memory.usage_in_bytes")
+    word = kernel_text(group / "memory.current") or kernel_text(group / "memory.usage_in_bytes")
     return int(word) if word.isdigit() else None
 
 
@@ -99,15 +101,8 @@ def _kills(group: Path) -> int | None:
 
 
 def _counter(file: Path, name: str) -> int | None:
-    for line in _word(file).splitlines():
+    for line in kernel_text(file).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():
             return int(value)
     return None
-
-
-def _word(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""

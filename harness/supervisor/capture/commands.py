@@ -36,8 +36,8 @@ def answer_of(command: Sequence[str], limit_s: float) -> str:
         except subprocess.TimeoutExpired:
             raise CommandFailed(f"{name}: no answer within {limit_s:.1f} s{_killed(process)}") from None
         if status != 0:
-            raise CommandFailed(f"{name}: {_reason(_text(err.fileno(), _MAX_ERROR_BYTES)) or f'status {status}'}")
-        return _text(out.fileno(), _MAX_OUTPUT_BYTES)
+            raise CommandFailed(f"{name}: {_reason(_output(err.fileno(), _MAX_ERROR_BYTES)) or f'status {status}'}")
+        return _output(out.fileno(), _MAX_OUTPUT_BYTES)
 
 
 def _killed(process: subprocess.Popen[bytes]) -> str:
@@ -50,7 +50,7 @@ def _killed(process: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-def _text(file: int, limit_bytes: int) -> str:
+def _output(file: int, limit_bytes: int) -> str:
     return os.pread(file, limit_bytes, 0).decode(errors="replace")
 
 

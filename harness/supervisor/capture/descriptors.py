@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.sockets import SocketTable
-from nsa_harness.supervisor.capture.syscalls import link
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, link
 
 _MAX_FDS = 4096  # of one process
 _MAX_HELD = 16  # names of others that are kept
@@ -57,7 +59,7 @@ class Holders:
     _ends: dict[str, set[tuple[int, str]]] | None = None
     _complete: bool = True  # whoever was not read may hold anything
 
-    def told(self, process: Process) -> Process:
+    def with_holders(self, process: Process) -> Process:
         """The process with `held_by` filled in for its threads that wait on something that others hold."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITS]
         tasks = (self._task(process.pid, task) if task.tid in waiting else task for task in process.tasks)
@@ -102,11 +104,11 @@ class Holders:
         """The other processes that have a semaphore in their memory: any of them may give it back."""
         found = []
         deadline = time.thread_time() + _LIMIT_S
-        for other in _every_pid():
+        for other in psutil.pids():
             if time.thread_time() > deadline:
                 self._note(f"maps of the host: not all read within {_LIMIT_S:g} s")
                 return None
-            if other != pid and _maps(other, task.target):
+            if other != pid and task.target in kernel_text(f"/proc/{other}/maps"):
                 found.append(other)
         return tuple(sorted(found))
 
@@ -128,7 +130,7 @@ class Holders:
             self._ends = {}
             # Of this thread: on a crowded machine the wall clock runs on while nothing is read.
             deadline = time.thread_time() + _LIMIT_S
-            for pid in _every_pid():
+            for pid in psutil.pids():
                 if time.thread_time() > deadline:
                     self._note(f"descriptors of the host: not all read within {_LIMIT_S:g} s")
                     self._complete = False
@@ -172,7 +174,7 @@ def _ends(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
 
 
 def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
-    if _fdinfo(pid, fd).get("mnt_id") in remote:
+    if kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("mnt_id") in remote:
         return False
     try:
         return stat.S_ISFIFO(os.stat(f"/proc/{pid}/fd/{fd}").st_mode)
@@ -182,45 +184,23 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 def _remote_mounts(pid: int) -> frozenset[str]:
     """The numbers of the mounts whose server may not answer."""
-    try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
+    lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
 
 
 def _access(pid: int, fd: int | None) -> str:
-    flags = _fdinfo(pid, fd).get("flags")
+    flags = kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("flags")
     if flags is None:
-        return "rw"  # not told: it may do either
+        return "rw"  # unknown: it may do either
     return _ACCESS.get(int(flags, 8) & os.O_ACCMODE, "rw")
 
 
-def _fdinfo(pid: int, fd: int | None) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/fdinfo/{fd}").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 def _who_opened(path: str) -> Iterator[int]:
-    for pid in _every_pid():
+    for pid in psutil.pids():
         try:
             names = os.listdir(f"/proc/{pid}/fd")[:_MAX_FDS]
         except OSError:
             continue
         if any(link(pid, int(name)) == path for name in names):
             yield pid
-
-
-def _maps(pid: int, path: str) -> bool:
-    try:
-        return path in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False
-
-
-def _every_pid() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())

@@ -20,6 +20,7 @@ from nsa_harness.core.evidence.host import (
 )
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, group_memory
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.launch.machine import memory_bytes
 
 _KMSG = Path("/dev/kmsg")
 _KMSG_LIMIT_S = 0.3
@@ -35,11 +36,11 @@ class MemoryWatch:
     before: GroupMemory
 
     def ended(self, kmsg: Path = _KMSG) -> HostMemory:
-        now, host = group_memory(os.getpid()), _meminfo()
+        now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
         counted = None not in (now.oom_kills, self.before.oom_kills)
         return HostMemory(
-            total_bytes=host.get("MemTotal"),
-            available_bytes=host.get("MemAvailable"),
+            total_bytes=total_bytes,
+            available_bytes=available_bytes,
             limit_bytes=now.limit_bytes,
             used_bytes=now.used_bytes,
             oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
@@ -50,15 +51,6 @@ class MemoryWatch:
 def watch_memory() -> MemoryWatch:
     """From now on. The run lives in the control groups of this process."""
     return MemoryWatch(began_ns=time.monotonic_ns(), before=group_memory(os.getpid()))
-
-
-def _meminfo(file: Path = Path("/proc/meminfo")) -> dict[str, int]:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return {}
-    words = (line.split() for line in lines)
-    return {word[0].rstrip(":"): int(word[1]) * 1024 for word in words if len(word) == 3 and word[1].isdigit()}
 
 
 def _records(kmsg: Path) -> Iterator[str]:

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import standing
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, system_call
 
+# psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
+# (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
+# that may be set, costs a snapshot of hundreds of processes several times as much (state, CPU time and memory), or ends
+# an environment at its first empty entry, which a rank of the fork server has.
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_TASKS = 256  # a process with more threads is read in part: state matters, not the census
@@ -32,9 +38,8 @@ class Stat:
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     """None when the process is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
-    try:
-        text = Path(path).read_text(errors="replace")
-    except OSError:
+    text = kernel_text(path)
+    if not text:
         return None
     head, _, tail = text.rpartition(") ")
     fields = tail.split()
@@ -49,26 +54,13 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     )
 
 
-def every_process() -> Iterator[Stat]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            stat = read_stat(int(entry.name))
-            if stat:
-                yield stat
-
-
 def descendants(root: int) -> list[Stat]:
     """The living processes below `root`, parents before children."""
-    children: dict[int, list[Stat]] = {}
-    for stat in every_process():
-        children.setdefault(stat.parent, []).append(stat)
-    found: list[Stat] = []
-    queue = [root]
-    while queue:
-        below = children.get(queue.pop(0), [])
-        found += below
-        queue += [stat.pid for stat in below]
-    return found
+    try:
+        below = psutil.Process(root).children(recursive=True)
+    except psutil.Error:
+        return []
+    return [stat for child in below if (stat := read_stat(child.pid))]
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -82,32 +74,22 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def peak_rss_bytes(pid: int) -> int | None:
-    peak = _status(pid).get("VmHWM")
+    peak = kernel_fields(f"/proc/{pid}/status").get("VmHWM")
     return None if peak is None else int(peak.split()[0]) * 1024
 
 
 def handles_signal(pid: int, number: int) -> bool:
     """The process has a handler for this signal (SigCgt)."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
-
-
-def _status(pid: int) -> dict[str, str]:
-    """/proc/PID/status; empty when the process is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return bool(int(kernel_fields(f"/proc/{pid}/status").get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def io_bytes(pid: int) -> int | None:
     """Bytes read and written through system calls; None where the kernel does not let us see."""
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        counters = dict(line.split(": ") for line in lines)
-        return int(counters["rchar"]) + int(counters["wchar"])
-    except (OSError, ValueError, KeyError):
+        counters = psutil.Process(pid).io_counters()
+    except (psutil.Error, OSError, RuntimeError):
         return None
+    return int(counters.read_chars + counters.write_chars)
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
@@ -125,7 +107,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
         holds=holds(pid) if tasks else (),
-        traced_by=int(_status(pid).get("TracerPid", "0")) or None if tasks else None,
+        traced_by=int(kernel_fields(f"/proc/{pid}/status").get("TracerPid", "0")) or None if tasks else None,
     )
 
 
@@ -146,12 +128,12 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
-        call = standing(pid, tid, origin_ns)
+        call = system_call(pid, tid, origin_ns)
         yield Task(
             tid=tid,
             comm=stat.command,
             state=stat.state,
-            wchan=_read(f"/proc/{pid}/task/{tid}/wchan"),
+            wchan=kernel_text(f"/proc/{pid}/task/{tid}/wchan"),
             syscall=call.name,
             wakes_at_s=call.wakes_at_s,
             timed=call.timed,
@@ -160,10 +142,3 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             target=call.target,
             held_by=call.held_by,
         )
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -45,11 +45,13 @@ def look_around(ranks: Mapping[int, int], origin_ns: int, stood: dict[int, Task]
     }
     table = SocketTable(owners=owners_of(_run(processes, children)))
     holders = Holders(sockets=table)
-    told = {rank: _told(process, table, holders) for rank, process in processes.items()}
-    below = {rank: tuple(_told(child, table, holders) for child in found) for rank, found in children.items()}
+    complete = {rank: _with_connections(process, table, holders) for rank, process in processes.items()}
+    below = {
+        rank: tuple(_with_connections(child, table, holders) for child in found) for rank, found in children.items()
+    }
     general = [(None, failure) for failure in (*table.failures, *holders.failures)]
     hidden = [(rank, text) for rank, process in processes.items() if (text := _hidden(process))]
-    return Scene(processes=told, children=below, failures=(*general, *hidden))
+    return Scene(processes=complete, children=below, failures=(*general, *hidden))
 
 
 def _hidden(process: Process) -> str | None:
@@ -100,6 +102,6 @@ def _run(
             yield None, replace(launcher, holds=holds(pid))
 
 
-def _told(process: Process, table: SocketTable, holders: Holders) -> Process:
+def _with_connections(process: Process, table: SocketTable, holders: Holders) -> Process:
     sockets = table.of(process.pid, inodes(process.holds))
-    return holders.told(replace(process, sockets=sockets, frozen=frozen(process.pid)))
+    return holders.with_holders(replace(process, sockets=sockets, frozen=frozen(process.pid)))

@@ -115,8 +115,8 @@ class Camera:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
-            asked = [self._ask_all(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
-            seen = tuple(self._answered(number, one, written=written) for one in asked)
+            pending = [self._request(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
+            seen = tuple(self._received(number, one, written=written) for one in pending)
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -132,11 +132,11 @@ class Camera:
 
     # One rank: everything is asked at once, and put together when it is there.
 
-    def _ask_all(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _Asked:
+    def _request(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _PendingRank:
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
-        return _Asked(
+        return _PendingRank(
             rank=rank,
             pid=pid,
             process=process,
@@ -149,20 +149,20 @@ class Camera:
             collectives=pool.submit(self._flight, rank, pid, board),
         )
 
-    def _answered(self, number: int, asked: _Asked, *, written: bool) -> RankSnapshot:
-        stacks, raw = asked.stacks.result()
-        collectives, by_beat = asked.collectives.result()
+    def _received(self, number: int, pending: _PendingRank, *, written: bool) -> RankSnapshot:
+        stacks, raw = pending.stacks.result()
+        collectives, by_beat = pending.collectives.result()
         snapshot = RankSnapshot(
-            rank=asked.rank,
-            pid=asked.pid,
-            process=asked.process,
-            children=asked.children,
+            rank=pending.rank,
+            pid=pending.pid,
+            process=pending.process,
+            children=pending.children,
             stacks=stacks,
-            child_stacks={pid: found.result() for pid, found in asked.child_stacks.items()},
-            board=asked.board,
+            child_stacks={pid: found.result() for pid, found in pending.child_stacks.items()},
+            board=pending.board,
             collectives=collectives,
-            asked_bytes=self.asked_bytes.get(asked.pid, 0),
-            proof=f"{self.dumps.name}/rank{asked.rank}.{number}.txt" if written else None,
+            asked_bytes=self.asked_bytes.get(pending.pid, 0),
+            proof=f"{self.dumps.name}/rank{pending.rank}.{number}.txt" if written else None,
         )
         # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
         if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
@@ -298,7 +298,7 @@ def _left(pid: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _PendingRank:
     """One rank whose answers are on their way."""
 
     rank: int

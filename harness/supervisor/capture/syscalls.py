@@ -50,7 +50,7 @@ _P_ALL, _P_PID = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SystemCall:
     """What one thread stands in; the fields mean what they mean in Task."""
 
     name: str
@@ -61,14 +61,14 @@ class Standing:
     held_by: tuple[int, ...] | None
 
 
-def standing(pid: int, tid: int, origin_ns: int) -> Standing:
+def system_call(pid: int, tid: int, origin_ns: int) -> SystemCall:
     """One thread at this moment; times relative to `origin_ns`."""
     name, arguments = _syscall(pid, tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return Standing(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return SystemCall(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
@@ -81,7 +81,7 @@ def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> 
 
 def shared_file(pid: int, address: int) -> str:
     """The file behind memory that processes share, as a semaphore of multiprocessing has one; "" for any other."""
-    for line in _read(f"/proc/{pid}/maps").splitlines():
+    for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
         if int(first, 16) <= address < int(end, 16):
@@ -101,7 +101,7 @@ def link(pid: int, fd: int | None) -> str:
 
 def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
     """Name and arguments of the system call the thread stands in; "running" outside one, "" if unreadable."""
-    text = _read(f"/proc/{pid}/task/{tid}/syscall")
+    text = kernel_text(f"/proc/{pid}/task/{tid}/syscall")
     if not text or text == "running":
         return text, ()
     number, *arguments = text.split()
@@ -145,7 +145,7 @@ def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...
 
 def _living_children(pid: int) -> tuple[int, ...] | None:
     """Empty and unreadable look alike where the kernel lists no children; a wait without any would have returned."""
-    words = (_read(str(listed)).split() for listed in Path(f"/proc/{pid}/task").glob("*/children"))
+    words = (kernel_text(listed).split() for listed in Path(f"/proc/{pid}/task").glob("*/children"))
     return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
 
 
@@ -216,8 +216,15 @@ def _clock_offset_ns(clock: int) -> int:
     return time.clock_gettime_ns(clock) - time.monotonic_ns()
 
 
-def _read(path: str) -> str:
+def kernel_text(path: str | Path) -> str:
+    """What a file of /proc or /sys holds; "" where it is gone or may not be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def kernel_fields(path: str) -> dict[str, str]:
+    """The same of a file with lines of "name: value"."""
+    pairs = (line.partition(":") for line in kernel_text(path).splitlines())
+    return {name: value.strip() for name, _, value in pairs}

@@ -51,12 +51,12 @@ if facts["found"]:
     except BaseException as error:
         facts["trouble"] = f"{type(error).__name__}: {error}"
 """
-_TELL = f"\nimport json; print({_ANSWER!r} + json.dumps(facts), flush=True)\n"
+_PRINT_FACTS = f"\nimport json; print({_ANSWER!r} + json.dumps(facts), flush=True)\n"
 _WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | Unknown:
-    answer = _told(_TORCH, environ=environ)
+    answer = _facts_of(_TORCH, environ=environ)
     if isinstance(answer, Unknown):
         return answer
     return TorchFacts(
@@ -71,7 +71,7 @@ def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | Unknow
 
 def module_facts(module: str, package: str, environ: Mapping[str, str] | None = None) -> ModuleFacts:
     """Found is not enough: a build for another torch is found, and fails on import."""
-    answer = _told(_MODULE, module, package, environ=environ)
+    answer = _facts_of(_MODULE, module, package, environ=environ)
     if isinstance(answer, Unknown):  # the import ended the process, or took too long: so something is there
         return ModuleFacts(version="a build", trouble=answer.why)
     if not answer["found"]:
@@ -92,7 +92,7 @@ def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
             protocol.ENV_BOARDS: boards,
             protocol.ENV_PROBE: protocol.PROBE_BOARD,
         }
-        answer = _told("facts = {}", environ={**environ, **ours})
+        answer = _facts_of("facts = {}", environ={**environ, **ours})
         written = any(Path(boards).glob(protocol.BOARD.format(pid="*")))
     silent = None if written else "its board is not there"
     trouble = answer.why if isinstance(answer, Unknown) else silent
@@ -115,10 +115,10 @@ def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
     return PySpyFacts(path=path, threads=len(stacks), trouble="; ".join(failures) or None, ptrace_scope=scope)
 
 
-def _told(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
+def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
     """What `code` leaves in `facts`, or why it could not."""
     # The working directory may hold a module that shadows one that is asked for.
-    command = [sys.executable, "-P", "-c", code + _TELL, *words]
+    command = [sys.executable, "-P", "-c", code + _PRINT_FACTS, *words]
     try:
         done = subprocess.run(
             command,

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 from nsa_harness.core.doctor.facts import (
     ClockFacts,
     CoreFacts,
@@ -30,6 +32,7 @@ from nsa_harness.core.doctor.facts import (
 )
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.doctor import children as doctor_children
 from nsa_harness.supervisor.launch.machine import visible_gpus
 
@@ -45,14 +48,14 @@ def limit_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> LimitFacts:
         processes_used=used,
         open_files=_soft(resource.RLIMIT_NOFILE),
         core_bytes=_soft(resource.RLIMIT_CORE),
-        core_pattern=_text(proc / "sys/kernel/core_pattern") or "core",
+        core_pattern=kernel_text(proc / "sys/kernel/core_pattern") or "core",
         address_space_bytes=_soft(resource.RLIMIT_AS),
     )
 
 
 def memory_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryFacts:
     """Of the machine, or of the control group that grants least."""
-    lines = dict(line.split(":", 1) for line in _text(proc / "meminfo").splitlines() if ":" in line)
+    lines = dict(line.split(":", 1) for line in kernel_text(proc / "meminfo").splitlines() if ":" in line)
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
     for group in _group_paths("memory", proc, groups):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
@@ -83,7 +86,7 @@ def _own_processes(proc: Path) -> tuple[int | None, int]:
 def _threads(proc: Path) -> Iterator[int]:
     """Of each process of this user."""
     for status in proc.glob("[0-9]*/status"):
-        fields = dict(line.split(":\t", 1) for line in _text(status).splitlines() if ":\t" in line)
+        fields = dict(line.split(":\t", 1) for line in kernel_text(status).splitlines() if ":\t" in line)
         if fields.get("Uid", "").split("\t")[0] == str(os.getuid()):
             yield int(fields.get("Threads", "1"))
 
@@ -95,7 +98,7 @@ def _group_processes(proc: Path, groups: Path) -> Iterator[tuple[int | None, int
 
 def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
     """The control groups of this process, innermost first, for one controller; a limit of each one counts."""
-    for line in _text(proc / "self/cgroup").splitlines():
+    for line in kernel_text(proc / "self/cgroup").splitlines():
         _, names, inside = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -113,12 +116,15 @@ def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
 
 def _reclaimable(group: Path) -> int:
     """Pages of files, which the kernel gives up before it kills."""
-    fields = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
+    fields = dict(line.split(" ", 1) for line in kernel_text(group / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def _quota(group: Path) -> float | None:
-    words = _text(group / "cpu.max").split() or [_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")]
+    words = kernel_text(group / "cpu.max").split() or [
+        kernel_text(group / "cpu.cfs_quota_us"),
+        kernel_text(group / "cpu.cfs_period_us"),
+    ]
     if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):  # "max", and -1 in version 1
         return None
     return int(words[0]) / int(words[1])
@@ -136,15 +142,8 @@ def _kib(text: str) -> int:
 
 def _number(*files: Path) -> int | None:
     """The first of the files that holds one."""
-    texts = (_text(file) for file in files)
+    texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 _ASK_LIMIT_S = 5.0
@@ -198,7 +197,9 @@ def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return GpuFacts(installed=None, visible=(), driver=None, chosen=chosen, trouble=None)
-    answer, trouble = _asked("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", environ=environ)
+    answer, trouble = _output_of(
+        "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", environ=environ
+    )
     rows = [line.rpartition(",") for line in answer.splitlines() if "," in line]
     names = tuple(name.strip() for name, _, _ in rows)
     return GpuFacts(
@@ -276,8 +277,8 @@ def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
     job = environ.get("SLURM_JOB_ID")
     if "sinfo" in absent:
         return SlurmFacts(version=None, absent=absent, job=job, trouble=None)
-    version, _ = _asked("sinfo", "--version", environ=environ)
-    _, trouble = _asked("sinfo", "--noheader", environ=environ)
+    version, _ = _output_of("sinfo", "--version", environ=environ)
+    _, trouble = _output_of("sinfo", "--noheader", environ=environ)
     return SlurmFacts(version=version.strip() or None, absent=absent, job=job, trouble=trouble)
 
 
@@ -287,7 +288,7 @@ def left_over(homes: Iterable[Path], now_s: float | None = None) -> tuple[LeftOv
     found = [path for home in dict.fromkeys(homes) for path in sorted(home.glob(f"{_BOARDS}*")) if _ours(path, now_s)]
     if not found:
         return ()
-    living = {procfs.environment(stat.pid).get(ENV_RUN) for stat in procfs.every_process()}
+    living = {procfs.environment(pid).get(ENV_RUN) for pid in psutil.pids()}
     dead = [path for path in found if path.name.removeprefix(_BOARDS) not in living]
     return tuple(LeftOver(path=str(path), size_bytes=_size_bytes(path)) for path in dead)
 
@@ -357,7 +358,7 @@ def _readings_back(monotonic_ns: Callable[[], int]) -> int:
     return back
 
 
-def _asked(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
+def _output_of(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
     """What the command prints, and why it failed."""
     try:
         done = subprocess.run(

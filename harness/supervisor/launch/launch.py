@@ -60,7 +60,7 @@ def is_command(spec: RunSpec) -> bool:
     return spec.launcher is Launcher.PLAIN or forked_alone
 
 
-class Guardian(Protocol):
+class GuardianProcess(Protocol):
     """The guardian's process, as far as it is spoken with."""
 
     stdin: IO[bytes] | None
@@ -69,7 +69,7 @@ class Guardian(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-class Job(Protocol):
+class Watchable(Protocol):
     """What a watch needs of whatever stands between it and the processes."""
 
     origin_ns: int
@@ -87,7 +87,7 @@ class Job(Protocol):
 class Guarded:
     """A launched run: the guardian's process, and what it has said so far."""
 
-    guardian: Guardian
+    guardian: GuardianProcess
     origin_ns: int
     boards: Path
     tag: str
@@ -144,7 +144,7 @@ def launch(
     attempt: AttemptDir,
     probe: str,
     devices: Sequence[int] | None = None,
-    start: Callable[[dict[str, Any]], Guardian] | None = None,
+    start: Callable[[dict[str, Any]], GuardianProcess] | None = None,
 ) -> Guarded:
     """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once.
 
@@ -187,7 +187,7 @@ def start_guardian(program: Sequence[str], order: dict[str, Any]) -> subprocess.
     return guardian
 
 
-def give_order(guardian: Guardian, order: dict[str, Any]) -> None:
+def give_order(guardian: GuardianProcess, order: dict[str, Any]) -> None:
     assert guardian.stdin is not None
     guardian.stdin.write(json.dumps(order).encode() + b"\n")
     guardian.stdin.flush()

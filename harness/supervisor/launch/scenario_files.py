@@ -66,7 +66,7 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     files are left unread: a hundred of them take longer than a rank takes to start.
     """
     users = working_dir / "scenarios"
-    reader, found = _Reader(working_dir), []
+    reader, found = _ScenarioReader(working_dir), []
     if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
         found = _in_root(reader, users, [users, shipped], shipped=False)
     theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
@@ -80,7 +80,7 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
     """One scenario file named on the command line. Raises ScenarioError."""
-    reader = _Reader(working_dir)
+    reader = _ScenarioReader(working_dir)
     declared = reader.declared(path, (path.parent, working_dir / "scenarios", shipped), shipped=False)
     reader.raise_mistakes()
     assert declared is not None
@@ -88,7 +88,7 @@ def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
 
 
 def _in_root(
-    reader: _Reader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
+    reader: _ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
 ) -> list[Declared]:
     found = []
     for path in _yaml_files(root):
@@ -109,7 +109,7 @@ def _yaml_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
 
 
-class _Reader:
+class _ScenarioReader:
     """Reads files once each and gathers what is wrong with them."""
 
     def __init__(self, working_dir: Path) -> None:

@@ -5,28 +5,31 @@ No signal is sent, nothing is written, and no process is held longer than py-spy
 
 from __future__ import annotations
 
+import functools
 import os
-import pwd
 import select
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Ending
-from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.proof import SETTLE_S, prove
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
+from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
-from nsa_harness.supervisor.watch.watch import Watch
+from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 _LOOK_S = SETTLE_S + 0.1
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -37,7 +40,7 @@ _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RunningJob:
     """What was found at a process id."""
 
     pid: int  # as asked for
@@ -46,7 +49,7 @@ class Found:
     origin_ns: int  # when its oldest rank was started, on the monotonic clock
 
 
-def find_job(pid: int) -> Found:
+def find_job(pid: int) -> RunningJob:
     """The ranks at, below or beside a process. Raises NoSuchJob, with what to do."""
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
@@ -61,7 +64,7 @@ def find_job(pid: int) -> Found:
         )
     for rank, process in ranks.items():
         _check_stacks(rank, process)
-    return Found(pid=pid, ranks=ranks, boards=_boards_of(ranks), origin_ns=_started_ns(ranks))
+    return RunningJob(pid=pid, ranks=ranks, boards=_boards_of(ranks), origin_ns=_started_ns(ranks))
 
 
 def _check_readable(pid: int) -> None:
@@ -78,9 +81,8 @@ def _check_readable(pid: int) -> None:
 
 def _owner(pid: int) -> str:
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except (OSError, KeyError):
+        return f"user {psutil.Process(pid).username()}"
+    except psutil.Error:
         return "somebody else"
 
 
@@ -126,7 +128,7 @@ def _started_ns(ranks: Mapping[int, int]) -> int:
 
 
 @contextmanager
-def onlooker(job: Found) -> Iterator[Onlooker]:
+def onlooker(job: RunningJob) -> Iterator[Onlooker]:
     """The boards as they are, apart from what would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.boards else ():
@@ -139,15 +141,16 @@ def onlooker(job: Found) -> Iterator[Onlooker]:
 class Onlooker:
     """In place of a guardian: it hears when a rank leaves, and cannot do anything."""
 
-    job: Found
+    job: RunningJob
     origin_ns: int
     boards: Path
     tag: str = ""
     probed: bool = False
     lost: bool = False
-    _left: set[int] = field(default_factory=set)
+    _news: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._news.append({"event": "started", "pid": self.job.pid})
         self._poll = select.poll()
         self._watched: dict[int, int] = {}
         for pid in {self.job.pid, *self.job.ranks.values()}:
@@ -157,6 +160,8 @@ class Onlooker:
                 self._poll.register(descriptor, select.POLLIN)
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
+        if self._news:
+            return [self._news.pop()]
         ended = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
         for descriptor in ended:
             self._poll.unregister(descriptor)
@@ -180,40 +185,39 @@ class KnownRanks(Ranks):
 
 
 @dataclass(kw_only=True)
-class Look(Watch):
+class Look:
     """Looks at a job until it is decided, or for so long."""
 
-    job: Found
+    job: RunningJob
+    guarded: Onlooker
+    spec: RunSpec
+    attempt: AttemptDir
+    audience: WatchListener
+    interrupted: Callable[[], bool]
     for_s: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.launcher = self.job.pid
-        self.begun_s = self.now_s()
-        self.write("observed")
+        ranks = functools.partial(KnownRanks, known=self.job.ranks)
+        self.watch = Watch(
+            guarded=self.guarded,
+            spec=self.spec,
+            attempt=self.attempt,
+            audience=self.audience,
+            interrupted=self.interrupted,
+            policy=WatchPolicy(find_ranks=ranks, decide=self._decide, observed=True),
+        )
+        self._begun_s = self.watch.now_s()
 
-    def find_ranks(self) -> KnownRanks:
-        return KnownRanks(spec=self.spec, guarded=self.guarded, camera=self.camera, known=self.job.ranks)
+    def run(self) -> Ending:
+        return self.watch.run()
 
-    def suspicion(self, now_s: float, limits: Limits) -> Ending | None:
+    def _decide(self, now_s: float, limits: Limits) -> Ending | None:
         """Stacks from the start on: there may be no marks that could be waited for."""
-        if not self.due("look", now_s, _LOOK_S):
+        watch = self.watch
+        if not watch.due("look", now_s, _LOOK_S):
             return None
-        self.snapshot()
-        progress_s = self.ranks.last_progress_s()
-        limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
-        assert limit_s is not None
-        if now_s - progress_s >= limit_s:
-            proof = prove(
-                self.episode,
-                self.samples,
-                last_progress_s=progress_s,
-                limits=limits,
-                backend=self.spec.backend,
-                gone=self.ranks.gone,
-            )
-            if proof is not None:
-                self.write("proof", kind=str(proof.kind), reason=proof.reason)
-                return Ending.STALL
-        decided = moving_ranks(self.samples) or now_s - self.begun_s >= self.for_s
+        watch.snapshots.take()
+        if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
+            return Ending.STALL
+        decided = moving_ranks(watch.snapshots.samples) or now_s - self._begun_s >= self.for_s
         return Ending.DETACHED if decided else None

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from typing import Any
 import nsa_harness
 from nsa_harness import protocol
 from nsa_harness.errors import CommandNotStarted
+from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
 from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
 from nsa_harness.supervisor.observe.ranks import is_python_command, starts_ranks
-from nsa_harness.supervisor.observe.relay import Relay
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 # Where the package can be imported from: in a checkout that is the folder of a link to it.
@@ -36,7 +37,7 @@ class Guest(Guarded):
     """An observed job. Its guardian may be lost and is replaced; the job does not notice."""
 
     child: subprocess.Popen[bytes]
-    asked: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
+    orders: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
         said = super().events(wait_s)
@@ -46,7 +47,7 @@ class Guest(Guarded):
 
     def tell(self, **command: object) -> None:
         if command["do"] in ("adopt", "watch"):
-            self.asked.append(command)
+            self.orders.append(command)
         super().tell(**command)
 
     def status(self) -> int:
@@ -62,7 +63,7 @@ class Guest(Guarded):
         """What the guardian writes from here on goes to this attempt."""
         words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **words}
-        self.asked = self.asked[:1]
+        self.orders = self.orders[:1]
         self.tell(do="journal", **words)
 
     def leave(self) -> None:
@@ -76,7 +77,7 @@ class Guest(Guarded):
 
     def _replace_guardian(self) -> None:
         self.guardian, self.pending, self.lost = start_guardian(["-c", _GUARDIAN, str(_ROOT)], self.order), b"", False
-        for command in self.asked:
+        for command in self.orders:
             super().tell(**command)
 
 
@@ -159,3 +160,57 @@ def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
 def shell_status(returncode: int) -> int:
     """As a shell says it: 128 and the signal's number for a command that a signal ended."""
     return returncode if returncode >= 0 else 128 + signal.Signals(-returncode)
+
+
+FORWARDED = frozenset(
+    {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGWINCH,
+    }
+)
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_SI_KERNEL = 0x80
+
+
+@dataclass(kw_only=True)
+class Relay:
+    """Passes signals on to an observed job, those that it has not got already, and remembers who asked it to end.
+
+    The signals are blocked from its making on and taken one by one by a thread: only so the kernel says who sent one.
+    A key on the terminal reaches the whole foreground group, the job included; `kill` reaches us alone.
+    """
+
+    before: set[signal.Signals | int] = field(default_factory=set)
+    asked_to_end_ns: int | None = None  # the first time that somebody outside the job did
+
+    def __post_init__(self) -> None:
+        self.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
+
+    def unblock(self) -> None:
+        """In the child, before its program begins."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+    def follow(self, pid: int) -> None:
+        """Pass on to `pid`, which is our child, as long as we live."""
+        threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
+
+    def _run(self, pid: int) -> None:
+        while True:
+            received = signal.sigwaitinfo(FORWARDED)
+            if _from_the_job(received.si_pid, pid):
+                continue
+            if received.si_signo in _ENDING and self.asked_to_end_ns is None:
+                self.asked_to_end_ns = time.monotonic_ns()
+            if received.si_code != _SI_KERNEL:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, received.si_signo)
+
+
+def _from_the_job(sender: int, job: int) -> bool:
+    """A job that signals its own group has reached itself."""
+    return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from nsa_harness.core.evidence.evidence import Board
 from nsa_harness.core.verdict.limits import started
 from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks, alive
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
@@ -81,10 +82,7 @@ def _with_torch(below: Sequence[procfs.Stat]) -> list[int]:
 
 
 def loads_torch(pid: int) -> bool:
-    try:
-        return "/libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False
+    return "/libtorch_cpu" in kernel_text(f"/proc/{pid}/maps")
 
 
 def _is_python(pid: int, words: Sequence[str]) -> bool:
@@ -174,5 +172,5 @@ class GuestRanks(Ranks):
         return True
 
     def _expected_here(self, ranks: list[int]) -> int:
-        told = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
-        return int(told) if told.isdigit() else self.world_size
+        local_world_size = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
+        return int(local_world_size) if local_world_size.isdigit() else self.world_size

@@ -29,7 +29,7 @@ Location = tuple[str | int, ...]
 def load_spec(path: Path) -> RunSpec:
     """The spec stored at `path`. Raises ScenarioError with all mistakes."""
     label = visible(str(path))
-    text = _text(path, label)
+    text = _spec_text(path, label)
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -44,7 +44,7 @@ def load_spec(path: Path) -> RunSpec:
     return spec
 
 
-def _text(path: Path, label: str) -> str:
+def _spec_text(path: Path, label: str) -> str:
     try:
         return read_whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
     except UnicodeDecodeError:

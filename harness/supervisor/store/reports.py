@@ -28,12 +28,12 @@ class ReportText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StoredReports:
     reports: tuple[ReportText, ...]
     unread: tuple[Unread, ...]
 
 
-def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> Found:
+def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
     """Every report.json below the directories, each once. Never raises: what cannot be read is in `unread`.
 
     The job of a report is the name among `expected_jobs` that a folder on its path bears; without such a folder it is
@@ -45,18 +45,22 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
         for run, has_report in _runs(directory, unread):
             file = run / _REPORT
             job = _job(directory, run, expected_jobs)
-            text = _text(file) if has_report else "the run began and left no report; it was ended before it was judged"
+            text = (
+                _report_text(file)
+                if has_report
+                else "the run began and left no report; it was ended before it was judged"
+            )
             if not has_report or isinstance(text, Unread):
                 unread.append(text if isinstance(text, Unread) else Unread(file=str(file), why=text))
             else:
                 # `reports/latest` may have become a second copy on its way through an upload.
                 reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
-    return Found(reports=tuple(reports.values()), unread=tuple(unread))
+    return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
 
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
     """The names of the jobs in what `ci matrix --json` printed."""
-    text = _text(file)
+    text = _report_text(file)
     if isinstance(text, Unread):
         return text
     try:
@@ -88,7 +92,7 @@ def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
             folders.clear()  # programs under test write what they like into their own folders
 
 
-def _text(file: Path) -> str | Unread:
+def _report_text(file: Path) -> str | Unread:
     try:
         return _regular_text(file)
     except OSError as error:

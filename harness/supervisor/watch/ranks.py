@@ -12,7 +12,7 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.verdict.limits import last_progress_s, started
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import Camera
-from nsa_harness.supervisor.launch.launch import Job
+from nsa_harness.supervisor.launch.launch import Watchable
 
 NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
 
@@ -25,7 +25,7 @@ class Ranks:
     """Read from outside: neither the launcher nor a rank is asked."""
 
     spec: RunSpec
-    guarded: Job
+    guarded: Watchable
     camera: Camera
     pids: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)

@@ -19,7 +19,7 @@ from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import sampled
 from nsa_harness.supervisor.capture.node import watch_memory
 from nsa_harness.supervisor.capture.snapshot import Camera
-from nsa_harness.supervisor.launch.launch import Job
+from nsa_harness.supervisor.launch.launch import Watchable
 from nsa_harness.supervisor.store.adapters import json_text, plain
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
@@ -34,7 +34,7 @@ _LOOKS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
 
 
-class Audience(Protocol):
+class WatchListener(Protocol):
     """Who wants to know while it happens."""
 
     def phase(self, progress: Progress) -> None: ...
@@ -42,87 +42,148 @@ class Audience(Protocol):
     def released(self, text: str) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchPolicy:
+    """How ranks are found, and what follows from what is seen: an ending ends the watch, None lets it go on.
+
+    What stands here is the policy of a run of our own. It ends once its launcher has left, a HANG is proven, or the
+    deadline has passed.
+    """
+
+    find_ranks: Callable[..., Ranks] = Ranks
+    over: Callable[[], Ending] = lambda: Ending.EXITED
+    overdue: Callable[[], Ending | None] = lambda: Ending.DEADLINE
+    proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
+    decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the boards, then proof
+    observed: bool = False  # the job is not ours
+
+
+@dataclass(kw_only=True)
+class LauncherState:
+    """What the guardian has said of the launcher."""
+
+    pid: int | None = None
+    left_s: float | None = None
+    error: str | None = None  # why it could not be started
+
+
+@dataclass(kw_only=True)
+class Snapshots:
+    """The snapshots of one attempt, and what they show of it."""
+
+    ranks: Ranks
+    backend: str
+    write: Callable[..., None]  # to the journal
+    episode: list[Snapshot] = field(default_factory=list)  # since the suspicion
+    samples: list[Sample] = field(default_factory=list)
+    taken: int = 0
+    _glanced: Snapshot | None = None
+
+    def take(self) -> None:
+        alive = self.ranks.alive
+        if not alive:
+            return
+        self.taken += 1
+        snapshot = self.ranks.camera.take(self.taken, alive)
+        before = self.episode[-1] if self.episode else None
+        self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
+        self._take_samples(before, snapshot)
+
+    def glance(self) -> None:
+        """A look for the profile alone: no file is written, and nothing is proven by it."""
+        glance = self.ranks.camera.take(0, self.ranks.alive, written=False)
+        self._take_samples(self._glanced, glance)
+        self._glanced = glance
+
+    def proof(self, limits: Limits) -> Proof | None:
+        """That the run moves no more, written down where there is one."""
+        proof = prove(
+            self.episode,
+            self.samples,
+            last_progress_s=self.ranks.last_progress_s(),
+            limits=limits,
+            gone=self.ranks.gone,
+            backend=self.backend,
+        )
+        if proof is not None:
+            self.write("proof", kind=str(proof.kind), reason=proof.reason)
+        return proof
+
+    def kept(self, ending: Ending) -> list[Snapshot]:
+        """Those that go to disk."""
+        return _deciding(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
+
+    def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
+        for sample in sampled(before, snapshot, self.ranks.gone, self.backend):
+            self.samples.append(sample)
+            self.write("sample", **plain(sample))
+
+
 @dataclass(kw_only=True)
 class Watch:
     """One attempt under observation."""
 
-    guarded: Job
+    guarded: Watchable
     spec: RunSpec
     attempt: AttemptDir
-    audience: Audience
+    audience: WatchListener
     interrupted: Callable[[], bool]
-    launcher: int | None = None
-    launcher_left_s: float | None = None
-    failed: str | None = None
-    episode: list[Snapshot] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    suspected_at_s: float | None = None
-    progress_when_suspected_s: float = 0.0
-    grown_s: float = 0.0
-    snapshots_taken: int = 0
-    glanced: Snapshot | None = None
-    standing: Proof | None = None  # of a job that is left alone: nothing is asked of it until it moves again
+    policy: WatchPolicy = field(default_factory=WatchPolicy)
+    launcher: LauncherState = field(default_factory=LauncherState)
     trains: bool = False  # every rank has left start-up
+    quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
+    grown_s: float = 0.0
+    standing: Proof | None = None  # of a job that is left alone: nothing is asked of it until it moves again
     next_look_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.camera = Camera(
-            origin_ns=self.guarded.origin_ns, boards=self.guarded.boards, dumps=self.attempt.dumps.resolve()
-        )
-        self.ranks = self.find_ranks()
+        dumps = self.attempt.dumps.resolve()
+        camera = Camera(origin_ns=self.guarded.origin_ns, boards=self.guarded.boards, dumps=dumps)
+        self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, camera=camera)
+        self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
         self.memory = watch_memory()
         self.write("origin", origin_ns=self.guarded.origin_ns)
+        if self.policy.observed:
+            self.write("observed")
 
     def run(self) -> Ending:
         """Watch until the end, and say why it ended. The processes are still there, except after EXITED."""
         while True:
             for event in self.guarded.events(self._wait_s):
-                self.hear(event)
+                self._hear(event)
             ending = self._look()
-            if ending is not None:
+            if ending is None:
+                continue
+            if not (self.standing and ending is Ending.STALL):  # else it was written when it was proven
                 self.close(ending)
-                return ending
+            return ending
 
     @property
     def _wait_s(self) -> float:
-        return _LOOK_S if self.trains and self.suspected_at_s is None else _CLOSE_LOOKS_S
+        return _LOOK_S if self.trains and self.quiet_since_s is None else _CLOSE_LOOKS_S
 
     def _look(self) -> Ending | None:
         now_s = self.now_s()
-        if self.failed is not None:
+        if self.launcher.error is not None:
             return Ending.NOT_LAUNCHED
         if self._over(now_s):
-            return self.over()
+            return self.policy.over()
         self._discover()
         self.ranks.read_boards(now_s)
         if self.due("memory", now_s, _MEMORY_S):
             self.ranks.read_memory()
         if self.interrupted():
-            self.snapshot()
+            self.snapshots.take()
             return Ending.INTERRUPTED
         self.audience.phase(self.ranks.progress(now_s))
         self._note_start()
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
-            self.snapshot()
-            return self.overdue()
+            self.snapshots.take()
+            return self.policy.overdue()
         if limits.deadline_s is not None and now_s >= _profiled_from_s(limits.deadline_s):
             self._glance(now_s)
-        return self.suspicion(now_s, limits)
-
-    # What a watch of a job that is not ours does otherwise.
-
-    def find_ranks(self) -> Ranks:
-        return Ranks(spec=self.spec, guarded=self.guarded, camera=self.camera)
-
-    def over(self) -> Ending:
-        return Ending.EXITED
-
-    def overdue(self) -> Ending | None:
-        return Ending.DEADLINE
-
-    def proven(self, _: Proof) -> Ending | None:
-        return Ending.STALL
+        return self.policy.decide(now_s, limits) if self.policy.decide else self.suspicion(now_s, limits)
 
     @property
     def limits(self) -> Limits:
@@ -138,29 +199,34 @@ class Watch:
         self.next_look_s[what] = now_s + every_s
         return True
 
+    def quiet_limit_s(self, limits: Limits) -> float:
+        """For how long the ranks may do nothing, as far as they have come."""
+        limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
+        assert limit_s is not None
+        return limit_s
+
     # What the guardian says, and what the processes show.
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def _hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            self.launcher = event["pid"]
+            self.launcher.pid = event["pid"]
         elif event["event"] == "failed":
-            self.failed = event["error"]
+            self.launcher.error = event["error"]
         elif event["event"] == "exit":
-            if event["pid"] == self.launcher:
-                self.launcher_left_s = self.now_s()
+            if event["pid"] == self.launcher.pid:
+                self.launcher.left_s = self.now_s()
             self.ranks.left(event["pid"])
 
     def _over(self, now_s: float) -> bool:
         """The launcher has left, and so have the ranks, or they had their time to follow it."""
         if self.guarded.lost:
             return True
-        if self.launcher_left_s is None:
-            return False
-        return not self.ranks.alive or now_s - self.launcher_left_s > _RANKS_AFTER_LAUNCHER_S
+        left_s = self.launcher.left_s
+        return left_s is not None and (not self.ranks.alive or now_s - left_s > _RANKS_AFTER_LAUNCHER_S)
 
     def _discover(self) -> None:
-        if self.launcher is not None:
-            for rank, pid in self.ranks.discover(self.launcher):
+        if self.launcher.pid is not None:
+            for rank, pid in self.ranks.discover(self.launcher.pid):
                 self.write("rank", rank=rank, pid=pid)
 
     def _note_start(self) -> None:
@@ -174,44 +240,34 @@ class Watch:
         if not self.ranks.alive:
             return None
         progress_s = self.ranks.last_progress_s()
-        if self.suspected_at_s is not None and progress_s > self.progress_when_suspected_s:
-            self.release(progress_s)
+        if self.quiet_since_s is not None and progress_s > self.quiet_since_s:
+            self._release(progress_s, self.quiet_since_s)
         if self.standing is not None:
             return None
-        quiet_s = now_s - progress_s
-        limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
-        assert limit_s is not None
+        quiet_s, limit_s = now_s - progress_s, self.quiet_limit_s(limits)
         if quiet_s < limit_s:
             return None
-        if self.suspected_at_s is None:
-            self._suspect(now_s, quiet_s, limit_s)
+        if self.quiet_since_s is None:
+            self._suspect(now_s, progress_s, limit_s)
         if not self.due("episode", now_s, self._interval_s(limits)):
             return None
-        self.snapshot()
-        proof = prove(
-            self.episode,
-            self.samples,
-            last_progress_s=progress_s,
-            limits=limits,
-            gone=self.ranks.gone,
-            backend=self.spec.backend,
-        )
-        if proof is None:
-            return None
-        self.write("proof", kind=str(proof.kind), reason=proof.reason)
-        return self.proven(proof)
+        self.snapshots.take()
+        proof = self.snapshots.proof(limits)
+        return None if proof is None else self.policy.proven(proof)
 
-    def _suspect(self, now_s: float, quiet_s: float, limit_s: float) -> None:
-        self.suspected_at_s, self.progress_when_suspected_s = now_s, self.ranks.last_progress_s()
-        self.episode, self.next_look_s["episode"] = [], now_s
+    def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
+        quiet_s = now_s - progress_s
+        self.quiet_since_s = progress_s
+        self.snapshots.episode, self.next_look_s["episode"] = [], now_s
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 
-    def release(self, progress_s: float) -> None:
+    def _release(self, progress_s: float, since_s: float) -> None:
         """A suspect moved again: the limit grows, so that the same pause is not suspected twice."""
-        quiet_s = progress_s - self.progress_when_suspected_s
+        quiet_s = progress_s - since_s
         self.grown_s = max(self.grown_s, 2 * quiet_s)
-        self.suspected_at_s, self.episode = None, []
+        self.standing = None
+        self.quiet_since_s, self.snapshots.episode = None, []
         self.write("released", quiet_s=round(quiet_s, 3))
         self.audience.released(f"moves again after {quiet_s:.1f} s; not a hang, the limit is {self.grown_s:.1f} s now")
 
@@ -219,56 +275,29 @@ class Watch:
         """Twice quickly for the proof of a closed wait, then often enough to see a loop's lines."""
         assert limits.busy_s is not None
         assert limits.stall_s is not None
-        if len(self.episode) < 2:
+        if len(self.snapshots.episode) < 2:
             return SETTLE_S
         return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _LOOKS_PER_BUSY))
 
-    def snapshot(self) -> None:
-        alive = self.ranks.alive
-        if not alive:
-            return
-        self.snapshots_taken += 1
-        snapshot = self.camera.take(self.snapshots_taken, alive)
-        before = self.episode[-1] if self.episode else None
-        self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
-        self._take_samples(before, snapshot)
-
     def _glance(self, now_s: float) -> None:
-        """A look for the profile alone: no file is written, and nothing is proven by it."""
-        alive = self.ranks.alive
-        if not alive or not self.due("profile", now_s, _PROFILE_EVERY_S):
-            return
-        glance = self.camera.take(0, alive, written=False)
-        self._take_samples(self.glanced, glance)
-        self.glanced = glance
-
-    def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
-        for sample in sampled(before, snapshot, self.ranks.gone, self.spec.backend):
-            self.samples.append(sample)
-            self.write("sample", **plain(sample))
+        if self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
+            self.snapshots.glance()
 
     # The end.
 
     def close(self, ending: Ending) -> None:
         """Everything the judge will need and that only the watcher knows."""
-        kept = [*self.episode[:1], *self.episode[1:][-2:]]
-        if ending is Ending.STALL:
-            kept = _deciding(self.episode)
         self.attempt.dumps.mkdir(exist_ok=True)
-        for snapshot in kept:
+        for snapshot in self.snapshots.kept(ending):
             text = json_text(snapshot)
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
-        for trouble in self.camera.trouble:
+        for trouble in self.ranks.camera.trouble:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
         self.write("memory", **plain(self.memory.ended()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
         self.write("limits", **plain(self.limits))
-        self.write(
-            "ending",
-            ending=str(ending),
-            last_progress_s=self.ranks.last_progress_s(),
-            error=self.failed,
-        )
+        last_progress_s = self.ranks.last_progress_s()
+        self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher.error)
 
     def write(self, event: str, **facts: Any) -> None:
         append_line(self.attempt.watch, {"event": event, "t_s": round(self.now_s(), 4), **facts})

@@ -9,14 +9,14 @@ import torch
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.probe import graph
-from nsa_harness.probe.board import Board
-from nsa_harness.probe.trouble import Trouble
+from nsa_harness.probe import autograd
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.trouble import TroubleLog
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(str(tmp_path / "7.board"), rank=0, world_size=1)
+def board(tmp_path: Path) -> BoardWriter:
+    return BoardWriter(str(tmp_path / "7.board"), rank=0, world_size=1)
 
 
 def nodes(path: Path) -> int | None:
@@ -31,21 +31,21 @@ def loop(turns: int) -> torch.Tensor:
 
 
 def test_a_loop_over_tokens_shows_as_a_node_a_turn() -> None:
-    few, many = graph.count_nodes([loop(10).grad_fn]), graph.count_nodes([loop(1010).grad_fn])
+    few, many = autograd.count_nodes([loop(10).grad_fn]), autograd.count_nodes([loop(1010).grad_fn])
     assert many - few == 1000
 
 
 def test_a_graph_without_end_is_counted_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "NODES_LIMIT", 50)
-    assert graph.count_nodes([loop(1000).grad_fn]) == 50
+    assert autograd.count_nodes([loop(1000).grad_fn]) == 50
 
 
-def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: Board, tmp_path: Path) -> None:
+def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: BoardWriter, tmp_path: Path) -> None:
     original = torch.autograd.backward
-    graph.install(torch, board, Trouble(str(tmp_path)))
+    autograd.watch_graph(torch, board, TroubleLog(str(tmp_path)))
     try:
         assert torch.autograd.backward is not original
-        expected = graph.count_nodes([loop(5).grad_fn])
+        expected = autograd.count_nodes([loop(5).grad_fn])
         loop(5).backward()
         assert torch.autograd.backward is original
         loop(500).backward()
@@ -55,11 +55,11 @@ def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: Board,
 
 
 def test_a_graph_that_cannot_be_counted_is_noted_and_the_gradients_come(
-    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: BoardWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = torch.autograd.backward
-    monkeypatch.setattr(graph, "count_nodes", lambda _: 1 // 0)
-    graph.install(torch, board, Trouble(str(tmp_path)))
+    monkeypatch.setattr(autograd, "count_nodes", lambda _: 1 // 0)
+    autograd.watch_graph(torch, board, TroubleLog(str(tmp_path)))
     try:
         weight = torch.ones(2, requires_grad=True)
         (weight * 3).sum().backward()
