@@ -18,6 +18,7 @@ from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.scenario import json_schema
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.core.schedule import Policy
+from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Plan, Question, planned
 
@@ -110,7 +111,7 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
     assert origins["seed"] == "default"
     root = parse_yaml(done.stdout, "explained").root
     assert root is not None
-    scenario = checked_scenario(root).scenario
+    scenario = checked_scenario(root, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.gc.layers, scenario.run.env, scenario.parallel.static_graph) == ("1,3", {"A": "0"}, True)
 

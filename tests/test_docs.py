@@ -22,9 +22,9 @@ from nsa_harness.cli import main as cli
 from nsa_harness.core.comparison.decisions import GATES
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
-from nsa_harness.core.scenario.environment import TABLE
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
+from nsa_harness.subject.environment import TABLE
 from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 

@@ -11,10 +11,10 @@ from nsa_harness.core.bisect.subject import ENV, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
 from nsa_harness.core.scenario.overrides import parse_override
-from nsa_harness.core.scenario.resolve import machine_choice
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
 from nsa_harness.errors import UsageError
+from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.bisect.commits import commits_between
 from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_scenario, key_mistake
-from nsa_harness.core.scenario.environment import FromEnvironment, environment_overrides
 from nsa_harness.core.scenario.overrides import (
     COMMAND_LINE,
     Changes,
@@ -24,12 +23,15 @@ from nsa_harness.core.scenario.overrides import (
     variants,
     with_axes,
 )
-from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from nsa_harness.core.scenario.program import Surroundings
+from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from nsa_harness.core.suggest import did_you_mean
 from nsa_harness.errors import MissingNeed, ScenarioError, UsageError
+from nsa_harness.subject.environment import FromEnvironment, environment_overrides
+from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import subject_path
 from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
 from nsa_harness.supervisor.store.record import load_spec
@@ -145,7 +147,7 @@ def every_scenario(working_dir: Path) -> tuple[tuple[Asked, ...], tuple[str, ...
 
 def checked(asked: Sequence[Asked]) -> tuple[Scenario, ...]:
     """The scenarios, or UsageError with every mistake that an override made."""
-    results = [checked_scenario(item.tree) for item in asked]
+    results = [checked_scenario(item.tree, PROGRAM) for item in asked]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
         raise UsageError("\n".join(mistakes))
@@ -154,16 +156,17 @@ def checked(asked: Sequence[Asked]) -> tuple[Scenario, ...]:
 
 def resolved(item: Asked, scenario: Scenario, question: Question, facts: MachineFacts) -> RunSpec | Skip:
     """The launch of one scenario here. Raises ScenarioError for a program or a layer that is not there."""
-    wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond_the_model(scenario, facts)]
+    beyond = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
+    wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond]
     if wrong:
         raise ScenarioError(wrong)
-    return resolve(scenario, facts, _surroundings(item, scenario, question.working_dir), item.notes)
+    return resolve(scenario, facts, _surroundings(item, scenario, question.working_dir), PROGRAM, item.notes)
 
 
 def _surroundings(item: Asked, scenario: Scenario, working_dir: Path) -> Surroundings:
     return Surroundings(
         python=sys.executable,
-        nsa_dir=str(subject_path()),
+        subject_dir=str(subject_path()),
         content_hash=_content_hash(item, scenario, working_dir),
     )
 
