@@ -19,12 +19,12 @@ from pydantic import BaseModel
 
 from nsa_harness import errors
 from nsa_harness.cli import main as cli
-from nsa_harness.core.comparison.decisions import GATES
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
@@ -99,7 +99,7 @@ def test_what_a_document_says_of_causes_is_made_from_their_table(name: str) -> N
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
-    assert shown == [(gate.name, gate.when, gate.then) for gate in GATES]
+    assert shown == [(gate.name, gate.when, gate.then) for gate in PLAYBOOK.gates]
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:

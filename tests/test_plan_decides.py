@@ -12,6 +12,7 @@ from nsa_harness.core.comparison.comparison import compared
 from nsa_harness.core.comparison.decisions import State, decided
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Question, planned
 
 sys.path.append(str(Path(__file__).parent / "core"))
@@ -34,7 +35,7 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
 
 
 def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
-    decisions = decided(tuple(healthy(machine, *tags)))
+    decisions = decided(tuple(healthy(machine, *tags)), PLAYBOOK.gates)
     return {one.gate.name for one in decisions if one.answer.state is State.NOT_CHECKABLE}
 
 
@@ -55,4 +56,4 @@ def test_the_plan_answers_every_gate_of_the_decision_tree(
 
 def test_every_claim_has_a_pair_of_runs_among_the_scenarios() -> None:
     outcomes = tuple(healthy(TWO_GPUS, "plan", "control", "variants", "sweep", "debug", "branch"))
-    assert {row.claim.text for row in compared(outcomes) if row.pair is None} == {"FSDP is the cause"}
+    assert {row.claim.text for row in compared(outcomes, PLAYBOOK.claims) if row.pair is None} == {"FSDP is the cause"}

@@ -29,6 +29,7 @@ from nsa_harness.errors import HarnessError
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
@@ -160,7 +161,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
 def write_report(run: RunDir, report: Report, search: BisectTold | None = None) -> None:
     from nsa_harness.commands.judge import write_documents
 
-    for trouble in write_documents(run, report, search):
+    for trouble in write_documents(run, report, PLAYBOOK, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
 
 
@@ -198,7 +199,7 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(request),
-            Terminal(log, version=__version__, environ={"NO_COLOR": "1"}),
+            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}),
             Events(events, run.run_id, clock, strict=request.strict),
         ]
         if request.json:
@@ -212,13 +213,13 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
 
 def _terminal(request: RunRequest) -> Terminal:
     if not request.json:
-        return Terminal(sys.stdout, version=__version__)
+        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
     # Events on the same screen would be drawn over by a live view.
-    return Terminal(sys.stderr, version=__version__, live=not sys.stdout.isatty())
+    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=not sys.stdout.isatty())
 
 
 def _tell_again(run: RunDir, report: Report) -> None:
-    screen = Terminal(sys.stdout, version=__version__)
+    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
     for outcome in report.outcomes:
         screen.outcome(outcome, run.path)
     screen.done(report, run.path)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import BAD, RUNS, failed_in, run
 
-from nsa_harness.core.comparison.claims import CLAIMS
 from nsa_harness.core.comparison.comparison import Result, Row, compared
 from nsa_harness.core.comparison.configuration import configuration, differences, setting
 from nsa_harness.core.report import Outcome, Status
+from nsa_harness.subject.playbook import PLAYBOOK
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -22,7 +22,7 @@ MANUAL = {"parallel.wrapper": "manual"}
 
 
 def rows(outcomes: Sequence[Outcome], claim: str) -> list[Row]:
-    return [row for row in compared(outcomes) if row.claim.text == claim]
+    return [row for row in compared(outcomes, PLAYBOOK.claims) if row.claim.text == claim]
 
 
 def answer(outcomes: Sequence[Outcome], claim: str) -> tuple[str, str]:
@@ -213,7 +213,7 @@ def test_an_attempt_that_does_not_count_is_no_evidence() -> None:
 def test_no_claim_rests_on_a_skip_an_error_a_flaky_run_or_an_attempt_that_does_not_count(
     outcomes: list[Outcome],
 ) -> None:
-    for row in compared(outcomes):
+    for row in compared(outcomes, PLAYBOOK.claims):
         assert (row.pair is None) is (row.result is Result.NOT_CHECKED)
         for one in (row.pair.control, row.pair.changed) if row.pair else ():
             assert one.verdict.status in (PASS, *BAD)
@@ -223,7 +223,7 @@ def test_no_claim_rests_on_a_skip_an_error_a_flaky_run_or_an_attempt_that_does_n
 
 @given(RUNS)
 def test_every_pair_differs_in_exactly_the_keys_of_its_claim(outcomes: list[Outcome]) -> None:
-    for row in compared(outcomes):
+    for row in compared(outcomes, PLAYBOOK.claims):
         if row.pair:
             told = differences(row.pair.control, row.pair.changed) - {"train.steps"}
             assert told == set(row.claim.contrast.keys)
@@ -234,7 +234,7 @@ def test_every_pair_differs_in_exactly_the_keys_of_its_claim(outcomes: list[Outc
 
 @given(RUNS)
 def test_a_cause_is_never_supported_where_its_control_did_not_pass(outcomes: list[Outcome]) -> None:
-    for row in compared(outcomes):
+    for row in compared(outcomes, PLAYBOOK.claims):
         if row.pair and row.result is Result.SUPPORTED:
             assert PASS in (row.pair.control.verdict.status, row.pair.changed.verdict.status)
             if row.claim.kind == "cause":
@@ -245,8 +245,8 @@ def test_a_cause_is_never_supported_where_its_control_did_not_pass(outcomes: lis
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_answer(outcomes: list[Outcome], random: Random) -> None:
     shuffled = random.sample(outcomes, len(outcomes))
-    assert compared(shuffled) == compared(outcomes)
+    assert compared(shuffled, PLAYBOOK.claims) == compared(outcomes, PLAYBOOK.claims)
 
 
 def test_no_claim_is_made_twice() -> None:
-    assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)
+    assert len({claim.text for claim in PLAYBOOK.claims}) == len(PLAYBOOK.claims)

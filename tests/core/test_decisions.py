@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, failed_in, run
 
-from nsa_harness.core.comparison.decisions import GATES, Answer, State, decided, failed, fired
+from nsa_harness.core.comparison.decisions import Answer, State, decided, failed, fired
 from nsa_harness.core.report import Outcome, Status
+from nsa_harness.subject.playbook import PLAYBOOK
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -27,7 +28,7 @@ def layers(name: str) -> dict[str, str]:
 
 
 def answer(gate: str, *outcomes: Outcome) -> Answer:
-    return next(one.answer for one in decided(outcomes) if one.gate.name == gate)
+    return next(one.answer for one in decided(outcomes, PLAYBOOK.gates) if one.gate.name == gate)
 
 
 APPLIES: list[tuple[str, list[Outcome], str, str | None]] = [
@@ -118,10 +119,10 @@ def test_a_gate_that_applies_names_the_runs_and_the_next_command(
 
 
 def test_every_gate_has_a_case_in_which_it_applies() -> None:
-    assert [case[0] for case in APPLIES] == [gate.name for gate in GATES]
+    assert [case[0] for case in APPLIES] == [gate.name for gate in PLAYBOOK.gates]
 
 
-NEEDS_RUNS = [gate.name for gate in GATES if gate.name not in ("unstable", "slow", "ready_twice")]
+NEEDS_RUNS = [gate.name for gate in PLAYBOOK.gates if gate.name not in ("unstable", "slow", "ready_twice")]
 
 
 @pytest.mark.parametrize("gate", NEEDS_RUNS)
@@ -221,16 +222,16 @@ def test_a_foreign_program_is_repeated_as_it_is() -> None:
 def test_the_plan_of_the_seeds_is_decided_whatever_the_number_of_its_steps() -> None:
     plain = run("ddp_onestep", HANG, culprit=failed_in(1))
     static = run("ddp_static_graph", PASS, {**STATIC, "train.steps": "2"})
-    assert [one.gate.name for one in fired(decided([plain, static]))] == ["static_graph", "gloo_too"]
+    assert [one.gate.name for one in fired(decided([plain, static], PLAYBOOK.gates))] == ["static_graph", "gloo_too"]
 
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_decision(outcomes: list[Outcome], random: Random) -> None:
-    assert decided(random.sample(outcomes, len(outcomes))) == decided(outcomes)
+    assert decided(random.sample(outcomes, len(outcomes)), PLAYBOOK.gates) == decided(outcomes, PLAYBOOK.gates)
 
 
 @given(RUNS)
 def test_a_gate_applies_only_where_a_run_failed_or_is_flaky_or_lacks_gradients(outcomes: Sequence[Outcome]) -> None:
     counting = [one for one in outcomes if one.final]
     if not any(failed(one) or one.flaky for one in counting):
-        assert fired(decided(outcomes)) == ()
+        assert fired(decided(outcomes, PLAYBOOK.gates)) == ()

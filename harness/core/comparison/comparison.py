@@ -1,19 +1,24 @@
-"""Comparison: each claim against the pairs of runs that can tell, and nothing against a single run."""
+"""Comparison: claims, each against the pairs of runs that can tell, and nothing against a single run.
+
+A claim is what people blame or hope for, with the one setting that two runs must differ in to tell.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nsa_harness.core.comparison.claims import CLAIMS, Claim, Kind
 from nsa_harness.core.comparison.configuration import (
     Contrast,
     Pair,
     blocked_pairs,
     configuration,
     is_evidence,
+    is_number,
+    one_of,
+    other_than,
     pairs,
     passed,
     setting,
@@ -21,6 +26,48 @@ from nsa_harness.core.comparison.configuration import (
 from nsa_harness.core.report import Outcome
 
 NO_CONTROL = "no control run"
+
+
+class Kind(StrEnum):
+    CAUSE = "cause"  # without it a run passes, with it it does not
+    CHANGE = "change"  # with and without it, one run passes and the other does not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    text: str
+    kind: Kind
+    contrast: Contrast
+
+
+def switch(key: str, on: str, *, off: str = "") -> Contrast:
+    undo = (f"{key}={off}",) if off else ()
+    return Contrast(keys=(key,), without=other_than(on), with_it=one_of(on), undo=undo)
+
+
+def swap(key: str, control: tuple[str, ...], changed: tuple[str, ...], *, typed: str | None = None) -> Contrast:
+    """`typed`: the key as the command line knows it."""
+    undo = (f"{typed or key}={control[0]}",)
+    return Contrast(keys=(key,), without=one_of(*control), with_it=one_of(*changed), undo=undo)
+
+
+def rising(key: str) -> Contrast:
+    return Contrast(
+        keys=(key,),
+        without=is_number,
+        with_it=is_number,
+        related=lambda control, changed: float(control) < float(changed),
+    )
+
+
+NCCL = replace(
+    swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=("run.env.NCCL_", "run.env.TORCH_NCCL_")
+)
+NCCL_CLAIM = Claim(text="NCCL is the cause", kind=Kind.CAUSE, contrast=NCCL)
+ENVIRONMENT_CLAIMS = tuple(
+    Claim(text=f"{name} changes it", kind=Kind.CHANGE, contrast=switch(f"run.env.{name}", "1"))
+    for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING")
+)
 
 
 class Result(StrEnum):
@@ -42,7 +89,7 @@ class Row:
     command: str | None  # the missing run
 
 
-def compared(outcomes: Sequence[Outcome], claims: Sequence[Claim] = CLAIMS) -> tuple[Row, ...]:
+def compared(outcomes: Sequence[Outcome], claims: Sequence[Claim]) -> tuple[Row, ...]:
     return tuple(row for claim in claims for row in _rows(claim, outcomes))
 
 
@@ -51,8 +98,8 @@ def override_command(scenario: str, *overrides: str) -> str:
 
 
 def takes_our_keys(outcome: Outcome) -> bool:
-    """The program is nsa.train; a foreign one knows nothing of model, gc and parallel."""
-    return not {"run.program", "run.command"} & set(configuration(outcome))
+    """The program is ours. A foreign one knows nothing of model, gc and parallel, and chooses its device itself."""
+    return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Finding, Outcome, Report, Status
@@ -13,9 +14,9 @@ from nsa_harness.render.text import escaped, link_target, markdown, markdown_cod
 from nsa_harness.render.words import meaning
 
 
-def summary_md(report: Report) -> str:
+def summary_md(report: Report, playbook: Playbook) -> str:
     report = escaped(report)
-    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report))]
+    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report, playbook))]
     sections += [_section(number, outcome) for number, outcome in words.bad_news_first(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 

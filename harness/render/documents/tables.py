@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.comparison.artifacts import gathered
 from nsa_harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
 from nsa_harness.core.comparison.config_matrix import Matrix, config_matrix
-from nsa_harness.core.comparison.decision_tree import Said, Step, Walk, walked
-from nsa_harness.core.comparison.decisions import Decision, State, decided, failed, fired
+from nsa_harness.core.comparison.decisions import (
+    Decision,
+    Playbook,
+    Said,
+    State,
+    Step,
+    Walk,
+    decided,
+    failed,
+    fired,
+    fitting,
+    walked,
+)
 from nsa_harness.core.comparison.severity import severities
-from nsa_harness.core.report import Outcome, Report, Severity, Status
+from nsa_harness.core.report import Artifact, Outcome, Report, Severity, Status
 from nsa_harness.render import words
 
 _RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)
@@ -44,9 +55,16 @@ class Table:
     after: tuple[str, ...] = ()
 
 
-def tables(report: Report) -> tuple[Table, ...]:
+def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
+    playbook = fitting(playbook, report.outcomes)
     numbers = {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
-    made = (_decisions(report), _tree(report), _claims(report, numbers), _matrix(report, numbers), _files(report))
+    made = (
+        _decisions(report, playbook),
+        _tree(report, playbook),
+        _claims(report, playbook, numbers),
+        _matrix(report, numbers),
+        _files(report),
+    )
     return tuple(table for table in made if table is not None)
 
 
@@ -63,11 +81,11 @@ def text(value: str) -> Cell:
     return (Part(text=value),)
 
 
-def _decisions(report: Report) -> Table | None:
+def _decisions(report: Report, playbook: Playbook) -> Table | None:
     counting = [outcome for outcome in report.outcomes if outcome.final]
     if not counting:
         return None
-    decisions = decided(counting)
+    decisions = decided(counting, playbook.gates)
     now = fired(decisions)
     if not now and not any(map(failed, counting)):
         return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions, counting)))
@@ -118,8 +136,8 @@ def _decision_row(decision: Decision) -> tuple[Cell, ...]:
     return text(gate.name), text(gate.when), state, text(answer.seen), then
 
 
-def _tree(report: Report) -> Table | None:
-    walk = walked(report.outcomes)
+def _tree(report: Report, playbook: Playbook) -> Table | None:
+    walk = walked(report.outcomes, playbook.questions, playbook.gates)
     if walk is None:
         return None
     commands = [step.command for step in walk.open if step.command]
@@ -154,10 +172,10 @@ def _tree_row(step: Step) -> tuple[Cell, ...]:
     return text(step.question.text), answer, text(by), leads
 
 
-def _claims(report: Report, numbers: dict[int, int]) -> Table | None:
+def _claims(report: Report, playbook: Playbook, numbers: dict[int, int]) -> Table | None:
     if not report.outcomes:
         return None
-    rows = sorted(compared(report.outcomes), key=lambda row: _RESULTS.index(row.result))
+    rows = sorted(compared(report.outcomes, playbook.claims), key=lambda row: _RESULTS.index(row.result))
     shown = [row for row in rows if _worth_a_row(row)]
     rest = [row.claim.text for row in rows if not _worth_a_row(row)]
     if not shown:
@@ -247,4 +265,36 @@ def _files(report: Report) -> Table | None:
         said=(f"Over {len(listed)} attempts; a number in brackets says how often that reason holds.",),
         head=("file", "in attempts:", "entries:", "not there, because"),
         rows=rows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A file of all attempts together, with the reason for each one that is not there."""
+
+    path: str
+    attempts: int  # in how many attempts it is there
+    of: int  # out of how many that were started
+    entries: int
+    absent: tuple[tuple[str, int], ...]  # (reason, in how many attempts), most frequent first
+
+
+def gathered(outcomes: Sequence[Outcome]) -> tuple[Gathered, ...]:
+    """One row for each file that some attempt lists, in the order of the lists."""
+    listed: dict[str, list[Artifact]] = {}
+    for outcome in outcomes:
+        for item in outcome.artifacts:
+            listed.setdefault(item.path, []).append(item)
+    return tuple(_gathered(path, items) for path, items in listed.items())
+
+
+def _gathered(path: str, items: Sequence[Artifact]) -> Gathered:
+    there = [item for item in items if item.absent is None]
+    reasons = Counter(item.absent for item in items if item.absent is not None)
+    return Gathered(
+        path=path,
+        attempts=len(there),
+        of=len(items),
+        entries=sum(item.count or 0 for item in there),
+        absent=tuple(sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))),
     )
