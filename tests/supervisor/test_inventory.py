@@ -67,7 +67,7 @@ def test_what_is_there_is_counted_in_lines_rows_or_files(tmp_path: Path) -> None
     for rank in (0, 1):
         (attempt.dumps / f"rank{rank}.1.txt").write_text("x\ny\n")
         (attempt.path / f"heartbeat_rank{rank}.jsonl").write_text("{}\n{}\n")
-    found = listed(attempt)
+    found = listed(attempt, SUBJECT)
     counted = {path: one.count for path, one in found.items() if one.absent is None}
     # A plain launch has one log, so no trace file is made of it.
     assert counted == {
@@ -79,6 +79,7 @@ def test_what_is_there_is_counted_in_lines_rows_or_files(tmp_path: Path) -> None
         "dumps/rank*.txt": 2,
     }
     assert found["training.csv"] == Artifact(path="training.csv", count=2, absent=None)
+    assert {"training.csv", "traces.log", "k_stats.csv"} & set(listed(attempt)) == {"training.csv"}
 
 
 def test_a_very_long_file_is_estimated_instead_of_read(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _decisions(report: Report, playbook: Playbook) -> Table | None:
     shown = [one for one in decisions if len(counting) > 1 or one.answer.state is State.APPLIES]
     return Table(
         title="Decisions",
-        said=(_first(now), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
+        said=(_first(now, playbook), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
         command=now[0].answer.command if now else None,
         head=("gate", "if", "answer", "runs", "then") if shown else (),
         rows=tuple(map(_decision_row, shown)),
@@ -115,9 +115,12 @@ def _unchecked(decisions: Sequence[Decision], counting: Sequence[Outcome]) -> It
         yield f"{len(codes)} of {len(decisions)} gates are not checkable by these runs: {' · '.join(codes)}."
 
 
-def _first(now: Sequence[Decision]) -> str:
+def _first(now: Sequence[Decision], playbook: Playbook) -> str:
     if not now:
-        return "No gate fired, and runs failed: no rule of the decision tree names what to do."
+        why = (
+            "no rule of the decision tree names what to do" if playbook.questions else "what to do stands with each run"
+        )
+        return f"No gate fired, and runs failed: {why}."
     gate, answer = now[0].gate, now[0].answer
     return f"{_sentence(gate.when)} ({answer.seen}): {gate.then}."
 

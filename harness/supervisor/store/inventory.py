@@ -60,8 +60,10 @@ def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[P
 
 def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
     found = sorted(attempt.path.glob(file.pattern))
-    if found:
-        return Artifact(path=file.pattern, count=sum(map(_COUNTS[file.counted_in], found)), absent=None)
+    count = sum(map(_COUNTS[file.counted_in], found))
+    # Of a program that is not asked for it an empty file says nothing: its traces.log was made when it was collected.
+    if found and (count or file.absent is not None):
+        return Artifact(path=file.pattern, count=count, absent=None)
     return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
 
 
