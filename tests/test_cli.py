@@ -20,7 +20,7 @@ from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.core.schedule import Policy
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Plan, Question, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Plan, planned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
@@ -117,7 +117,7 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(here: Path) -> None:
-    question = Question(words=("ddp_onestep",), working_dir=here, environ={})
+    question = Invocation(words=("ddp_onestep",), working_dir=here, environ={})
     plan: Plan = planned(question, machine_facts())
     assert isinstance(plan.specs[0], RunSpec)
     done = nsa_harness("run", "ddp_onestep", "train.steps=7", "run.env.GREETING=a b", "--dry-run")

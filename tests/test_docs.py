@@ -25,7 +25,7 @@ from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
@@ -148,8 +148,8 @@ def test_every_scenario_shown_in_a_document_is_a_sound_one(name: str, tmp_path: 
     (tmp_path / "train.py").write_text("")
     for number, block in enumerate(blocks(name, "yaml")):
         (tmp_path / f"shown{number}.yaml").write_text(block)
-        question = Question(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
-        asked, _ = asked_scenarios(question)
+        question = Invocation(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
+        asked, _ = selected_scenarios(question)
         assert len(checked(asked)) == len(asked) > 0
 
 

@@ -23,7 +23,7 @@ from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.program import PROGRAM
-from nsa_harness.supervisor.launch.planning import Asked, checked, every_scenario
+from nsa_harness.supervisor.launch.planning import SelectedScenario, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 DESK = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")
@@ -38,7 +38,7 @@ NOTHING_SEEN = Evidence(
 
 
 @cache
-def shipped() -> dict[str, tuple[Asked, Scenario]]:
+def shipped() -> dict[str, tuple[SelectedScenario, Scenario]]:
     """Every shipped scenario by its name, those of the user left out."""
     items, _ = every_scenario(REPOSITORY / "tests" / "golden")
     return {item.name: (item, scenario) for item, scenario in zip(items, checked(items), strict=True)}

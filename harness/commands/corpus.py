@@ -30,7 +30,7 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question, Script
+from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.store.rundir import RunDir
 
@@ -132,7 +132,7 @@ def _spec(trial: Trial, root: Path) -> RunSpec:
         args=(HEALTHY if trial.healthy else FAULT, *label.words),
     )
     words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
-    question = Question(words=words, script=script, working_dir=root, environ={})
+    question = Invocation(words=words, script=script, working_dir=root, environ={})
     (spec,) = planned_specs(question, machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))

@@ -38,7 +38,7 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question
+from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.store.rundir import RunDir
@@ -160,7 +160,7 @@ def _at_a_place(kind: Kind, seed: int) -> tuple[Planting, Planting]:
 def _spec(planting: Planting) -> RunSpec:
     """By the path of every scenario: file, overrides, checks, machine. Neither ./scenarios nor NSA_ names reach it."""
     root = shipped_root()
-    question = Question(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={})
+    question = Invocation(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={})
     (spec,) = planned_specs(question, machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")

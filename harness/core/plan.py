@@ -71,7 +71,7 @@ class Deepening:
     """This launch is another one with one thing changed, made because that one left a question open."""
 
     of: int  # the attempt it asks about
-    change: str  # a name of core.compared.deepening
+    change: str  # a name of core.comparison.deepening
     says: str  # what was changed, for people: "TORCH_DISTRIBUTED_DEBUG=INFO"
 
 

@@ -34,7 +34,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class MachineChoice:
     """Every `auto` of a scenario, decided."""
 
     shape: str
@@ -46,7 +46,7 @@ class Choice:
     device: str
 
 
-def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
+def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
     """The options of nsa.train; None leaves the program's own default."""
     model, train, gc, parallel, trace = (
         scenario.model,
@@ -99,7 +99,7 @@ def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
     return tuple(word for name, value in options.items() for word in _option(name, value))
 
 
-def subject_line(scenario: Scenario, choice: Choice) -> str:
+def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
     """One line for people: `shape ci (4 layers, dim 128, T 256, fp32)`, and what differs from the plain model."""
     shape = SHAPES[choice.shape]
     dtype = DTYPE_WORDS[choice.dtype]

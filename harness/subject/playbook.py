@@ -9,7 +9,7 @@ from nsa_harness.core.comparison.comparison import (
     ENVIRONMENT_CLAIMS,
     NCCL_CLAIM,
     Claim,
-    Kind,
+    ClaimKind,
     rising,
     swap,
     switch,
@@ -29,10 +29,10 @@ from nsa_harness.core.comparison.decisions import (
     READY_TWICE,
     SLOW,
     UNSTABLE,
-    Answer,
     Gate,
+    GateAnswer,
     Playbook,
-    Question,
+    TreeQuestion,
     again,
     applies,
     both,
@@ -133,14 +133,14 @@ _CHANGES: tuple[tuple[str, Contrast], ...] = (
 def _claims() -> Iterator[Claim]:
     """NCCL stands behind what else is blamed on more than one rank."""
     for text, contrast in _CAUSES:
-        yield Claim(text=text, kind=Kind.CAUSE, contrast=contrast)
+        yield Claim(text=text, kind=ClaimKind.CAUSE, contrast=contrast)
         if contrast is ONE_PROCESS:
             yield NCCL_CLAIM
-    yield from (Claim(text=text, kind=Kind.CHANGE, contrast=contrast) for text, contrast in _CHANGES)
+    yield from (Claim(text=text, kind=ClaimKind.CHANGE, contrast=contrast) for text, contrast in _CHANGES)
     yield from ENVIRONMENT_CLAIMS
 
 
-def _single_branch(outcomes: Sequence[Outcome]) -> Answer:
+def _single_branch(outcomes: Sequence[Outcome]) -> GateAnswer:
     found = pairs(_ALONE, outcomes)
     guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
     if guilty:
@@ -152,7 +152,7 @@ def _single_branch(outcomes: Sequence[Outcome]) -> Answer:
     )
 
 
-def _branches_together(outcomes: Sequence[Outcome]) -> Answer:
+def _branches_together(outcomes: Sequence[Outcome]) -> GateAnswer:
     found = pairs(_TOGETHER, outcomes)
     for whole in (pair.changed for pair in found):
         alone = [pair.control for pair in found if pair.changed == whole]
@@ -165,7 +165,7 @@ def _branches_together(outcomes: Sequence[Outcome]) -> Answer:
     return not_checkable("missing: each branch alone and all together, otherwise alike")
 
 
-def _missing_gradients(outcomes: Sequence[Outcome]) -> Answer:
+def _missing_gradients(outcomes: Sequence[Outcome]) -> GateAnswer:
     traced = list(_traced(outcomes))
     short = [run for run in traced if run.missing_gradients]
     if not traced:
@@ -187,7 +187,7 @@ def _traced(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             yield run
 
 
-def _checkpointed_layers(outcomes: Sequence[Outcome]) -> Answer:
+def _checkpointed_layers(outcomes: Sequence[Outcome]) -> GateAnswer:
     found = pairs(_RANGES, outcomes)
     guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
     if guilty:
@@ -218,7 +218,7 @@ def _first_half(chosen: str) -> str:
 _FSDP_CURES = cures(FSDP_FOR_DDP, "the same run under DDP and under FSDP", "train.steps=200")
 
 
-def _fsdp(outcomes: Sequence[Outcome]) -> Answer:
+def _fsdp(outcomes: Sequence[Outcome]) -> GateAnswer:
     return _FSDP_CURES([run for run in outcomes if setting(run, "train.accumulate") == "1"])
 
 
@@ -278,29 +278,29 @@ _GATES: tuple[Gate, ...] = (
         rule=_fsdp,
     ),
 )
-_TREE: tuple[Question, ...] = (
-    Question(
+_TREE: tuple[TreeQuestion, ...] = (
+    TreeQuestion(
         gate="static_graph",
         text="Does it pass with a static graph?",
         leaf="enable static_graph in production",
         fits=lambda run: setting(run, "parallel.wrapper") == "ddp",
         changes=("--matrix", "parallel.static_graph=false,true"),
     ),
-    Question(
+    TreeQuestion(
         gate="single_branch",
         text="Does a single branch fail?",
         leaf="fix that branch's backward",
         fits=lambda run: setting(run, "model.attention") == "nsa",
         changes=("--matrix", "model.branch=cmp,sel,win"),
     ),
-    Question(
+    TreeQuestion(
         gate="missing_gradients",
         text="Are the same parameters without gradient each time?",
         leaf="fix the in-place operations in the module that owns them",
         fits=takes_our_keys,
         changes=("trace.grads=true",),
     ),
-    Question(
+    TreeQuestion(
         gate="gloo_too",
         text="Does it fail over gloo too?",
         leaf="it is a fault of the autograd graph",

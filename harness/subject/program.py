@@ -10,7 +10,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.env_names import effect_notes, name_mistakes, sound_environment
 from nsa_harness.core.scenario.layers import layers_of
-from nsa_harness.core.scenario.program import Contradictions, Program, Surroundings
+from nsa_harness.core.scenario.program import Contradictions, OwnProgram, Surroundings
 from nsa_harness.core.scenario.resolve import expectation, gpus_text
 from nsa_harness.core.scenario.scenario import (
     Attention,
@@ -24,7 +24,7 @@ from nsa_harness.core.scenario.scenario import (
     Wrapper,
 )
 from nsa_harness.subject.environment import OVERRULED
-from nsa_harness.subject.options import SHAPES, Choice, nsa_options, subject_line
+from nsa_harness.subject.options import SHAPES, MachineChoice, nsa_options, subject_line
 
 _DDP_ONLY = (
     "static_graph",
@@ -41,7 +41,7 @@ _ON_A_GPU = {
 }
 
 
-def machine_choice(scenario: Scenario, facts: MachineFacts) -> Choice:
+def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
     """What `auto` comes to here."""
     model, ranks = scenario.model, scenario.run.ranks
     on_gpu = len(facts.gpus) >= ranks
@@ -50,7 +50,7 @@ def machine_choice(scenario: Scenario, facts: MachineFacts) -> Choice:
     if backend is Backend.AUTO:
         backend = Backend.NCCL if on_gpu else Backend.GLOO
     default_dtype = SHAPES[shape].dtype if on_gpu else Dtype.FLOAT32.value
-    return Choice(
+    return MachineChoice(
         shape=shape.value,
         layers=model.layers or SHAPES[shape].layers,
         seq_len=model.seq_len or SHAPES[shape].seq_len,
@@ -131,7 +131,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
     )
 
 
-def _notes(scenario: Scenario, facts: MachineFacts, choice: Choice) -> tuple[str, ...]:
+def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:
     notes = []
     if choice.device == "cpu":
         why = gpus_text(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
@@ -150,7 +150,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
     yield from (f"{key} has no effect: the wrapper is {scenario.parallel.wrapper}" for key in idle)
 
 
-def _not_covered(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
+def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
     """What the CPU form cannot show, unless the scenario asks for just that."""
     if choice.device != "cpu":
         return ()
@@ -162,4 +162,4 @@ def _not_covered(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
     return (*missing, "flash-attn")
 
 
-PROGRAM = Program(contradictions=contradictions, beyond_the_model=beyond_the_model, missing=missing, launch=launch)
+PROGRAM = OwnProgram(contradictions=contradictions, beyond_the_model=beyond_the_model, missing=missing, launch=launch)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from nsa_harness.core.comparison.decisions import Said, walked
+from nsa_harness.core.comparison.decisions import TreeAnswer, walked
 from nsa_harness.core.report import Finding, Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
 
@@ -60,7 +60,7 @@ PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
         None,
     ),
 ]
-MARK = {Said.YES: "yes", Said.NO: "no", Said.OPEN: "open", Said.NOT_ASKED: "·"}
+MARK = {TreeAnswer.YES: "yes", TreeAnswer.NO: "no", TreeAnswer.OPEN: "open", TreeAnswer.NOT_ASKED: "·"}
 
 
 @pytest.mark.parametrize(("outcomes", "path", "leaf"), [case[1:] for case in PATHS], ids=[case[0] for case in PATHS])
@@ -76,10 +76,10 @@ def test_each_open_question_names_the_command_that_answers_it() -> None:
     walk = walked([run("ddp", HANG)], PLAYBOOK.questions, PLAYBOOK.gates)
     assert walk is not None
     assert [(step.said, step.command) for step in walk.steps] == [
-        (Said.OPEN, "nsa-harness run ddp --matrix parallel.static_graph=false,true"),
-        (Said.OPEN, "nsa-harness run ddp --matrix model.branch=cmp,sel,win"),
-        (Said.OPEN, "nsa-harness run ddp trace.grads=true"),
-        (Said.YES, None),
+        (TreeAnswer.OPEN, "nsa-harness run ddp --matrix parallel.static_graph=false,true"),
+        (TreeAnswer.OPEN, "nsa-harness run ddp --matrix model.branch=cmp,sel,win"),
+        (TreeAnswer.OPEN, "nsa-harness run ddp trace.grads=true"),
+        (TreeAnswer.YES, None),
     ]
     assert (walk.leaf, len(walk.open)) == (PLAYBOOK.questions[3].leaf, 3)
 

@@ -19,29 +19,29 @@ from nsa_harness.core.comparison.comparison import (
     silenced,
     takes_our_keys,
 )
-from nsa_harness.core.comparison.configuration import Contrast, Pair, is_evidence, is_number, pairs, passed, setting
+from nsa_harness.core.comparison.configuration import Contrast, RunPair, is_evidence, is_number, pairs, passed, setting
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome
 
 _CERTAIN = 0.9
 
 
-class State(StrEnum):
+class GateState(StrEnum):
     APPLIES = "applies"
     DOES_NOT_APPLY = "does not apply"
     NOT_CHECKABLE = "not checkable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GateAnswer:
     """What the runs say to a gate, and the run to make next."""
 
-    state: State
+    state: GateState
     seen: str  # the runs it rests on; for NOT_CHECKABLE, what is missing
     command: str | None = None
 
 
-Rule = Callable[[Sequence[Outcome]], Answer]
+Rule = Callable[[Sequence[Outcome]], GateAnswer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,16 @@ def failed(outcome: Outcome) -> bool:
     return is_evidence(outcome) and not passed(outcome) and not outcome.expected
 
 
-def applies(seen: str, command: str | None = None) -> Answer:
-    return Answer(state=State.APPLIES, seen=seen, command=command)
+def applies(seen: str, command: str | None = None) -> GateAnswer:
+    return GateAnswer(state=GateState.APPLIES, seen=seen, command=command)
 
 
-def does_not_apply(seen: str) -> Answer:
-    return Answer(state=State.DOES_NOT_APPLY, seen=seen)
+def does_not_apply(seen: str) -> GateAnswer:
+    return GateAnswer(state=GateState.DOES_NOT_APPLY, seen=seen)
 
 
-def not_checkable(why: str) -> Answer:
-    return Answer(state=State.NOT_CHECKABLE, seen=why)
+def not_checkable(why: str) -> GateAnswer:
+    return GateAnswer(state=GateState.NOT_CHECKABLE, seen=why)
 
 
 def named(outcomes: Sequence[Outcome]) -> str:
@@ -77,7 +77,7 @@ def named(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
-def both(found: Sequence[Pair]) -> str:
+def both(found: Sequence[RunPair]) -> str:
     return named([run for pair in found for run in (pair.control, pair.changed)])
 
 
@@ -96,8 +96,8 @@ def breaks(contrast: Contrast, missing: str, *overrides: str) -> Rule:
     return _pair_rule(contrast, missing, overrides, lambda pair: passed(pair.control) and failed(pair.changed))
 
 
-def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds: Callable[[Pair], bool]) -> Rule:
-    def rule(outcomes: Sequence[Outcome]) -> Answer:
+def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds: Callable[[RunPair], bool]) -> Rule:
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
         found = pairs(contrast, outcomes)
         telling = [pair for pair in found if holds(pair)]
         if telling:
@@ -117,7 +117,7 @@ _READY_TWICE = re.compile(r"ready only once|ready twice")
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     gate: Gate
-    answer: Answer
+    answer: GateAnswer
 
 
 def decided(outcomes: Sequence[Outcome], gates: Sequence[Gate]) -> tuple[Decision, ...]:
@@ -127,21 +127,21 @@ def decided(outcomes: Sequence[Outcome], gates: Sequence[Gate]) -> tuple[Decisio
 
 
 def fired(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    return tuple(one for one in decisions if one.answer.state is State.APPLIES)
+    return tuple(one for one in decisions if one.answer.state is GateState.APPLIES)
 
 
 def _plainest(outcome: Outcome) -> tuple[object, ...]:
     return len(outcome.settings), outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
 
 
-def _unstable(outcomes: Sequence[Outcome]) -> Answer:
+def _unstable(outcomes: Sequence[Outcome]) -> GateAnswer:
     flaky = [one for one in outcomes if one.flaky]
     if flaky:
         return applies(named(flaky), again(flaky[0], "--repeat=5"))
     return does_not_apply("no attempts disagree")
 
 
-def _slow(outcomes: Sequence[Outcome]) -> Answer:
+def _slow(outcomes: Sequence[Outcome]) -> GateAnswer:
     slow = [one for one in outcomes if failed(one) and one.verdict.cause == Cause.SLOW]
     if not slow:
         return does_not_apply("no run was still moving at its deadline")
@@ -151,7 +151,7 @@ def _slow(outcomes: Sequence[Outcome]) -> Answer:
 
 
 def _gloo_too(*overrides: str) -> Rule:
-    def rule(outcomes: Sequence[Outcome]) -> Answer:
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
         over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
         bad = [run for run in over_gloo if failed(run)]
         if bad:
@@ -162,7 +162,7 @@ def _gloo_too(*overrides: str) -> Rule:
     return rule
 
 
-def _ready_twice(outcomes: Sequence[Outcome]) -> Answer:
+def _ready_twice(outcomes: Sequence[Outcome]) -> GateAnswer:
     twice = [run for run in outcomes if failed(run) and _says_twice(run)]
     checkpointed = [run for run in twice if _may_checkpoint(run)]
     if checkpointed:
@@ -185,7 +185,7 @@ def _says_twice(run: Outcome) -> bool:
 def _one_process(alone: Sequence[str], *overrides: str) -> Rule:
     """`alone`: what makes a run in one process of another one."""
 
-    def rule(outcomes: Sequence[Outcome]) -> Answer:
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
         single = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
         bad = [run for run in single if failed(run)]
         if bad:
@@ -242,7 +242,7 @@ def one_process(alone: Sequence[str], *overrides: str) -> Gate:
     )
 
 
-class Said(StrEnum):
+class TreeAnswer(StrEnum):
     YES = "yes"
     NO = "no"
     OPEN = "open"  # no run answers it
@@ -250,7 +250,7 @@ class Said(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class TreeQuestion:
     gate: str  # whose rule answers it
     text: str
     leaf: str  # where a yes leads
@@ -260,49 +260,53 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    question: Question
-    said: Said
-    answer: Answer
+class TreeStep:
+    question: TreeQuestion
+    said: TreeAnswer
+    answer: GateAnswer
     command: str | None  # of an open question: what answers it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    steps: tuple[Step, ...]
+    steps: tuple[TreeStep, ...]
     leaf: str | None  # None where every answered question was answered no, and that leads nowhere
     certain_already: tuple[str, ...]  # causes that a rule names with certainty: those need no tree
 
     @property
-    def open(self) -> tuple[Step, ...]:
-        return tuple(step for step in self.steps if step.said is Said.OPEN)
+    def open(self) -> tuple[TreeStep, ...]:
+        return tuple(step for step in self.steps if step.said is TreeAnswer.OPEN)
 
 
-def walked(outcomes: Sequence[Outcome], questions: Sequence[Question], gates: Sequence[Gate]) -> Walk | None:
+def walked(outcomes: Sequence[Outcome], questions: Sequence[TreeQuestion], gates: Sequence[Gate]) -> Walk | None:
     """None where no run that can be asked again failed unannounced: then there is nothing to ask."""
     counting = [one for one in outcomes if one.final]
     bad = sorted((one for one in counting if failed(one) and takes_our_keys(one)), key=_plainest)
     if not bad or not questions:
         return None
     answers = {one.gate.name: one.answer for one in decided(counting, gates)}
-    steps: list[Step] = []
+    steps: list[TreeStep] = []
     leaf: str | None = None
     for question in questions:
-        said = Said.NOT_ASKED if leaf else _said(answers[question.gate])
-        command = _command(question, bad) if said is Said.OPEN else None
-        steps.append(Step(question=question, said=said, answer=answers[question.gate], command=command))
-        leaf = question.leaf if said is Said.YES else leaf
+        said = TreeAnswer.NOT_ASKED if leaf else _said(answers[question.gate])
+        command = _command(question, bad) if said is TreeAnswer.OPEN else None
+        steps.append(TreeStep(question=question, said=said, answer=answers[question.gate], command=command))
+        leaf = question.leaf if said is TreeAnswer.YES else leaf
     gate, otherwise = questions[-1].or_else or (None, None)
-    if leaf is None and steps[-1].said is Said.NO and gate and answers[gate].state is State.APPLIES:
+    if leaf is None and steps[-1].said is TreeAnswer.NO and gate and answers[gate].state is GateState.APPLIES:
         leaf = otherwise
     return Walk(steps=tuple(steps), leaf=leaf, certain_already=_certain(bad))
 
 
-def _said(answer: Answer) -> Said:
-    return {State.APPLIES: Said.YES, State.DOES_NOT_APPLY: Said.NO, State.NOT_CHECKABLE: Said.OPEN}[answer.state]
+def _said(answer: GateAnswer) -> TreeAnswer:
+    return {
+        GateState.APPLIES: TreeAnswer.YES,
+        GateState.DOES_NOT_APPLY: TreeAnswer.NO,
+        GateState.NOT_CHECKABLE: TreeAnswer.OPEN,
+    }[answer.state]
 
 
-def _command(question: Question, bad: Sequence[Outcome]) -> str | None:
+def _command(question: TreeQuestion, bad: Sequence[Outcome]) -> str | None:
     asked = next(filter(question.fits, bad), None)
     return override_command(asked.scenario, *question.changes) if asked else None
 
@@ -320,7 +324,7 @@ class Playbook:
 
     claims: tuple[Claim, ...]
     gates: tuple[Gate, ...]
-    questions: tuple[Question, ...] = ()
+    questions: tuple[TreeQuestion, ...] = ()
 
 
 ANY_PROGRAM = Playbook(

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
 from nsa_harness.core.scenario.layers import named_layers
-from nsa_harness.core.scenario.program import Contradictions, Location, Program
+from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
     NSA_TRAIN,
     ExpectedVerdict,
@@ -45,7 +45,7 @@ _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)
 
 
-def contradictions(scenario: Scenario, program: Program | None) -> Contradictions:
+def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
     """Every contradiction of a scenario whose keys are sound: (place, what is wrong)."""
     yield from _program(scenario)
     yield from _expectations(scenario)
@@ -114,7 +114,7 @@ class CheckedScenario:
     mistakes: tuple[Mistake, ...]
 
 
-def checked_scenario(tree: Node, program: Program | None) -> CheckedScenario:
+def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
     """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included.
 
     `program`: None where the scenario can only be of another one.

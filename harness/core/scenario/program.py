@@ -23,7 +23,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class OwnProgram:
     """What is known of the program that reads model, train, gc, parallel and trace. Asked about its scenarios alone."""
 
     contradictions: Callable[[Scenario], Contradictions]  # on any machine

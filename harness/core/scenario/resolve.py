@@ -11,7 +11,7 @@ from nsa_harness.core.plan import Bound, Expect, Fault, FaultWhen, Launcher, Lim
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.env_names import name_mistakes
 from nsa_harness.core.scenario.layers import named_layers
-from nsa_harness.core.scenario.program import Program, Surroundings
+from nsa_harness.core.scenario.program import OwnProgram, Surroundings
 from nsa_harness.core.scenario.scenario import NSA_TRAIN, Backend, FaultWhenSection, MetricBound, Scenario, Unit
 
 DEADLINE_S = 1800.0
@@ -19,7 +19,11 @@ _SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
 
 
 def resolve(
-    scenario: Scenario, facts: MachineFacts, surroundings: Surroundings, program: Program, notes: tuple[str, ...] = ()
+    scenario: Scenario,
+    facts: MachineFacts,
+    surroundings: Surroundings,
+    program: OwnProgram,
+    notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
     """The launch of a scenario on this machine. `program` fills in what it alone reads."""
     if reason := _missing(scenario, facts, program):
@@ -71,7 +75,7 @@ def shown_setting(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _missing(scenario: Scenario, facts: MachineFacts, program: Program) -> str | None:
+def _missing(scenario: Scenario, facts: MachineFacts, program: OwnProgram) -> str | None:
     have, needs, ranks = len(facts.gpus), scenario.needs, scenario.run.ranks
     here = f"this machine has {gpus_text(have)}"
     if needs.gpus > have:

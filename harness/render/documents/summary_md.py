@@ -9,7 +9,7 @@ from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import Finding, Outcome, Report, Status
 from nsa_harness.render import words
-from nsa_harness.render.documents.tables import Cell, Part, Table, findings_line, tables
+from nsa_harness.render.documents.tables import Cell, CellPart, Table, findings_line, tables
 from nsa_harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
 from nsa_harness.render.words import meaning
 
@@ -73,7 +73,7 @@ def _cell(cell: Cell) -> str:
     return " ".join(_part(part) for part in cell if part.text)
 
 
-def _part(part: Part) -> str:
+def _part(part: CellPart) -> str:
     if part.code:
         return markdown_code(part.text, in_table=True)
     if part.run is None:

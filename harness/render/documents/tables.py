@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
-from nsa_harness.core.comparison.config_matrix import Matrix, config_matrix
+from nsa_harness.core.comparison.comparison import NO_CONTROL, ClaimResult, ClaimRow, compared
+from nsa_harness.core.comparison.config_matrix import ConfigMatrix, config_matrix
 from nsa_harness.core.comparison.decisions import (
     Decision,
+    GateState,
     Playbook,
-    Said,
-    State,
-    Step,
+    TreeAnswer,
+    TreeStep,
     Walk,
     decided,
     failed,
@@ -25,12 +25,12 @@ from nsa_harness.core.comparison.severity import severities
 from nsa_harness.core.report import Artifact, Outcome, Report, Severity, Status
 from nsa_harness.render import words
 
-_RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)
+_RESULTS = (ClaimResult.SUPPORTED, ClaimResult.UNDECIDED, ClaimResult.RULED_OUT, ClaimResult.NOT_CHECKED)
 _RUNS_IN_A_CELL = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CellPart:
     """A piece of a cell: plain text, a verdict with the number of its run, or a command or path."""
 
     text: str
@@ -40,7 +40,7 @@ class Part:
     strong: bool = False
 
 
-Cell = tuple[Part, ...]
+Cell = tuple[CellPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def findings_line(report: Report) -> str:
 
 
 def text(value: str) -> Cell:
-    return (Part(text=value),)
+    return (CellPart(text=value),)
 
 
 def _decisions(report: Report, playbook: Playbook) -> Table | None:
@@ -89,7 +89,7 @@ def _decisions(report: Report, playbook: Playbook) -> Table | None:
     now = fired(decisions)
     if not now and not any(map(failed, counting)):
         return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions, counting)))
-    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is State.APPLIES]
+    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is GateState.APPLIES]
     return Table(
         title="Decisions",
         said=(_first(now, playbook), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
@@ -108,7 +108,7 @@ def _no_gate(counting: Sequence[Outcome]) -> str:
 
 
 def _unchecked(decisions: Sequence[Decision], counting: Sequence[Outcome]) -> Iterator[str]:
-    codes = [one.gate.name for one in decisions if one.answer.state is State.NOT_CHECKABLE]
+    codes = [one.gate.name for one in decisions if one.answer.state is GateState.NOT_CHECKABLE]
     if codes and len(counting) == 1:
         yield f"{words.plural(len(codes), 'gate')} of {len(decisions)} cannot be checked by a single run."
     elif codes:
@@ -132,10 +132,10 @@ def _sentence(words_of_gate: str) -> str:
 def _decision_row(decision: Decision) -> tuple[Cell, ...]:
     gate, answer = decision.gate, decision.answer
     then: Cell = ()
-    if answer.state is State.APPLIES:
+    if answer.state is GateState.APPLIES:
         then = text(gate.then)
-        then += (Part(text=answer.command, code=True),) if answer.command else ()
-    state = (Part(text=answer.state.value, strong=answer.state is State.APPLIES),)
+        then += (CellPart(text=answer.command, code=True),) if answer.command else ()
+    state = (CellPart(text=answer.state.value, strong=answer.state is GateState.APPLIES),)
     return text(gate.name), text(gate.when), state, text(answer.seen), then
 
 
@@ -166,12 +166,12 @@ def _led(walk: Walk) -> Iterator[str]:
         yield f"What failed is explained with certainty already ({causes}): that goes before the tree."
 
 
-def _tree_row(step: Step) -> tuple[Cell, ...]:
-    by = "" if step.said is Said.NOT_ASKED else step.answer.seen
-    leads: Cell = text(step.question.leaf) if step.said is Said.YES else ()
-    if step.said is Said.OPEN:
-        leads = (Part(text=step.command, code=True),) if step.command else text("no run here can be asked again")
-    answer = (Part(text=step.said.value, strong=step.said is Said.YES),)
+def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
+    by = "" if step.said is TreeAnswer.NOT_ASKED else step.answer.seen
+    leads: Cell = text(step.question.leaf) if step.said is TreeAnswer.YES else ()
+    if step.said is TreeAnswer.OPEN:
+        leads = (CellPart(text=step.command, code=True),) if step.command else text("no run here can be asked again")
+    answer = (CellPart(text=step.said.value, strong=step.said is TreeAnswer.YES),)
     return text(step.question.text), answer, text(by), leads
 
 
@@ -196,23 +196,23 @@ _PAIRS = "Each row is a pair of runs that differ in that setting and in nothing 
 _NOTHING_FAILED = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
 
 
-def _worth_a_row(row: Row) -> bool:
-    return row.result is not Result.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
+def _worth_a_row(row: ClaimRow) -> bool:
+    return row.result is not ClaimResult.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
 
 
-def _claim_row(row: Row, numbers: dict[int, int]) -> tuple[Cell, ...]:
+def _claim_row(row: ClaimRow, numbers: dict[int, int]) -> tuple[Cell, ...]:
     because = row.reason
     if row.of_pairs[1] > 1:
         because += f" ({row.of_pairs[0]} of {words.plural(row.of_pairs[1], 'pair')})"
-    last = text(because) + ((Part(text=row.command, code=True),) if row.command else ())
+    last = text(because) + ((CellPart(text=row.command, code=True),) if row.command else ())
     pair = (_run(row.pair.control, numbers), _run(row.pair.changed, numbers)) if row.pair else (text(""), text(""))
-    result = (Part(text=row.result.value, strong=row.result is Result.SUPPORTED),)
+    result = (CellPart(text=row.result.value, strong=row.result is ClaimResult.SUPPORTED),)
     return text(row.claim.text), result, *pair, last
 
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
     verdict = outcome.verdict.status
-    return (*text(outcome.scenario), Part(text=verdict.value, run=numbers[id(outcome)], status=verdict))
+    return (*text(outcome.scenario), CellPart(text=verdict.value, run=numbers[id(outcome)], status=verdict))
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
@@ -234,7 +234,7 @@ def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
 _DOWN_AND_ACROSS = "Down: what was set. Across: how the ranks worked together, or the setting that was varied most."
 
 
-def _matrix_row(matrix: Matrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
+def _matrix_row(matrix: ConfigMatrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
     row = matrix.rows[index]
     return text(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)
 
@@ -243,7 +243,7 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:
     if not runs:
         return text("not run")
     parts = [
-        Part(text=run.verdict.status.value, run=numbers[id(run)], status=run.verdict.status)
+        CellPart(text=run.verdict.status.value, run=numbers[id(run)], status=run.verdict.status)
         for run in runs[:_RUNS_IN_A_CELL]
     ]
     more = len(runs) - len(parts)
@@ -256,7 +256,7 @@ def _files(report: Report) -> Table | None:
         return None
     rows = tuple(
         (
-            (Part(text=item.path, code=True),),
+            (CellPart(text=item.path, code=True),),
             text(f"{item.attempts} of {item.of}"),
             text(f"{item.entries}" if item.attempts else "none"),
             text("; ".join(f"{reason} ({count})" for reason, count in item.absent)),

@@ -13,14 +13,14 @@ from nsa_harness.core.bisect.subject import Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.bisect.launches import CannotLaunch, Launches, Templates
-from nsa_harness.supervisor.launch.planning import Question
+from nsa_harness.supervisor.launch.planning import Invocation
 
 _MOST_PROBES = 1000  # a search that takes more has lost its way
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    question: Question  # with the scenario, or the script
+    question: Invocation  # with the scenario, or the script
     subject: Subject
     templates: Templates
     base_args: tuple[str, ...]  # of the scenario's program, before what the templates add
