@@ -150,18 +150,6 @@ def _slow(outcomes: Sequence[Outcome]) -> GateAnswer:
     return applies(named(slow), again(slow[0], *longer))
 
 
-def _gloo_too(*overrides: str) -> Rule:
-    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
-        over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
-        bad = [run for run in over_gloo if failed(run)]
-        if bad:
-            return applies(named(bad), again(bad[0], *overrides))
-        missing = "missing: two ranks over gloo, needs.backend=gloo"
-        return does_not_apply(named(over_gloo)) if over_gloo else not_checkable(missing)
-
-    return rule
-
-
 def _ready_twice(outcomes: Sequence[Outcome]) -> GateAnswer:
     twice = [run for run in outcomes if failed(run) and _says_twice(run)]
     checkpointed = [run for run in twice if _may_checkpoint(run)]
@@ -180,20 +168,6 @@ def _may_checkpoint(run: Outcome) -> bool:
 
 def _says_twice(run: Outcome) -> bool:
     return run.verdict.cause == Cause.READY_TWICE or _READY_TWICE.search(run.verdict.summary) is not None
-
-
-def _one_process(alone: Sequence[str], *overrides: str) -> Rule:
-    """`alone`: what makes a run in one process of another one."""
-
-    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
-        single = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
-        bad = [run for run in single if failed(run)]
-        if bad:
-            return applies(named(bad), again(bad[0], *overrides))
-        missing = f"missing: a run in one process, {' '.join(alone)}"
-        return does_not_apply(named(single)) if single else not_checkable(missing)
-
-    return rule
 
 
 UNSTABLE = Gate(
@@ -224,21 +198,39 @@ READY_TWICE = Gate(
 
 def gloo_too(*overrides: str) -> Gate:
     """`overrides`: what to change next in a run over gloo that failed."""
+
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
+        over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
+        bad = [run for run in over_gloo if failed(run)]
+        if bad:
+            return applies(named(bad), again(bad[0], *overrides))
+        missing = "missing: two ranks over gloo, needs.backend=gloo"
+        return does_not_apply(named(over_gloo)) if over_gloo else not_checkable(missing)
+
     return Gate(
         name="gloo_too",
         when="a run over gloo fails too",
         then="it is not NCCL: autograd or the graph; take DDP's reducer away next",
-        rule=_gloo_too(*overrides),
+        rule=rule,
     )
 
 
 def one_process(alone: Sequence[str], *overrides: str) -> Gate:
-    """`overrides`: what to change next in a run in one process that failed."""
+    """`alone`: what makes a run in one process of another one. `overrides`: what to change next where that failed."""
+
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
+        single = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
+        bad = [run for run in single if failed(run)]
+        if bad:
+            return applies(named(bad), again(bad[0], *overrides))
+        missing = f"missing: a run in one process, {' '.join(alone)}"
+        return does_not_apply(named(single)) if single else not_checkable(missing)
+
     return Gate(
         name="one_process",
         when="a run in one process fails too",
         then="it needs neither DDP nor a second rank: look at the model",
-        rule=_one_process(alone, *overrides),
+        rule=rule,
     )
 
 
