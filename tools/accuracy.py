@@ -142,6 +142,8 @@ def document(quiet: Sequence[Answer], loaded: Sequence[Answer], values: dict[str
         f" {len(loaded)} under load; torch {values['versions']['torch']}, gloo, {values['cpus']} cores,"
         f" {values['date'][:10]}.",
         "Written by `python tools/accuracy.py`, from `benchmarks/results/accuracy.json`.",
+        f"Labels and rules are those of commit {values['commit'][:7]}: a cause named since then counts"
+        " as what it was before.",
         "",
         "| part of the report | right |",
         "| --- | ---: |",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import (
     BACKWARD,
+    SITE,
     USER,
     board,
     call,
@@ -291,6 +292,36 @@ def test_an_exception_is_named_with_the_users_line_and_its_words() -> None:
 
 def test_an_exception_in_an_unprobed_rank_without_frames_has_no_place() -> None:
     assert main(evidence(left(0, 1, raised=raised(0, frames=())))).place is None
+
+
+IN_OURS = Frame(file=f"{SITE}/nsa_harness/nsa/model.py", line=3, function="<module>")
+
+
+@pytest.mark.parametrize(
+    ("message", "frames", "met"),
+    [
+        (f"cannot import name 'Net' from 'nsa_harness.nsa' ({SITE}/nsa_harness/nsa/__init__.py)", (frame(),), "ours"),
+        ("No module named 'nsa_harness.net'", (frame(),), "ours"),
+        ("No module named 'flash'", (IN_OURS, frame()), "ours"),
+        ("No module named 'nsa.net'", (frame(),), "nsa"),
+        ("cannot import name 'Net' from 'nsa' (unknown location)", (frame(),), "nsa"),
+        ("cannot import name 'go' from 'harness' (/home/ada/harness/__init__.py)", (frame(),), "harness"),
+        ("No module named 'flash'", (IN_OURS,), None),
+        ("No module named 'nsa_harness'", (frame(),), None),
+        ("No module named 'nsa'", (frame(),), None),
+        ("cannot import name 'Net' from 'nsalib' (/home/ada/nsalib.py)", (frame(),), None),
+    ],
+)
+def test_an_import_that_met_a_package_of_ours_or_of_its_name_says_so(message, frames, met) -> None:
+    found = main(evidence(left(0, 1, raised=raised(0, type="ImportError", message=message, frames=frames))))
+    assert found.claim.endswith("; nsa_harness is a package of nsa-harness") == (met == "ours")
+    assert ("from nsa_harness import run_one" in found.advice) == (met == "ours")
+    assert (f"`{met}.__path__`. A checkout of nsa-harness" in found.advice) == (met in ("nsa", "harness"))
+
+
+def test_only_an_error_of_an_import_meets_a_package() -> None:
+    text = f"{SITE}/nsa_harness/nsa/model.py says No module named 'nsa.net'"
+    assert "nsa-harness" not in main(evidence(left(0, 1, raised=raised(0, message=text)))).advice
 
 
 def test_a_rank_that_left_early_with_zero_is_named() -> None:

@@ -54,11 +54,8 @@ def evidence_lines() -> list[str]:
 
 def _judged(stored: dict[str, Any]) -> dict[str, Any]:
     """The outcome as report.json has it, and what is decided from its cause."""
-    evidence = named("adapter")(named("Evidence")).validate_python(stored)
-    spec = _spec(len(stored["ranks"]))
-    outcome = named("outcome_of")(
-        spec, evidence, attempt=1, directory="frozen", artifacts=(), metrics=evidence.metrics, repeat=""
-    )
+    evidence, spec = named("adapter")(named("Evidence")).validate_python(stored), _spec(len(stored["ranks"]))
+    outcome = outcome_of_stored(stored)
     made = named("reproduction")(spec, evidence, outcome, "torchrun train.py")
     return {
         "outcome": _without_the_empty(named("outcome_values")(outcome)),
@@ -66,6 +63,14 @@ def _judged(stored: dict[str, Any]) -> dict[str, Any]:
         "deepening": list(_changes(spec, outcome)),
         "reproduction": made and [made.script, made.why_not],
     }
+
+
+def outcome_of_stored(stored: dict[str, Any]) -> Any:
+    """What judge and diagnosis make of one frozen evidence."""
+    evidence, spec = named("adapter")(named("Evidence")).validate_python(stored), _spec(len(stored["ranks"]))
+    return named("outcome_of")(
+        spec, evidence, attempt=1, directory="frozen", artifacts=(), metrics=evidence.metrics, repeat=""
+    )
 
 
 def _spec(ranks: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from nsa_harness.core.diagnosis.case import (
@@ -22,8 +23,8 @@ from nsa_harness.core.diagnosis.phases import Phase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.progress import late_for
 from nsa_harness.core.diagnosis.refused import raised_alike, ranks_of
-from nsa_harness.core.evidence.evidence import Ending, Frame
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
+from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.place import Place
 from nsa_harness.core.report import CollectiveRef
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -160,13 +161,44 @@ def exception(case: Case) -> Explanation | None:
     frame = user_frame(first.raised.frames)
     place = place_of(case, first.rank, frame)
     ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
+    met = _met_in_an_import(first.raised)
+    ours = f"; {met} is a package of nsa-harness" if met == _INSTALLED else ""
     return explained(
         Cause.EXCEPTION,
-        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}",
+        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}{ours}",
         ranks=ranks,
         place=place,
         confidence=0.95,
         proof=(first.raised.proof,),
+        advice=_advice_on_import(met) if met else None,
+    )
+
+
+_INSTALLED = "nsa_harness"
+_CHECKOUT = ("nsa", "harness")  # folders of a checkout: a program of somebody else may well have such names of its own
+_FOUND = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")  # a package that is there, and lacks that
+
+
+def _met_in_an_import(raised: Raised) -> str | None:
+    """The package, by a name that we have too, in which an import of the user's program did not find what it wants."""
+    theirs = [frame for frame in raised.frames if not (is_library(frame.file) or f"/{_INSTALLED}/" in frame.file)]
+    if raised.type not in ("ImportError", "ModuleNotFoundError") or not theirs:
+        return None
+    if any(f"/{_INSTALLED}/" in text for text in (raised.message, *(frame.file for frame in raised.frames))):
+        return _INSTALLED
+    found = _FOUND.search(raised.message)
+    return found[1] if found and found[1] in (_INSTALLED, *_CHECKOUT) else None
+
+
+def _advice_on_import(package: str) -> str:
+    if package == _INSTALLED:
+        return (
+            "What a program may import of nsa-harness is `from nsa_harness import run_one`. A package of your own needs"
+            " another name, or an environment without nsa-harness."
+        )
+    return (
+        f"See whose `{package}` that is: `{package}.__path__`. A checkout of nsa-harness has a folder of that name; it"
+        " comes first where the checkout is the working directory or on PYTHONPATH: start the program elsewhere."
     )
 
 

@@ -1,0 +1,22 @@
+"""No key, option, environment name or exit code that other programs may rely on has gone, or has another type.
+
+What is new is listed here; a change that means to break a reader raises a schema number (docs/contracts.md).
+"""
+
+from __future__ import annotations
+
+import json
+
+from contract import CONTRACT, HERE, contract
+
+ADDED: set[str] = set()
+
+
+def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:
+    frozen = json.loads(CONTRACT.read_text(encoding="utf-8"))
+    today = json.loads(json.dumps(contract(HERE.parents[1])))
+    changed = {key: (value, today.get(key, "gone")) for key, value in frozen.items() if today.get(key, "gone") != value}
+    assert changed == {}
+    # A new cause has its row, and its section is made from that; it is not listed once more here.
+    new = {key for key in set(today) - set(frozen) if not key.startswith("findings: ")}
+    assert new == ADDED, "a reader passes over what is new: list it in ADDED"
