@@ -18,8 +18,9 @@ from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.scenario import json_schema
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.core.schedule import Policy
+from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Plan, Question, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Plan, planned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
@@ -110,13 +111,13 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
     assert origins["seed"] == "default"
     root = parse_yaml(done.stdout, "explained").root
     assert root is not None
-    scenario = checked_scenario(root).scenario
+    scenario = checked_scenario(root, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.gc.layers, scenario.run.env, scenario.parallel.static_graph) == ("1,3", {"A": "0"}, True)
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(here: Path) -> None:
-    question = Question(words=("ddp_onestep",), working_dir=here, environ={})
+    question = Invocation(words=("ddp_onestep",), working_dir=here, environ={})
     plan: Plan = planned(question, machine_facts())
     assert isinstance(plan.specs[0], RunSpec)
     done = nsa_harness("run", "ddp_onestep", "train.steps=7", "run.env.GREETING=a b", "--dry-run")

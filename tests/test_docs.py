@@ -19,13 +19,13 @@ from pydantic import BaseModel
 
 from nsa_harness import errors
 from nsa_harness.cli import main as cli
-from nsa_harness.core.comparison.decisions import GATES
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
-from nsa_harness.core.scenario.environment import TABLE
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
-from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from nsa_harness.subject.environment import TABLE
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
@@ -99,7 +99,7 @@ def test_what_a_document_says_of_causes_is_made_from_their_table(name: str) -> N
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
-    assert shown == [(gate.name, gate.when, gate.then) for gate in GATES]
+    assert shown == [(gate.name, gate.when, gate.then) for gate in PLAYBOOK.gates]
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -148,8 +148,8 @@ def test_every_scenario_shown_in_a_document_is_a_sound_one(name: str, tmp_path: 
     (tmp_path / "train.py").write_text("")
     for number, block in enumerate(blocks(name, "yaml")):
         (tmp_path / f"shown{number}.yaml").write_text(block)
-        question = Question(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
-        asked, _ = asked_scenarios(question)
+        question = Invocation(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
+        asked, _ = selected_scenarios(question)
         assert len(checked(asked)) == len(asked) > 0
 
 

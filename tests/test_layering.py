@@ -21,11 +21,11 @@ MAY_IMPORT = {
     "errors": set(),
     "package": {"cli", "commands"},  # __init__ and __main__: the version, and two ways in that load late
     "core": {"protocol"},
-    "supervisor": {"core", "protocol", "package"},
-    "engine": {"supervisor", "core", "protocol", "package"},
-    "render": {"supervisor", "core", "protocol", "package"},
-    "commands": {"engine", "render", "supervisor", "core", "protocol", "package"},
-    "cli": {"commands", "engine", "render", "supervisor", "core", "protocol", "package"},
+    "subject": {"core", "protocol"},
+    "supervisor": {"subject", "core", "protocol", "package"},
+    "render": {"supervisor", "core", "protocol", "package"},  # not the subject: it is passed in
+    "commands": {"render", "supervisor", "subject", "core", "protocol", "package"},
+    "cli": {"commands", "render", "supervisor", "subject", "core", "protocol", "package"},
     "probe": {"protocol"},
     "faults": {"protocol"},
     "fork_server": {"protocol"},

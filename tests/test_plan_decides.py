@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.core.comparison.comparison import compared
-from nsa_harness.core.comparison.decisions import State, decided
+from nsa_harness.core.comparison.decisions import GateState, decided
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status
-from nsa_harness.supervisor.launch.planning import Question, planned
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 sys.path.append(str(Path(__file__).parent / "core"))
 from runs import run
@@ -23,7 +24,7 @@ TWO_GPUS = MachineFacts(host="node8", cpus=16, gpus=("A100", "A100"), torch="2.1
 
 def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
     """Every scenario of these tags as if it had passed on that machine."""
-    question = Question(words=(), tags=tags, working_dir=Path(__file__).parents[1], environ={})
+    question = Invocation(words=(), tags=tags, working_dir=Path(__file__).parents[1], environ={})
     for spec in planned(question, machine).specs:
         settings = dict(spec.settings)
         if isinstance(spec, Skip):
@@ -34,8 +35,8 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
 
 
 def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
-    decisions = decided(tuple(healthy(machine, *tags)))
-    return {one.gate.name for one in decisions if one.answer.state is State.NOT_CHECKABLE}
+    decisions = decided(tuple(healthy(machine, *tags)), PLAYBOOK.gates)
+    return {one.gate.name for one in decisions if one.answer.state is GateState.NOT_CHECKABLE}
 
 
 @pytest.mark.parametrize(
@@ -55,4 +56,4 @@ def test_the_plan_answers_every_gate_of_the_decision_tree(
 
 def test_every_claim_has_a_pair_of_runs_among_the_scenarios() -> None:
     outcomes = tuple(healthy(TWO_GPUS, "plan", "control", "variants", "sweep", "debug", "branch"))
-    assert {row.claim.text for row in compared(outcomes) if row.pair is None} == {"FSDP is the cause"}
+    assert {row.claim.text for row in compared(outcomes, PLAYBOOK.claims) if row.pair is None} == {"FSDP is the cause"}

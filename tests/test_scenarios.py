@@ -17,16 +17,18 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.expectation import missed
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from nsa_harness.core.scenario.program import Surroundings
+from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
-from nsa_harness.core.scenario.shapes import SHAPES
-from nsa_harness.supervisor.launch.planning import Asked, checked, every_scenario
+from nsa_harness.subject.options import SHAPES
+from nsa_harness.subject.program import PROGRAM
+from nsa_harness.supervisor.launch.planning import SelectedScenario, checked, every_scenario
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 DESK = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")
 BOX = MachineFacts(host="box", cpus=64, gpus=("A100", "A100"), torch="2.13.0")
-HERE = Surroundings(python="/usr/bin/python3", nsa_dir="/srv/nsa", content_hash="c0ffee")
+HERE = Surroundings(python="/usr/bin/python3", subject_dir="/srv/nsa", content_hash="c0ffee")
 # Bounds of metrics look at none of it.
 NOTHING_SEEN = Evidence(
     node="n", world_size=2, backend="gloo", ending=Ending.EXITED, limits=Limits(), ended_s=1.0, launch_s=None,
@@ -36,14 +38,14 @@ NOTHING_SEEN = Evidence(
 
 
 @cache
-def shipped() -> dict[str, tuple[Asked, Scenario]]:
+def shipped() -> dict[str, tuple[SelectedScenario, Scenario]]:
     """Every shipped scenario by its name, those of the user left out."""
     items, _ = every_scenario(REPOSITORY / "tests" / "golden")
     return {item.name: (item, scenario) for item, scenario in zip(items, checked(items), strict=True)}
 
 
 def on(facts: MachineFacts) -> dict[str, RunSpec | Skip]:
-    return {name: resolve(scenario, facts, HERE) for name, (_, scenario) in shipped().items()}
+    return {name: resolve(scenario, facts, HERE, PROGRAM) for name, (_, scenario) in shipped().items()}
 
 
 def order_of(tag: str) -> list[str]:
@@ -54,8 +56,8 @@ def order_of(tag: str) -> list[str]:
 @pytest.mark.parametrize("facts", [LAPTOP, DESK, BOX], ids=lambda facts: facts.host)
 def test_every_scenario_resolves_to_a_model_that_has_its_layers(facts: MachineFacts) -> None:
     for name, (_, scenario) in shipped().items():
-        assert list(beyond_the_model(scenario, facts)) == [], name
-        assert isinstance(resolve(scenario, facts, HERE), RunSpec | Skip), name
+        assert list(PROGRAM.beyond_the_model(scenario, facts)) == [], name
+        assert isinstance(resolve(scenario, facts, HERE, PROGRAM), RunSpec | Skip), name
 
 
 def test_without_a_gpu_only_what_has_no_cpu_form_is_skipped_and_each_says_why() -> None:

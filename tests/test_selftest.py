@@ -40,6 +40,7 @@ from nsa_harness.core.selftest.selftest import (
 from nsa_harness.errors import UsageError
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.listener import Listener
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.store.rundir import create_run
 
 BY_NAME = {kind.name: kind for kind in SELFTEST_FAULTS}
@@ -222,7 +223,7 @@ def reporting(report_of: Callable[[Planting], Outcome | None], plantings: Sequen
             interrupted=code == 130,
             outcomes=outcomes,
         )
-        write_documents(run, report)
+        write_documents(run, report, PLAYBOOK)
         for one in outcomes:
             screen.outcome(one, run.path)
         screen.done(report, run.path)
@@ -323,7 +324,7 @@ def saying(*outcomes: Outcome, code: int = 0) -> Any:
             interrupted=code == 130,
             outcomes=tuple(told[name] for name in asked if name in told),
         )
-        write_documents(run, report)
+        write_documents(run, report, PLAYBOOK)
         for one in report.outcomes:
             screen.outcome(one, run.path)
         screen.done(report, run.path)

@@ -85,11 +85,12 @@ def _render_for_a_nameless_machine(run: Path) -> None:
     """The documents again, with another host name: a plain replacement could hit a word that is no name."""
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
+    from nsa_harness.subject.playbook import PLAYBOOK
     from nsa_harness.supervisor.store.rundir import RunDir
 
     stored = RunDir(run)
     report = from_json(stored.report.read_text())
-    write_documents(stored, replace(report, machine=replace(report.machine, host=HOST)))
+    write_documents(stored, replace(report, machine=replace(report.machine, host=HOST)), PLAYBOOK)
     for path in run.rglob("*.json*"):
         text = re.sub(r'("host": ?)"[^"]*"', rf'\1"{HOST}"', path.read_text())
         path.write_text(re.sub(r'("kernel": ?)"[^"]*"', r'\1"(removed)"', text))

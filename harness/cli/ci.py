@@ -96,10 +96,10 @@ def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     """What `run --shard` would launch on such a runner. The environment of this machine has no say in it."""
     from nsa_harness.core.ci import Offer, of_another_backend, without
     from nsa_harness.core.report import MachineFacts
-    from nsa_harness.supervisor.launch.planning import Question, part, planned
+    from nsa_harness.supervisor.launch.planning import Invocation, part, planned
 
     facts = MachineFacts(host="runner", cpus=1, gpus=("GPU",) * kind.gpus, torch=wanted.torch[0])
-    asked = Question(words=(), tags=wanted.tags, working_dir=Path.cwd(), environ={})
+    asked = Invocation(words=(), tags=wanted.tags, working_dir=Path.cwd(), environ={})
     launches = planned(asked, facts).specs
     left_out: tuple[str, ...] = ()
     if kind.backend != "auto":

@@ -17,7 +17,7 @@ from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
     from nsa_harness.commands.scheduler import RunRequest
-    from nsa_harness.supervisor.launch.planning import Asked, Plan, Question
+    from nsa_harness.supervisor.launch.planning import Invocation, Plan, SelectedScenario
 
 AUTO = "auto"
 
@@ -43,7 +43,7 @@ def known_tags(incomplete: str) -> list[str]:
     return sorted({tag for item in _catalog() for tag in item.tags if tag.startswith(incomplete)})
 
 
-def _catalog() -> Sequence[Asked]:
+def _catalog() -> Sequence[SelectedScenario]:
     """Every scenario; none where a file of the user is broken, as a shell has no place for an error."""
     from nsa_harness.errors import HarnessError
     from nsa_harness.supervisor.launch.planning import every_scenario
@@ -166,13 +166,13 @@ def question_of(
     ranks: int = 2,
     matrix: Sequence[str] | None = None,
     shard: str | None = None,
-) -> Question:
-    from nsa_harness.supervisor.launch.planning import Question, Script
+) -> Invocation:
+    from nsa_harness.supervisor.launch.planning import Invocation, Script
 
     passed_on: tuple[str, ...] = context.obj or ()
     if passed_on and script is None:
         raise UsageError("`--` passes words on to a program; name it with --script FILE")
-    return Question(
+    return Invocation(
         words=tuple(words or ()),
         tags=tuple(tag or ()),
         expression=expression,
@@ -184,7 +184,7 @@ def question_of(
     )
 
 
-def _start(request: RunRequest, question: Question, *, dry_run: bool) -> NoReturn:
+def _start(request: RunRequest, question: Invocation, *, dry_run: bool) -> NoReturn:
     from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import planned
 

@@ -12,10 +12,17 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.explain import explained, resolved_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
 from nsa_harness.supervisor.launch.launch import command_line
-from nsa_harness.supervisor.launch.planning import Asked, Plan, Question, asked_scenarios, checked, resolved
+from nsa_harness.supervisor.launch.planning import (
+    Invocation,
+    Plan,
+    SelectedScenario,
+    checked,
+    resolved,
+    selected_scenarios,
+)
 
 
-def catalog_lines(items: Sequence[Asked]) -> Iterator[str]:
+def catalog_lines(items: Sequence[SelectedScenario]) -> Iterator[str]:
     """One line a scenario: name, tags, what it asks; aliases behind."""
     name_width = max((len(item.name) for item in items), default=0)
     tags_width = max((len(" ".join(item.tags)) for item in items), default=0)
@@ -24,7 +31,7 @@ def catalog_lines(items: Sequence[Asked]) -> Iterator[str]:
         yield f"{item.name:<{name_width}}  {' '.join(item.tags):<{tags_width}}  {_about(item)}{aliases}".rstrip()
 
 
-def catalog_json(items: Sequence[Asked]) -> str:
+def catalog_json(items: Sequence[SelectedScenario]) -> str:
     fields = [
         {
             "name": item.name,
@@ -39,9 +46,9 @@ def catalog_json(items: Sequence[Asked]) -> str:
     return json.dumps(fields, indent=2)
 
 
-def explanation(question: Question, facts: MachineFacts) -> Iterator[str]:
+def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
     """The resolved YAML of each selected scenario, documents parted by `---`."""
-    asked, notes = asked_scenarios(question)
+    asked, notes = selected_scenarios(question)
     yield from (f"# {note}" for note in notes)
     for number, (item, scenario) in enumerate(zip(asked, checked(asked), strict=True)):
         if number:
@@ -91,7 +98,7 @@ def _launch_facts(spec: RunSpec) -> dict[str, object]:
     }
 
 
-def _about(item: Asked) -> str:
+def _about(item: SelectedScenario) -> str:
     value = plain(item.tree)
     assert isinstance(value, dict)
     return visible(str(value.get("about") or ""))

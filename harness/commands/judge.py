@@ -21,6 +21,7 @@ from nsa_harness.core.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.subject.files import program_files
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
@@ -42,7 +43,7 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             evidence,
             attempt=number,
             directory=attempt.path.name,
-            artifacts=inventory(attempt, spec, evidence),
+            artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
         ),

@@ -20,7 +20,7 @@ from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import UsageError
 from nsa_harness.render.listener import Silent
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question, planned
+from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 _RANKS = re.compile(r"--nproc[-_]per[-_]node=(\d+)")
 _FAR_S = 1e6  # a command of unknown length is measured, not judged
@@ -48,7 +48,7 @@ def _spec(command: Sequence[str], directory: Path) -> RunSpec:
     limits = dict.fromkeys(("stall_s", "busy_s", "open_wait_s", "start_s", "deadline_s"), _FAR_S)
     run = {"command": list(command), "ranks": ranks_of(command)}
     file.write_text(json.dumps({"about": "measured by doctor --overhead", "run": run, "limits": limits}))
-    question = Question(words=(str(file),), working_dir=Path.cwd(), environ={})
+    question = Invocation(words=(str(file),), working_dir=Path.cwd(), environ={})
     (spec,) = planned(question, machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return spec

@@ -39,6 +39,7 @@ from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
@@ -167,7 +168,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
 def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
     from nsa_harness.render.documents.documents import write_documents
 
-    for trouble in write_documents(run, report, search):
+    for trouble in write_documents(run, report, PLAYBOOK, search):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)
 
 
@@ -205,7 +206,7 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(request),
-            Terminal(log, version=__version__, environ={"NO_COLOR": "1"}),
+            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}),
             Events(events, run.run_id, clock, strict=request.strict),
         ]
         if request.json:
@@ -219,13 +220,13 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
 
 def _terminal(request: RunRequest) -> Terminal:
     if not request.json:
-        return Terminal(sys.stdout, version=__version__)
+        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
     # Events on the same screen would be drawn over by a live view.
-    return Terminal(sys.stderr, version=__version__, live=not sys.stdout.isatty())
+    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=not sys.stdout.isatty())
 
 
 def _tell_again(run: RunDir, report: Report) -> None:
-    screen = Terminal(sys.stdout, version=__version__)
+    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
     for outcome in report.outcomes:
         screen.outcome(outcome, run.path)
     screen.done(report, run.path)

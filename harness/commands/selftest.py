@@ -50,7 +50,7 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Silent
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question, Script
+from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.store.rundir import RunDir
@@ -225,11 +225,11 @@ def _at_a_place(kind: SelftestFault, seed: int) -> tuple[Planting, Planting]:
 def _spec(planting: Planting) -> RunSpec:
     """By the path of every scenario: file, overrides, checks, machine. Neither ./scenarios nor NSA_ names reach it."""
     root = shipped_root()
-    spec = _launch_of(Question(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={}))
+    spec = _launch_of(Invocation(words=(str(root / _PARENT), *words_of(planting)), working_dir=root, environ={}))
     return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")
 
 
-def _launch_of(question: Question) -> RunSpec:
+def _launch_of(question: Invocation) -> RunSpec:
     (spec,) = planned_specs(question, machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return spec
@@ -297,7 +297,7 @@ def _trial_spec(trial: Trial, root: Path) -> RunSpec:
         args=(HEALTHY if trial.healthy else FAULT, *label.words),
     )
     words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
-    spec = _launch_of(Question(words=words, script=script, working_dir=root, environ={}))
+    spec = _launch_of(Invocation(words=words, script=script, working_dir=root, environ={}))
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
 
 

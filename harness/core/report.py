@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from nsa_harness.core.plan import Deepening
 
@@ -142,6 +142,22 @@ class Artifact:
     path: str
     count: int | None  # lines, rows or files; None when absent
     absent: str | None
+
+
+class CountedIn(Enum):
+    LINES = "lines"
+    ROWS = "rows below the head of a table"
+    FILES = "files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramFile:
+    """A file that our program may write into the folder of its attempt."""
+
+    pattern: str
+    counted_in: CountedIn
+    after: str  # the pattern of every program's files that it is listed behind
+    absent: str | None  # why it is not there; None where this run is of another program, which is not asked for it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.core.selftest.corpus import read_label
+from nsa_harness.subject.program import PROGRAM
 
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "harness" / "core"
@@ -21,7 +22,7 @@ JUDGEMENTS = (TESTS / "frozen" / "judgements.jsonl").read_text(encoding="utf-8")
 
 def mistakes(cause: str) -> list[str]:
     scenario = Scenario.model_validate({"name": "x", "expect": {"verdict": ExpectedVerdict.FAIL, "cause": cause}})
-    return [what for _, what in contradictions(scenario)]
+    return [what for _, what in contradictions(scenario, PROGRAM)]
 
 
 @pytest.mark.parametrize("cause", Cause)

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import BAD, RUNS, failed_in, run
 
-from nsa_harness.core.comparison.claims import CLAIMS
-from nsa_harness.core.comparison.comparison import Result, Row, compared
+from nsa_harness.core.comparison.comparison import ClaimResult, ClaimRow, compared
 from nsa_harness.core.comparison.configuration import configuration, differences, setting
 from nsa_harness.core.report import Outcome, Status
+from nsa_harness.subject.playbook import PLAYBOOK
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
 MANUAL = {"parallel.wrapper": "manual"}
 
 
-def rows(outcomes: Sequence[Outcome], claim: str) -> list[Row]:
-    return [row for row in compared(outcomes) if row.claim.text == claim]
+def rows(outcomes: Sequence[Outcome], claim: str) -> list[ClaimRow]:
+    return [row for row in compared(outcomes, PLAYBOOK.claims) if row.claim.text == claim]
 
 
 def answer(outcomes: Sequence[Outcome], claim: str) -> tuple[str, str]:
@@ -106,7 +106,7 @@ def test_the_missing_control_run_is_given_as_a_command() -> None:
 )
 def test_no_control_run_is_proposed_where_it_would_tell_nothing(harmless: Outcome) -> None:
     (row,) = rows([harmless], "DDP is the cause")
-    assert (row.result, row.command) == (Result.NOT_CHECKED, None)
+    assert (row.result, row.command) == (ClaimResult.NOT_CHECKED, None)
 
 
 def test_a_backend_that_auto_chose_is_the_backend_that_ran() -> None:
@@ -213,8 +213,8 @@ def test_an_attempt_that_does_not_count_is_no_evidence() -> None:
 def test_no_claim_rests_on_a_skip_an_error_a_flaky_run_or_an_attempt_that_does_not_count(
     outcomes: list[Outcome],
 ) -> None:
-    for row in compared(outcomes):
-        assert (row.pair is None) is (row.result is Result.NOT_CHECKED)
+    for row in compared(outcomes, PLAYBOOK.claims):
+        assert (row.pair is None) is (row.result is ClaimResult.NOT_CHECKED)
         for one in (row.pair.control, row.pair.changed) if row.pair else ():
             assert one.verdict.status in (PASS, *BAD)
             assert one.final
@@ -223,7 +223,7 @@ def test_no_claim_rests_on_a_skip_an_error_a_flaky_run_or_an_attempt_that_does_n
 
 @given(RUNS)
 def test_every_pair_differs_in_exactly_the_keys_of_its_claim(outcomes: list[Outcome]) -> None:
-    for row in compared(outcomes):
+    for row in compared(outcomes, PLAYBOOK.claims):
         if row.pair:
             told = differences(row.pair.control, row.pair.changed) - {"train.steps"}
             assert told == set(row.claim.contrast.keys)
@@ -234,8 +234,8 @@ def test_every_pair_differs_in_exactly_the_keys_of_its_claim(outcomes: list[Outc
 
 @given(RUNS)
 def test_a_cause_is_never_supported_where_its_control_did_not_pass(outcomes: list[Outcome]) -> None:
-    for row in compared(outcomes):
-        if row.pair and row.result is Result.SUPPORTED:
+    for row in compared(outcomes, PLAYBOOK.claims):
+        if row.pair and row.result is ClaimResult.SUPPORTED:
             assert PASS in (row.pair.control.verdict.status, row.pair.changed.verdict.status)
             if row.claim.kind == "cause":
                 assert row.pair.control.verdict.status is PASS
@@ -245,8 +245,8 @@ def test_a_cause_is_never_supported_where_its_control_did_not_pass(outcomes: lis
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_answer(outcomes: list[Outcome], random: Random) -> None:
     shuffled = random.sample(outcomes, len(outcomes))
-    assert compared(shuffled) == compared(outcomes)
+    assert compared(shuffled, PLAYBOOK.claims) == compared(outcomes, PLAYBOOK.claims)
 
 
 def test_no_claim_is_made_twice() -> None:
-    assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)
+    assert len({claim.text for claim in PLAYBOOK.claims}) == len(PLAYBOOK.claims)

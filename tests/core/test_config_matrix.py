@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, run
 
-from nsa_harness.core.comparison.artifacts import Gathered, gathered
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.severity import severities, severity
 from nsa_harness.core.report import Artifact, Finding, Outcome, Severity, Status
+from nsa_harness.render.documents.tables import Gathered, gathered
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 ALONE = {"run.ranks": "1", "parallel.wrapper": "none"}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS, failed_in, run
 
-from nsa_harness.core.comparison.decisions import GATES, Answer, State, decided, failed, fired
+from nsa_harness.core.comparison.decisions import GateAnswer, GateState, decided, failed, fired
 from nsa_harness.core.report import Outcome, Status
+from nsa_harness.subject.playbook import PLAYBOOK
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -26,8 +27,8 @@ def layers(name: str) -> dict[str, str]:
     return {"gc.layers": name, "model.layers": "12", **ALONE}
 
 
-def answer(gate: str, *outcomes: Outcome) -> Answer:
-    return next(one.answer for one in decided(outcomes) if one.gate.name == gate)
+def answer(gate: str, *outcomes: Outcome) -> GateAnswer:
+    return next(one.answer for one in decided(outcomes, PLAYBOOK.gates) if one.gate.name == gate)
 
 
 APPLIES: list[tuple[str, list[Outcome], str, str | None]] = [
@@ -114,20 +115,20 @@ APPLIES: list[tuple[str, list[Outcome], str, str | None]] = [
 def test_a_gate_that_applies_names_the_runs_and_the_next_command(
     gate: str, outcomes: list[Outcome], seen: str, command: str
 ) -> None:
-    assert answer(gate, *outcomes) == Answer(state=State.APPLIES, seen=seen, command=command)
+    assert answer(gate, *outcomes) == GateAnswer(state=GateState.APPLIES, seen=seen, command=command)
 
 
 def test_every_gate_has_a_case_in_which_it_applies() -> None:
-    assert [case[0] for case in APPLIES] == [gate.name for gate in GATES]
+    assert [case[0] for case in APPLIES] == [gate.name for gate in PLAYBOOK.gates]
 
 
-NEEDS_RUNS = [gate.name for gate in GATES if gate.name not in ("unstable", "slow", "ready_twice")]
+NEEDS_RUNS = [gate.name for gate in PLAYBOOK.gates if gate.name not in ("unstable", "slow", "ready_twice")]
 
 
 @pytest.mark.parametrize("gate", NEEDS_RUNS)
 def test_a_gate_without_its_runs_is_not_checkable_and_says_which_are_missing(gate: str) -> None:
     told = answer(gate, run("foreign", PASS, {"run.program": "train.py"}, backend="any"))
-    assert told.state is State.NOT_CHECKABLE
+    assert told.state is GateState.NOT_CHECKABLE
     assert told.seen.startswith("missing: ")
     assert told.command is None
 
@@ -135,7 +136,7 @@ def test_a_gate_without_its_runs_is_not_checkable_and_says_which_are_missing(gat
 @pytest.mark.parametrize(("gate", "outcomes"), [case[:2] for case in APPLIES], ids=[case[0] for case in APPLIES])
 def test_no_gate_applies_where_all_passed_or_was_announced(gate: str, outcomes: list[Outcome]) -> None:
     well = [run(one.scenario, PASS, dict(one.settings), backend=one.backend, device=one.device) for one in outcomes]
-    assert answer(gate, *well).state is not State.APPLIES
+    assert answer(gate, *well).state is not GateState.APPLIES
     if gate not in ("unstable", "missing_gradients"):
         announced = [
             run(
@@ -150,7 +151,7 @@ def test_no_gate_applies_where_all_passed_or_was_announced(gate: str, outcomes: 
             )
             for one in outcomes
         ]
-        assert answer(gate, *announced).state is not State.APPLIES
+        assert answer(gate, *announced).state is not GateState.APPLIES
 
 
 def test_the_run_that_was_skipped_is_named() -> None:
@@ -160,28 +161,30 @@ def test_the_run_that_was_skipped_is_named() -> None:
 
 def test_ready_twice_without_checkpointing_is_no_matter_of_its_form() -> None:
     told = answer("ready_twice", run("shared", FAIL, cause="ready_twice"))
-    assert told.state is State.DOES_NOT_APPLY
+    assert told.state is GateState.DOES_NOT_APPLY
     assert told.seen == "shared FAIL: nothing is checkpointed there, so a module is used twice"
 
 
 def test_ready_twice_is_known_by_its_cause_whatever_its_words() -> None:
     told = answer("ready_twice", run("gc", FAIL, {"gc.layers": "all"}, cause="ready_twice"))
-    assert told == Answer(state=State.APPLIES, seen="gc FAIL", command="nsa-harness run gc gc.mode=non_reentrant")
+    assert told == GateAnswer(
+        state=GateState.APPLIES, seen="gc FAIL", command="nsa-harness run gc gc.mode=non_reentrant"
+    )
 
 
 def test_static_graph_that_hangs_too_is_no_mitigation() -> None:
     told = answer("static_graph", run("plain", HANG), run("static", HANG, STATIC))
-    assert told == Answer(state=State.DOES_NOT_APPLY, seen="plain HANG, static HANG")
+    assert told == GateAnswer(state=GateState.DOES_NOT_APPLY, seen="plain HANG, static HANG")
 
 
 def test_branches_that_all_fail_point_at_none_of_them() -> None:
     outcomes = [run(name, HANG, branch(name)) for name in ("cmp", "sel", "win")]
-    assert answer("single_branch", *outcomes).state is State.DOES_NOT_APPLY
+    assert answer("single_branch", *outcomes).state is GateState.DOES_NOT_APPLY
 
 
 def test_two_branches_that_pass_do_not_show_that_all_of_them_do() -> None:
     outcomes = [run("cmp", PASS, branch("cmp")), run("sel", PASS, branch("sel")), run("whole", HANG)]
-    assert answer("branches_together", *outcomes).state is State.NOT_CHECKABLE
+    assert answer("branches_together", *outcomes).state is GateState.NOT_CHECKABLE
 
 
 def test_parameters_that_change_from_run_to_run_are_no_module_to_mend() -> None:
@@ -190,19 +193,19 @@ def test_parameters_that_change_from_run_to_run_are_no_module_to_mend() -> None:
         run("one", FAIL, missing_gradients=("a",)),
         run("two", FAIL, STATIC, missing_gradients=("b",)),
     )
-    assert told == Answer(state=State.DOES_NOT_APPLY, seen="not the same parameters in one FAIL, two FAIL")
+    assert told == GateAnswer(state=GateState.DOES_NOT_APPLY, seen="not the same parameters in one FAIL, two FAIL")
 
 
 @pytest.mark.parametrize("key", ["train.freeze", "model.branch", "model.stop_gradient_gates"])
 def test_parameters_left_without_gradient_on_purpose_are_no_finding(key: str) -> None:
     one = run("one", PASS, {key: "x"}, missing_gradients=("a",))
-    assert answer("missing_gradients", one).state is State.NOT_CHECKABLE
+    assert answer("missing_gradients", one).state is GateState.NOT_CHECKABLE
 
 
 def test_a_fsdp_run_with_accumulation_does_not_answer_for_ddp_without() -> None:
     more = {"train.accumulate": "4"}
     outcomes = [run("ddp", HANG, more), run("fsdp", PASS, {**more, "parallel.wrapper": "fsdp"})]
-    assert answer("fsdp", *outcomes).state is State.NOT_CHECKABLE
+    assert answer("fsdp", *outcomes).state is GateState.NOT_CHECKABLE
 
 
 @pytest.mark.parametrize(
@@ -221,16 +224,16 @@ def test_a_foreign_program_is_repeated_as_it_is() -> None:
 def test_the_plan_of_the_seeds_is_decided_whatever_the_number_of_its_steps() -> None:
     plain = run("ddp_onestep", HANG, culprit=failed_in(1))
     static = run("ddp_static_graph", PASS, {**STATIC, "train.steps": "2"})
-    assert [one.gate.name for one in fired(decided([plain, static]))] == ["static_graph", "gloo_too"]
+    assert [one.gate.name for one in fired(decided([plain, static], PLAYBOOK.gates))] == ["static_graph", "gloo_too"]
 
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_decision(outcomes: list[Outcome], random: Random) -> None:
-    assert decided(random.sample(outcomes, len(outcomes))) == decided(outcomes)
+    assert decided(random.sample(outcomes, len(outcomes)), PLAYBOOK.gates) == decided(outcomes, PLAYBOOK.gates)
 
 
 @given(RUNS)
 def test_a_gate_applies_only_where_a_run_failed_or_is_flaky_or_lacks_gradients(outcomes: Sequence[Outcome]) -> None:
     counting = [one for one in outcomes if one.final]
     if not any(failed(one) or one.flaky for one in counting):
-        assert fired(decided(outcomes)) == ()
+        assert fired(decided(outcomes, PLAYBOOK.gates)) == ()

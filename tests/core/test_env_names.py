@@ -10,16 +10,17 @@ from nsa_harness.core.scenario.env_names import (
     DEAD_NAMES,
     KNOWN_NAMES,
     OLD_NAMES,
-    SUBJECT_NAMES,
     effect_notes,
     name_mistakes,
     sound_environment,
 )
 from nsa_harness.core.scenario.resolve import resolve
+from nsa_harness.subject.environment import OVERRULED, SUBJECT_NAMES
+from nsa_harness.subject.program import PROGRAM
 
 
 def mistake(name: str, value: str = "1", *, ours: bool = True) -> str | None:
-    return dict(name_mistakes({name: value}, ours=ours)).get(name)
+    return dict(name_mistakes({name: value}, OVERRULED if ours else {})).get(name)
 
 
 @pytest.mark.parametrize("name", sorted(OLD_NAMES))
@@ -62,7 +63,7 @@ def test_a_name_that_resembles_none_is_left_alone(name: str) -> None:
 
 
 def test_every_known_name_is_sound() -> None:
-    assert list(name_mistakes(dict.fromkeys(KNOWN_NAMES - {"TORCH_DISTRIBUTED_DEBUG"}, "1"), ours=True)) == []
+    assert list(name_mistakes(dict.fromkeys(KNOWN_NAMES - {"TORCH_DISTRIBUTED_DEBUG"}, "1"), OVERRULED)) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_plan_on_gloo_says_aloud_what_it_took_in_place_of_detail() -> None:
         "no effect, because the device is cpu: NCCL_DEBUG",
         "TORCH_DISTRIBUTED_DEBUG=INFO in place of DETAIL, which makes DDP on gloo crash in torch 2.13.0",
     )
-    on_gpus = resolve(scenario_of(DETAIL), TWO_GPUS, HERE)
+    on_gpus = resolve(scenario_of(DETAIL), TWO_GPUS, HERE, PROGRAM)
     assert isinstance(on_gpus, RunSpec)
     assert dict(on_gpus.env)["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert on_gpus.notes == ()
@@ -139,7 +140,7 @@ def test_a_plan_on_gloo_says_aloud_what_it_took_in_place_of_detail() -> None:
 
 def test_a_foreign_program_keeps_its_environment_and_gets_notes() -> None:
     text = "run: {program: a.py, env: {NCCL_BLOCKING_WAIT: 1, NSA_GC_RANGE: x, TORCH_DISTRIBUTED_DEBUG: DETAIL}}"
-    spec = resolve(scenario_of(text), LAPTOP, HERE)
+    spec = resolve(scenario_of(text), LAPTOP, HERE, PROGRAM)
     assert isinstance(spec, RunSpec)
     assert dict(spec.env) == {"NCCL_BLOCKING_WAIT": "1", "NSA_GC_RANGE": "x", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert spec.notes == ("run.env.NCCL_BLOCKING_WAIT: is the old name; write TORCH_NCCL_BLOCKING_WAIT",)

@@ -12,7 +12,7 @@ from nsa_harness.core.diagnosis.rules import numerics as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
 from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from nsa_harness.core.evidence.looks import Broken, Gate, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import AttentionGate, Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
 from nsa_harness.core.report import Place
 
 MIB = 1 << 20
@@ -275,7 +275,8 @@ def test_of_a_run_that_failed_the_end_is_not_told_twice() -> None:
 )
 def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: float, shut: bool) -> None:
     gates = tuple(
-        Gate(step=20, layer=layer, branch="sel", mean=mean, deviation=0.01, saturated_share=share) for layer in (3, 2)
+        AttentionGate(step=20, layer=layer, branch="sel", mean=mean, deviation=0.01, saturated_share=share)
+        for layer in (3, 2)
     )
     one = found(of_silence.gate_collapse, rank(0, gates=gates))
     assert (one is not None) is shut

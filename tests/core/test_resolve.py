@@ -10,28 +10,30 @@ import pytest
 from nsa_harness.core.plan import Bound, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_scenario
-from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve, settings_of
+from nsa_harness.core.scenario.program import Surroundings
+from nsa_harness.core.scenario.resolve import resolve, settings_of
 from nsa_harness.core.scenario.scenario import Scenario
-from nsa_harness.core.scenario.shapes import SHAPES
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.nsa import config, settings
+from nsa_harness.subject.options import SHAPES
+from nsa_harness.subject.program import PROGRAM
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0")
 ONE_GPU = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")
 TWO_GPUS = MachineFacts(host="box", cpus=64, gpus=("A100", "A100"), torch="2.13.0")
-HERE = Surroundings(python="/usr/bin/python3", nsa_dir="/srv/nsa", content_hash="c0ffee")
+HERE = Surroundings(python="/usr/bin/python3", subject_dir="/srv/nsa", content_hash="c0ffee")
 
 
 def scenario_of(text: str) -> Scenario:
     root = parse_yaml(f"name: s\n{text}", "s.yaml").root
     assert root is not None
-    result = checked_scenario(root)
+    result = checked_scenario(root, PROGRAM)
     assert result.scenario is not None, [str(mistake) for mistake in result.mistakes]
     return result.scenario
 
 
 def spec_of(text: str, facts: MachineFacts = LAPTOP, where: Surroundings = HERE) -> RunSpec:
-    spec = resolve(scenario_of(text), facts, where)
+    spec = resolve(scenario_of(text), facts, where, PROGRAM)
     assert isinstance(spec, RunSpec)
     return spec
 
@@ -59,7 +61,7 @@ def test_without_a_gpu_the_cpu_form_is_chosen_aloud() -> None:
 
 
 def test_with_too_few_gpus_the_note_says_how_many_there_are() -> None:
-    spec = resolve(scenario_of(""), ONE_GPU, HERE)
+    spec = resolve(scenario_of(""), ONE_GPU, HERE, PROGRAM)
     assert isinstance(spec, RunSpec)
     assert spec.notes == ("CPU form, chosen because this machine has 1 GPU for 2 ranks",)
 
@@ -103,7 +105,7 @@ def test_what_is_asked_for_by_name_is_not_listed_as_not_covered() -> None:
 def test_asked_for_and_missing_is_a_skip_with_the_reason(text: str, facts: MachineFacts, reason: str) -> None:
     scenario = scenario_of(text)
     skip = Skip(scenario="s", about="", reason=reason, settings=settings_of(scenario))
-    assert resolve(scenario, facts, HERE) == skip
+    assert resolve(scenario, facts, HERE, PROGRAM) == skip
 
 
 def test_one_rank_without_a_wrapper_is_plain_python() -> None:
@@ -160,7 +162,7 @@ def test_every_switch_of_ddp_is_said_to_have_no_effect_on_another_wrapper(key: s
 
 def test_bounds_in_units_of_the_uniform_loss_fit_the_shape_that_is_chosen() -> None:
     text = "expect: {metrics: {loss_last: {gt: 0.5, lt: 2, unit: uniform}, steps: {eq: 3}}}"
-    on_gpus = resolve(scenario_of(text), TWO_GPUS, HERE)
+    on_gpus = resolve(scenario_of(text), TWO_GPUS, HERE, PROGRAM)
     assert isinstance(on_gpus, RunSpec)
     for spec, vocab in ((spec_of(text), 256), (on_gpus, 50257)):
         loss, steps = (bound for _, bound in spec.expect.metrics)
@@ -185,7 +187,7 @@ def test_each_key_becomes_its_option(text: str, words: str) -> None:
 
 
 def test_the_hash_does_not_know_where_things_lie() -> None:
-    elsewhere = Surroundings(python="/home/x/bin/python", nsa_dir="/home/x/nsa", content_hash="c0ffee")
+    elsewhere = Surroundings(python="/home/x/bin/python", subject_dir="/home/x/nsa", content_hash="c0ffee")
     assert spec_of("").spec_hash == spec_of("", where=elsewhere).spec_hash
     alone = "run: {ranks: 1}\nparallel: {wrapper: none}"
     assert spec_of(alone).spec_hash == spec_of(alone, where=elsewhere).spec_hash
@@ -217,11 +219,11 @@ def test_the_hash_changes_with_the_source_and_not_with_words_for_people() -> Non
 def test_layers_beyond_the_model_are_found_before_the_launch() -> None:
     scenario = scenario_of("gc: {layers: 6:12}\nfault: {kind: raise, rank: 0, layer: 4}")
     model = "the model has layers 0-3 (shape ci); set model.layers"
-    assert list(beyond_the_model(scenario, LAPTOP)) == [
+    assert list(PROGRAM.beyond_the_model(scenario, LAPTOP)) == [
         (("gc", "layers"), f"6:12 names layer 11; {model}"),
         (("fault", "layer"), f"got 4; {model}"),
     ]
-    assert list(beyond_the_model(scenario, TWO_GPUS)) == []
+    assert list(PROGRAM.beyond_the_model(scenario, TWO_GPUS)) == []
 
 
 def test_the_table_of_shapes_is_the_subjects_own() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nsa_harness.core.scenario.checks import checked_scenario
-from nsa_harness.core.scenario.environment import TABLE, environment_overrides
 from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override, variants
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Node, parse_yaml
 from nsa_harness.errors import UsageError
+from nsa_harness.subject.environment import TABLE, environment_overrides
+from nsa_harness.subject.program import PROGRAM
 
 
 def tree_of(text: str) -> Node:
@@ -19,7 +20,7 @@ def tree_of(text: str) -> Node:
 
 
 def scenario_of(tree: Node) -> Scenario:
-    result = checked_scenario(tree)
+    result = checked_scenario(tree, PROGRAM)
     assert result.scenario is not None, [str(mistake) for mistake in result.mistakes]
     return result.scenario
 

@@ -21,7 +21,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.launch.fork_client import ForkServer, can_fork
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Question, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
 
@@ -116,8 +116,8 @@ def scenario(*words: str) -> RunSpec:
     return only(planned(question(*words), machine_facts()))
 
 
-def question(*words: str, script: Script | None = None) -> Question:
-    return Question(words=words, script=script, working_dir=Path.cwd(), environ={})
+def question(*words: str, script: Script | None = None) -> Invocation:
+    return Invocation(words=words, script=script, working_dir=Path.cwd(), environ={})
 
 
 def only(plan: Any) -> RunSpec:

@@ -37,6 +37,7 @@ from nsa_harness.render.bisect.picture import GRID_WIDTH, GRID_X, SHOWN, legend,
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.text import escaped
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.store.rundir import RunDir
 
 Golden = Callable[[str, str], None]
@@ -139,9 +140,9 @@ def _run_with_a_stack(path: Path) -> RunDir:
 
 def test_a_search_has_two_documents_beside_those_of_any_run(tmp_path: Path) -> None:
     run = _run_with_a_stack(tmp_path)
-    assert write_documents(run, QUIET) == ()
+    assert write_documents(run, QUIET, PLAYBOOK) == ()
     assert not run.search.exists()
-    assert write_documents(run, QUIET, SINGLE) == ()
+    assert write_documents(run, QUIET, PLAYBOOK, SINGLE) == ()
     assert stored_search(run) == escaped(SINGLE)
     text = run.search_summary.read_text()
     assert "step (train.py:90)" in text
@@ -151,7 +152,7 @@ def test_a_search_has_two_documents_beside_those_of_any_run(tmp_path: Path) -> N
 def test_a_stored_search_shows_no_file_outside_its_run(tmp_path: Path) -> None:
     run = _run_with_a_stack(tmp_path)
     outside = replace(SINGLE, probes=tuple(replace(probe, dir="..") for probe in SINGLE.probes))
-    write_documents(run, QUIET, outside)
+    write_documents(run, QUIET, PLAYBOOK, outside)
     assert "train.py:90" not in run.search_summary.read_text()
 
 
@@ -195,14 +196,14 @@ def test_no_text_of_a_program_becomes_markup() -> None:
 
 
 def drawn(told: BisectReport) -> ElementTree.Element:
-    page = report_html(QUIET, told)
+    page = report_html(QUIET, PLAYBOOK, told)
     found = re.search(r'<svg class="search".*?</svg>', page, re.S)
     assert found is not None
     return ElementTree.fromstring(found.group())
 
 
 def test_the_page_with_a_search_is_as_recorded(golden: Golden) -> None:
-    golden("bisect.report.html", report_html(MIXED, SINGLE))
+    golden("bisect.report.html", report_html(MIXED, PLAYBOOK, SINGLE))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -239,7 +240,7 @@ def test_a_long_search_is_drawn_in_part_and_says_so() -> None:
     made = picture(told)
     assert made is not None
     assert (len(made.rows), made.omitted) == (SHOWN, 50)
-    assert "50 more probes are not drawn" in report_html(QUIET, told)
+    assert "50 more probes are not drawn" in report_html(QUIET, PLAYBOOK, told)
 
 
 def test_numbers_over_the_columns_are_explained_where_names_are_long() -> None:
@@ -249,15 +250,15 @@ def test_numbers_over_the_columns_are_explained_where_names_are_long() -> None:
 
 def test_a_search_without_a_probe_has_no_picture() -> None:
     assert picture(replace(SINGLE, probes=())) is None
-    assert '<svg class="search"' not in report_html(QUIET, replace(SINGLE, probes=()))
+    assert '<svg class="search"' not in report_html(QUIET, PLAYBOOK, replace(SINGLE, probes=()))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_tag_of_the_page_is_closed_and_none_is_a_programs(name: str) -> None:
-    page = report_html(QUIET, SAMPLES[name])
+    page = report_html(QUIET, PLAYBOOK, SAMPLES[name])
     assert "<script>" not in page
     Page().feed(page)
 
 
 def test_a_report_without_a_search_says_nothing_of_one() -> None:
-    assert "Bisection" not in report_html(QUIET)
+    assert "Bisection" not in report_html(QUIET, PLAYBOOK)

@@ -9,6 +9,7 @@ from render_samples import MIXED
 
 from nsa_harness.core.report import Trouble
 from nsa_harness.render.documents import documents
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.store.rundir import RunDir
 
 
@@ -21,7 +22,7 @@ def test_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(documents, name, broken)
     run = RunDir(tmp_path)
-    assert documents.write_documents(run, MIXED) == (Trouble(what=file, why="ValueError: planted"),)
+    assert documents.write_documents(run, MIXED, PLAYBOOK) == (Trouble(what=file, why="ValueError: planted"),)
     there = {path.name for path in (run.summary, run.report, run.junit, run.html) if path.is_file()}
     assert there == {"SUMMARY.md", "report.json", "junit.xml", "report.html"} - {file}
     assert f"{file} could not be written" in run.log.read_text()

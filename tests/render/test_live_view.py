@@ -15,6 +15,7 @@ from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_
 from nsa_harness.core.report import Status
 from nsa_harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
 from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -40,7 +41,7 @@ HALFWAY = View(
 def lively(columns: int = 80, rows: int = 24) -> tuple[Screen, Terminal]:
     stream = Screen(tty=True)
     size = {"COLUMNS": str(columns), "LINES": str(rows)}
-    return stream, Terminal(stream, version="0.1.0", environ={**COLOUR, **size}, clock_s=lambda: 0.0)
+    return stream, Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={**COLOUR, **size}, clock_s=lambda: 0.0)
 
 
 def seen(stream: Screen, columns: int = 80) -> Glass:
@@ -111,7 +112,7 @@ def test_steps_are_told_at_1_2_5_10_20_and_so_on() -> None:
 
 def test_ten_thousand_steps_are_a_dozen_lines_and_silence_is_broken_by_a_sign_of_life() -> None:
     stream = Screen(tty=False)
-    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "100"})
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"})
     for step in range(1, 10_001):
         ranks = (replace(rank_progress(0), step=step),)
         terminal.phase("long", f"step {step}", Progress(elapsed_s=step / 50, deadline_s=None, ranks=ranks))
@@ -148,7 +149,7 @@ def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:
 def test_the_screen_ends_as_a_plain_one_does_with_the_cursor_back() -> None:
     stream, terminal = lively()
     plain = Screen(tty=False)
-    for one in (terminal, Terminal(plain, version="0.1.0", environ={"COLUMNS": "80"})):
+    for one in (terminal, Terminal(plain, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "80"})):
         one.plan(MACHINE, [SPEC, SKIP])
         one.launched(SPEC)
         if one is terminal:
@@ -192,7 +193,7 @@ def test_an_interrupt_is_answered_in_the_view_and_a_second_one_stays_on_the_scre
 
 def test_an_interrupt_without_a_view_is_a_line() -> None:
     stream = Screen(tty=False)
-    terminal = Terminal(stream, version="0.1.0", environ={})
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={})
     terminal.interrupted(1)
     terminal.interrupted(2)
     terminal.close()
@@ -226,7 +227,7 @@ def test_hostile_text_cannot_steer_the_live_view() -> None:
 @pytest.mark.parametrize("environ", [{"CI": "true"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": ""}])
 def test_where_nobody_watches_or_nothing_can_move_lines_are_plain(environ: dict[str, str]) -> None:
     stream = Screen(tty=True)
-    terminal = Terminal(stream, version="0.1.0", environ={**COLOUR, **environ})
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={**COLOUR, **environ})
     terminal.phase("one", "step 1", PROGRESS)
     terminal.close()
     assert stream.getvalue() == "  one · step 1 · 4.2 s of at most 10 min · rank 0 quiet for 0.40 s\n"

@@ -35,6 +35,7 @@ from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.text import escaped
 from nsa_harness.render.words import meaning
+from nsa_harness.subject.playbook import PLAYBOOK
 
 Golden = Callable[[str, str], None]
 REPORTS = {
@@ -45,7 +46,12 @@ REPORTS = {
     "healthy_plan": HEALTHY_PLAN,
     "interrupted": replace(MIXED, interrupted=True, outcomes=(), not_run=("ddp_gloo", "fsdp")),
 }
-RENDERERS = {"SUMMARY.md": summary_md, "report.json": to_json, "junit.xml": junit_xml, "report.html": report_html}
+RENDERERS: dict[str, Callable[[Report], str]] = {
+    "SUMMARY.md": lambda report: summary_md(report, PLAYBOOK),
+    "report.json": to_json,
+    "junit.xml": junit_xml,
+    "report.html": lambda report: report_html(report, PLAYBOOK),
+}
 
 
 @pytest.mark.parametrize("report", REPORTS)
@@ -67,13 +73,13 @@ def test_no_document_guesses(document: str) -> None:
 
 
 def test_the_first_line_of_the_summary_is_the_counts() -> None:
-    assert summary_md(MIXED).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
-    assert summary_md(QUIET).split("\n")[0] == "# 1 run: 1 PASS"
+    assert summary_md(MIXED, PLAYBOOK).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
+    assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# 1 run: 1 PASS"
 
 
 def test_all_rows_of_a_summary_table_have_as_many_cells_as_its_head() -> None:
     for report in REPORTS.values():
-        rows = [line for line in summary_md(report).split("\n") if line.startswith("| ")]
+        rows = [line for line in summary_md(report, PLAYBOOK).split("\n") if line.startswith("| ")]
         cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
         if not rows:
             continue
@@ -150,8 +156,8 @@ def test_a_stored_report_comes_back_as_it_was(report: Report) -> None:
 def test_every_report_can_be_rendered(report: Report) -> None:
     JUnitXml.fromstring(junit_xml(report).encode())
     json.loads(to_json(report), parse_constant=pytest.fail)
-    assert summary_md(report).startswith("# ")
-    assert report_html(report).rstrip().endswith("</html>")
+    assert summary_md(report, PLAYBOOK).startswith("# ")
+    assert report_html(report, PLAYBOOK).rstrip().endswith("</html>")
 
 
 def test_a_report_cut_anywhere_is_refused() -> None:
@@ -186,7 +192,7 @@ def test_a_wrong_value_anywhere_is_refused_or_harmless(intruder: object) -> None
         except StoredRunError as error:
             shown = str(error)
         else:
-            shown = summary_md(report) + junit_xml(report) + report_html(report)
+            shown = summary_md(report, PLAYBOOK) + junit_xml(report) + report_html(report, PLAYBOOK)
         assert "\x1b" not in shown
 
 
@@ -269,14 +275,14 @@ class Page(html.parser.HTMLParser):
 
 def test_the_page_needs_no_network_and_no_script_even_from_a_hostile_report() -> None:
     page = Page()
-    page.feed(report_html(hostile()))
+    page.feed(report_html(hostile(), PLAYBOOK))
     assert page.open == []
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
     assert [address for address in page.addresses if re.match(r"[a-z]+:|/|\\", address) or ".." in address] == []
 
 
 def test_every_address_in_the_page_and_its_anchors_exist() -> None:
-    text = report_html(MIXED)
+    text = report_html(MIXED, PLAYBOOK)
     for number in re.findall(r'href="#run-([0-9]+)"', text):
         assert f'id="run-{number}"' in text
 
@@ -285,7 +291,7 @@ def test_every_address_in_the_page_and_its_anchors_exist() -> None:
     "outcome", [DEADLOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST], ids=lambda outcome: outcome.scenario
 )
 def test_every_run_that_did_not_pass_says_what_was_seen_what_it_means_and_how_to_repeat_it(outcome: Outcome) -> None:
-    text = summary_md(replace(MIXED, outcomes=(outcome,)))
+    text = summary_md(replace(MIXED, outcomes=(outcome,)), PLAYBOOK)
     assert re.findall(r"^### (.*)$", text, re.M)[:3] == [
         "What we saw",
         "What it means",

@@ -42,6 +42,7 @@ from nsa_harness.render.terminal.screen import (
     plan_lines,
 )
 from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")
@@ -116,7 +117,7 @@ def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
     for outcome in (PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_SECOND):
         screens += [[*outcome_lines(outcome, width), *files_lines(outcome, RUN_DIR, width)]]
     screens += [list(outcome_line(outcome, width)) for outcome in MIXED.outcomes if not needs_a_screen(outcome)]
-    screens += [list(done_lines(report, RUN_DIR, width)) for report in (MIXED, QUIET, INTERRUPTED)]
+    screens += [list(done_lines(report, PLAYBOOK, RUN_DIR, width)) for report in (MIXED, QUIET, INTERRUPTED)]
     golden(f"screens.{width}.txt", "".join("\n".join(lines) + "\n" + "." * width + "\n" for lines in screens))
 
 
@@ -140,13 +141,13 @@ def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
 
 def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
     stream = Screen(tty=False)
-    tell_a_run(Terminal(stream, version="0.1.0", environ={"COLUMNS": "100"}))
+    tell_a_run(Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"}))
     golden("plain.txt", stream.getvalue())
 
 
 def test_a_stream_that_is_not_utf_8_gets_ascii(golden: Golden) -> None:
     stream = Screen(tty=False, encoding="ascii")
-    tell_a_run(Terminal(stream, version="0.1.0", environ={"COLUMNS": "100"}))
+    tell_a_run(Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"}))
     assert stream.getvalue().isascii()
     golden("plain.ascii.txt", stream.getvalue())
 
@@ -154,14 +155,14 @@ def test_a_stream_that_is_not_utf_8_gets_ascii(golden: Golden) -> None:
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) -> None:
     plain, asked = Screen(tty=False), Screen(tty=True)
-    tell_a_run(Terminal(plain, version="0.1.0", environ={"COLUMNS": "100"}))
-    tell_a_run(Terminal(asked, version="0.1.0", environ={"COLUMNS": "100", **environ}))
+    tell_a_run(Terminal(plain, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"}))
+    tell_a_run(Terminal(asked, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100", **environ}))
     assert asked.getvalue() == plain.getvalue()
 
 
 def test_hostile_text_cannot_steer_the_terminal() -> None:
     stream = Screen(tty=False)
-    terminal = Terminal(stream, version="0.1.0", environ={"COLUMNS": "80"})
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "80"})
     terminal.plan(MachineFacts(host=POISON, cpus=1, gpus=(POISON,), torch=POISON), [replace(SPEC, subject=POISON)])
     terminal.launched(replace(SPEC, scenario=POISON, notes=(POISON,)))
     terminal.phase(POISON, POISON, PROGRESS)

@@ -26,11 +26,12 @@ from nsa_harness.render.terminal.live_view import SHOWN_RANKS
 from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.render.terminal.stream import REDRAW_S
 from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 
 
 def test_a_view_that_fails_costs_itself_and_is_told() -> None:
     stream = Screen(tty=True)
-    broken = Terminal(stream, version="0.1.0", environ=COLOUR, clock_s=lambda: float("nan"))
+    broken = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ=COLOUR, clock_s=lambda: float("nan"))
     broken.phase("one", "step 1", replace(PROGRESS, elapsed_s="no number"))  # type: ignore[arg-type]
     broken.settle()
     trouble = notify([broken], lambda one: one.phase("one", "step 2", PROGRESS))
@@ -56,7 +57,7 @@ class Blocked(Screen):
 
 def test_a_terminal_that_nobody_reads_holds_up_no_run() -> None:
     stream = Blocked()
-    terminal = Terminal(stream, version="0.1.0", environ=COLOUR)
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ=COLOUR)
     terminal.phase("one", "step 1", PROGRESS)
     assert stream.is_written.wait(60)
     terminal.phase("one", "step 2", PROGRESS)
@@ -86,7 +87,7 @@ class Counted(Screen):
 
 def test_however_often_the_watch_looks_a_frame_is_drawn_at_most_five_times_a_second() -> None:
     stream = Counted(enough=6)
-    terminal = Terminal(stream, version="0.1.0", environ=COLOUR)
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ=COLOUR)
     elapsed_s = 0.0
     while not stream.enough.is_set():
         elapsed_s += 0.1
@@ -134,7 +135,7 @@ def read_until(person: int, what: str) -> str:
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_real_terminal_is_asked_for_its_size_before_each_frame(columns: int) -> None:
     with real_terminal(columns, 12) as (person, stream):
-        terminal = Terminal(stream, version="0.1.0", environ={"TERM": "xterm", "COLUMNS": "500"})
+        terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"TERM": "xterm", "COLUMNS": "500"})
         terminal.phase("first", "step 1", MANY)
         glass = Glass(columns)
         glass.write(read_until(person, "\x1b[?7h"))

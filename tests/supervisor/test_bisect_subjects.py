@@ -23,22 +23,22 @@ from nsa_harness.supervisor.bisect.launches import (
     question_of,
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
-from nsa_harness.supervisor.launch.planning import Question, Script
+from nsa_harness.supervisor.launch.planning import Invocation, Script
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 
 
 @pytest.fixture
-def typed(tmp_path: Path) -> Question:
-    return Question(words=("gc_baseline_full",), working_dir=tmp_path, environ={})
+def typed(tmp_path: Path) -> Invocation:
+    return Invocation(words=("gc_baseline_full",), working_dir=tmp_path, environ={})
 
 
-def _script(question: Question, *args: str) -> Question:
+def _script(question: Invocation, *args: str) -> Invocation:
     (question.working_dir / "train.py").write_text("print('trained')\n")
     return replace(question, words=(), script=Script(file="train.py", ranks=2, args=args))
 
 
-def _launches(question: Question, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
+def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
     return Launches(
         question=question,
@@ -49,7 +49,7 @@ def _launches(question: Question, options: SubjectOptions, templates: Templates 
     )
 
 
-def _refused(question: Question, options: SubjectOptions, templates: Templates = Templates()) -> str:  # noqa: B008
+def _refused(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> str:  # noqa: B008
     with pytest.raises(UsageError) as refused:
         _launches(question, options, templates)
     return str(refused.value)
@@ -214,7 +214,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_stays(repository):
-    question = Question(words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=()))
+    question = Invocation(
+        words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=())
+    )
     launches = _launches(question, SubjectOptions(commits="HEAD~3..HEAD"))
     assert [label.split(" ", 1)[1] for label in launches.subject.labels] == ["version 1", "version 2", "version 3"]
     assert launches.spec((0, 1)).cwd is None

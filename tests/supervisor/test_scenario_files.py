@@ -10,6 +10,7 @@ import pytest
 from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.yaml_tree import origin_of
 from nsa_harness.errors import ScenarioError
+from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.scenario_files import (
     SIZE_LIMIT_BYTES,
     Catalog,
@@ -61,7 +62,7 @@ def test_the_shipped_scenarios_are_sound_and_shipped_from_the_checkout() -> None
 
 def test_every_shipped_fault_says_what_it_expects() -> None:
     catalog = load_catalog(REPOSITORY, shipped_root())
-    scenarios = {declared.name: checked_scenario(declared.tree).scenario for declared in catalog.declared}
+    scenarios = {declared.name: checked_scenario(declared.tree, PROGRAM).scenario for declared in catalog.declared}
     found = {
         name: (scenario.fault.kind.value, scenario.expect.verdict.value, scenario.expect.cause, scenario.tags)
         for name, scenario in scenarios.items()
@@ -94,12 +95,12 @@ def test_a_users_scenario_shadows_the_shipped_one_and_that_is_said(here: Path, s
 
 def test_a_users_file_extends_a_shipped_parent_and_its_own_goes_first(here: Path, shipped: Path) -> None:
     write(here / "scenarios" / "a.yaml", "extends: base/ddp\n")
-    scenario = checked_scenario(load_catalog(here, shipped).declared[0].tree).scenario
+    scenario = checked_scenario(load_catalog(here, shipped).declared[0].tree, PROGRAM).scenario
     assert scenario is not None
     assert scenario.tags == ("ddp",)
     write(here / "scenarios" / "base" / "ddp.yaml", "tags: [own]\n")
     catalog = load_catalog(here, shipped)
-    tags = {d.name: checked_scenario(d.tree).scenario for d in catalog.declared}
+    tags = {d.name: checked_scenario(d.tree, PROGRAM).scenario for d in catalog.declared}
     assert {name: scenario and scenario.tags for name, scenario in tags.items()} == {
         "a": ("own",),
         "ddp_onestep": ("ddp",),  # a shipped scenario never extends a user's file
@@ -109,7 +110,7 @@ def test_a_users_file_extends_a_shipped_parent_and_its_own_goes_first(here: Path
 def test_a_child_inherits_keys_with_their_places_but_neither_name_nor_aliases(here: Path, shipped: Path) -> None:
     write(here / "scenarios" / "child.yaml", "extends: ddp_onestep\nrun: {ranks: 4}\n")
     (child,) = [d for d in load_catalog(here, shipped).declared if d.name == "child"]
-    scenario = checked_scenario(child.tree).scenario
+    scenario = checked_scenario(child.tree, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.about, scenario.aliases, scenario.run.ranks) == ("shipped", (), 4)
     assert str(origin_of(child.tree, ("run", "ranks"))) == "scenarios/child.yaml:2:7"
@@ -119,7 +120,7 @@ def test_a_child_inherits_keys_with_their_places_but_neither_name_nor_aliases(he
 def test_a_file_named_by_its_path_may_extend_its_neighbour(here: Path, shipped: Path) -> None:
     write(here / "deep" / "parent.yaml", "about: from next door\n")
     path = write(here / "deep" / "child.yaml", "extends: parent\n")
-    scenario = checked_scenario(load_file(path, here, shipped).tree).scenario
+    scenario = checked_scenario(load_file(path, here, shipped).tree, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.name, scenario.about) == ("child", "from next door")
 

@@ -1,19 +1,24 @@
-"""Comparison: each claim against the pairs of runs that can tell, and nothing against a single run."""
+"""Comparison: claims, each against the pairs of runs that can tell, and nothing against a single run.
+
+A claim is what people blame or hope for, with the one setting that two runs must differ in to tell.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nsa_harness.core.comparison.claims import CLAIMS, Claim, Kind
 from nsa_harness.core.comparison.configuration import (
     Contrast,
-    Pair,
+    RunPair,
     blocked_pairs,
     configuration,
     is_evidence,
+    is_number,
+    one_of,
+    other_than,
     pairs,
     passed,
     setting,
@@ -23,7 +28,49 @@ from nsa_harness.core.report import Outcome
 NO_CONTROL = "no control run"
 
 
-class Result(StrEnum):
+class ClaimKind(StrEnum):
+    CAUSE = "cause"  # without it a run passes, with it it does not
+    CHANGE = "change"  # with and without it, one run passes and the other does not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    text: str
+    kind: ClaimKind
+    contrast: Contrast
+
+
+def switch(key: str, on: str, *, off: str = "") -> Contrast:
+    undo = (f"{key}={off}",) if off else ()
+    return Contrast(keys=(key,), without=other_than(on), with_it=one_of(on), undo=undo)
+
+
+def swap(key: str, control: tuple[str, ...], changed: tuple[str, ...], *, typed: str | None = None) -> Contrast:
+    """`typed`: the key as the command line knows it."""
+    undo = (f"{typed or key}={control[0]}",)
+    return Contrast(keys=(key,), without=one_of(*control), with_it=one_of(*changed), undo=undo)
+
+
+def rising(key: str) -> Contrast:
+    return Contrast(
+        keys=(key,),
+        without=is_number,
+        with_it=is_number,
+        related=lambda control, changed: float(control) < float(changed),
+    )
+
+
+NCCL = replace(
+    swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=("run.env.NCCL_", "run.env.TORCH_NCCL_")
+)
+NCCL_CLAIM = Claim(text="NCCL is the cause", kind=ClaimKind.CAUSE, contrast=NCCL)
+ENVIRONMENT_CLAIMS = tuple(
+    Claim(text=f"{name} changes it", kind=ClaimKind.CHANGE, contrast=switch(f"run.env.{name}", "1"))
+    for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING")
+)
+
+
+class ClaimResult(StrEnum):
     SUPPORTED = "supported"
     RULED_OUT = "ruled out"
     UNDECIDED = "undecided"
@@ -31,18 +78,18 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClaimRow:
     """One claim with one result. A claim that pairs of runs answer differently has a row for each answer."""
 
     claim: Claim
-    result: Result
-    pair: Pair | None  # None where the claim is not checked
+    result: ClaimResult
+    pair: RunPair | None  # None where the claim is not checked
     of_pairs: tuple[int, int]  # how many pairs of runs say so, of how many
     reason: str
     command: str | None  # the missing run
 
 
-def compared(outcomes: Sequence[Outcome], claims: Sequence[Claim] = CLAIMS) -> tuple[Row, ...]:
+def compared(outcomes: Sequence[Outcome], claims: Sequence[Claim]) -> tuple[ClaimRow, ...]:
     return tuple(row for claim in claims for row in _rows(claim, outcomes))
 
 
@@ -51,8 +98,8 @@ def override_command(scenario: str, *overrides: str) -> str:
 
 
 def takes_our_keys(outcome: Outcome) -> bool:
-    """The program is nsa.train; a foreign one knows nothing of model, gc and parallel."""
-    return not {"run.program", "run.command"} & set(configuration(outcome))
+    """The program is ours. A foreign one knows nothing of model, gc and parallel, and chooses its device itself."""
+    return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:
@@ -64,34 +111,34 @@ def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:
     return ""
 
 
-def _rows(claim: Claim, outcomes: Sequence[Outcome]) -> Iterator[Row]:
+def _rows(claim: Claim, outcomes: Sequence[Outcome]) -> Iterator[ClaimRow]:
     found = pairs(claim.contrast, outcomes)
     if not found:
         yield _not_checked(claim, outcomes)
     answers = [(_result(claim.kind, pair), pair) for pair in found]
-    for result in Result:
+    for result in ClaimResult:
         saying = [pair for answer, pair in answers if answer is result]
         if saying:
             count = (len(saying), len(found))
             reason = _reason(saying[0])
-            yield Row(claim=claim, result=result, pair=saying[0], of_pairs=count, reason=reason, command=None)
+            yield ClaimRow(claim=claim, result=result, pair=saying[0], of_pairs=count, reason=reason, command=None)
 
 
-def _result(kind: Kind, pair: Pair) -> Result:
+def _result(kind: ClaimKind, pair: RunPair) -> ClaimResult:
     control, changed = passed(pair.control), passed(pair.changed)
     if control and not changed:
-        return Result.SUPPORTED
-    if kind is Kind.CHANGE and changed and not control:
-        return Result.SUPPORTED
-    return Result.RULED_OUT if changed or _ended_alike(pair) else Result.UNDECIDED
+        return ClaimResult.SUPPORTED
+    if kind is ClaimKind.CHANGE and changed and not control:
+        return ClaimResult.SUPPORTED
+    return ClaimResult.RULED_OUT if changed or _ended_alike(pair) else ClaimResult.UNDECIDED
 
 
-def _ended_alike(pair: Pair) -> bool:
+def _ended_alike(pair: RunPair) -> bool:
     one, other = pair.control.verdict, pair.changed.verdict
     return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
 
 
-def _reason(pair: Pair) -> str:
+def _reason(pair: RunPair) -> str:
     if passed(pair.control) != passed(pair.changed):
         return "breaks it" if passed(pair.control) else "passes with it, not without it"
     if passed(pair.control):
@@ -101,9 +148,11 @@ def _reason(pair: Pair) -> str:
     )
 
 
-def _not_checked(claim: Claim, outcomes: Sequence[Outcome]) -> Row:
+def _not_checked(claim: Claim, outcomes: Sequence[Outcome]) -> ClaimRow:
     reason, command = silenced(claim.contrast, outcomes) or NO_CONTROL, _missing_run(claim, outcomes)
-    return Row(claim=claim, result=Result.NOT_CHECKED, pair=None, of_pairs=(0, 0), reason=reason, command=command)
+    return ClaimRow(
+        claim=claim, result=ClaimResult.NOT_CHECKED, pair=None, of_pairs=(0, 0), reason=reason, command=command
+    )
 
 
 def _silence(outcome: Outcome) -> str:

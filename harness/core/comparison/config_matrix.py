@@ -25,13 +25,13 @@ class MatrixRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class ConfigMatrix:
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
     same: tuple[tuple[str, str], ...]  # what all runs have in common besides the defaults
 
 
-def config_matrix(outcomes: Sequence[Outcome]) -> Matrix | None:
+def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
     """None where fewer than two runs count: one run is no matrix."""
     counting = sorted((one for one in outcomes if one.final), key=_order)
     if len(counting) < 2:
@@ -48,7 +48,7 @@ def config_matrix(outcomes: Sequence[Outcome]) -> Matrix | None:
     rows = (
         MatrixRow(name=name, cells=tuple(tuple(cells.get((name, column), ())) for column in columns)) for name in names
     )
-    return Matrix(columns=columns, rows=tuple(rows), same=tuple(sorted(same.items())))
+    return ConfigMatrix(columns=columns, rows=tuple(rows), same=tuple(sorted(same.items())))
 
 
 def _pivot(outcomes: Sequence[Outcome], same: Mapping[str, str]) -> str | None:

@@ -45,7 +45,7 @@ class Contrast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class RunPair:
     control: Outcome
     changed: Outcome
 
@@ -85,13 +85,13 @@ def setting(outcome: Outcome, key: str) -> str:
     return _value(configuration(outcome), key)
 
 
-def pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[Pair, ...]:
+def pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[RunPair, ...]:
     """Every pair that answers the question, plainest first, the same whatever the order of the outcomes."""
     found = [pair for pair in _candidates(contrast, outcomes) if _comparable(pair)]
     return tuple(sorted(found, key=_plainest))
 
 
-def blocked_pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[Pair, ...]:
+def blocked_pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[RunPair, ...]:
     """The pairs that would answer it, if each of the two had been judged."""
     found = [
         pair
@@ -101,24 +101,24 @@ def blocked_pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[Pair
     return tuple(sorted(found, key=_plainest))
 
 
-def _candidates(contrast: Contrast, outcomes: Sequence[Outcome]) -> Iterator[Pair]:
+def _candidates(contrast: Contrast, outcomes: Sequence[Outcome]) -> Iterator[RunPair]:
     valued = [(outcome, setting(outcome, contrast.keys[0])) for outcome in outcomes if outcome.final]
     changed = [(outcome, value) for outcome, value in valued if contrast.with_it(value)]
     controls = [(outcome, value) for outcome, value in valued if contrast.without(value)]
     for (control, before), (other, after) in product(controls, changed):
-        pair = Pair(control=control, changed=other)
-        if contrast.related(before, after) and _told_apart(contrast, pair) == set(contrast.keys):
+        pair = RunPair(control=control, changed=other)
+        if contrast.related(before, after) and _differing_keys(contrast, pair) == set(contrast.keys):
             yield pair
 
 
-def _told_apart(contrast: Contrast, pair: Pair) -> set[str]:
+def _differing_keys(contrast: Contrast, pair: RunPair) -> set[str]:
     """The keys that could be the reason for two different verdicts."""
     differ = differences(pair.control, pair.changed)
     differ -= {key for key in differ if key.startswith(contrast.besides)} if contrast.besides else set()
     return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(pair) else differ
 
 
-def _steps_do_not_matter(pair: Pair) -> bool:
+def _steps_do_not_matter(pair: RunPair) -> bool:
     """More steps only ask more: the longer run passed, or it failed in a step that the shorter one has too."""
     shorter, longer = sorted((pair.control, pair.changed), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
@@ -145,7 +145,7 @@ def _value(chosen: Mapping[str, str], key: str) -> str:
     return chosen.get(key, _DEFAULTS.get(key, ""))
 
 
-def _comparable(pair: Pair) -> bool:
+def _comparable(pair: RunPair) -> bool:
     if not (is_evidence(pair.control) and is_evidence(pair.changed)):
         return False
     causes = (pair.control.verdict.cause, pair.changed.verdict.cause)
@@ -157,7 +157,7 @@ def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
     return {key: value for key, value in outcome.criteria if key.startswith(prefixes)} if prefixes else {}
 
 
-def _plainest(pair: Pair) -> tuple[object, ...]:
+def _plainest(pair: RunPair) -> tuple[object, ...]:
     """Whole, so that equal runs give equal answers in every order."""
     one, other = pair.control, pair.changed
     size = len(one.settings) + len(other.settings)

@@ -1,45 +1,47 @@
-"""Decisions: the gates in the order of the decision tree, each with what the runs answered."""
+"""Decisions: gates with what the runs answered, and the decision tree walked over those answers.
+
+A playbook holds what is asked of the runs of one program; the gates here fit any program.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_harness.core.comparison.claims import ATTENTION, BRANCHES, FSDP_FOR_DDP, LAYER_COUNT, NCCL, STATIC_GRAPH
-from nsa_harness.core.comparison.comparison import override_command, silenced, takes_our_keys
-from nsa_harness.core.comparison.configuration import (
-    Contrast,
-    Pair,
-    is_evidence,
-    is_number,
-    one_of,
-    other_than,
-    pairs,
-    passed,
-    setting,
+from nsa_harness.core.comparison.comparison import (
+    ENVIRONMENT_CLAIMS,
+    NCCL,
+    NCCL_CLAIM,
+    Claim,
+    override_command,
+    silenced,
+    takes_our_keys,
 )
+from nsa_harness.core.comparison.configuration import Contrast, RunPair, is_evidence, is_number, pairs, passed, setting
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome
 
+_CERTAIN = 0.9
 
-class State(StrEnum):
+
+class GateState(StrEnum):
     APPLIES = "applies"
     DOES_NOT_APPLY = "does not apply"
     NOT_CHECKABLE = "not checkable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GateAnswer:
     """What the runs say to a gate, and the run to make next."""
 
-    state: State
+    state: GateState
     seen: str  # the runs it rests on; for NOT_CHECKABLE, what is missing
     command: str | None = None
 
 
-Rule = Callable[[Sequence[Outcome]], Answer]
+Rule = Callable[[Sequence[Outcome]], GateAnswer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +59,16 @@ def failed(outcome: Outcome) -> bool:
     return is_evidence(outcome) and not passed(outcome) and not outcome.expected
 
 
-def applies(seen: str, command: str | None = None) -> Answer:
-    return Answer(state=State.APPLIES, seen=seen, command=command)
+def applies(seen: str, command: str | None = None) -> GateAnswer:
+    return GateAnswer(state=GateState.APPLIES, seen=seen, command=command)
 
 
-def does_not_apply(seen: str) -> Answer:
-    return Answer(state=State.DOES_NOT_APPLY, seen=seen)
+def does_not_apply(seen: str) -> GateAnswer:
+    return GateAnswer(state=GateState.DOES_NOT_APPLY, seen=seen)
 
 
-def not_checkable(why: str) -> Answer:
-    return Answer(state=State.NOT_CHECKABLE, seen=why)
+def not_checkable(why: str) -> GateAnswer:
+    return GateAnswer(state=GateState.NOT_CHECKABLE, seen=why)
 
 
 def named(outcomes: Sequence[Outcome]) -> str:
@@ -75,7 +77,7 @@ def named(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
-def both(found: Sequence[Pair]) -> str:
+def both(found: Sequence[RunPair]) -> str:
     return named([run for pair in found for run in (pair.control, pair.changed)])
 
 
@@ -94,8 +96,8 @@ def breaks(contrast: Contrast, missing: str, *overrides: str) -> Rule:
     return _pair_rule(contrast, missing, overrides, lambda pair: passed(pair.control) and failed(pair.changed))
 
 
-def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds: Callable[[Pair], bool]) -> Rule:
-    def rule(outcomes: Sequence[Outcome]) -> Answer:
+def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds: Callable[[RunPair], bool]) -> Rule:
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
         found = pairs(contrast, outcomes)
         telling = [pair for pair in found if holds(pair)]
         if telling:
@@ -109,42 +111,37 @@ def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds
     return rule
 
 
-_ALONE = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of(*BRANCHES))
-_TOGETHER = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of("all"))
-_RANGES = Contrast(keys=("gc.layers",), without=other_than("none", "all", ""), with_it=other_than("none", "all", ""))
-_ALL_LEARN = (("train.freeze", "null"), ("model.branch", "all"), ("model.stop_gradient_gates", "false"))
-_RANGE = re.compile(r"([0-9]{1,4}):([0-9]{1,4})")
 _READY_TWICE = re.compile(r"ready only once|ready twice")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     gate: Gate
-    answer: Answer
+    answer: GateAnswer
 
 
-def decided(outcomes: Sequence[Outcome]) -> tuple[Decision, ...]:
+def decided(outcomes: Sequence[Outcome], gates: Sequence[Gate]) -> tuple[Decision, ...]:
     """Every gate with its answer; the first one that applies is what to do now."""
     counting = sorted((one for one in outcomes if one.final), key=_plainest)
-    return tuple(Decision(gate=gate, answer=gate.rule(counting)) for gate in GATES)
+    return tuple(Decision(gate=gate, answer=gate.rule(counting)) for gate in gates)
 
 
 def fired(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    return tuple(one for one in decisions if one.answer.state is State.APPLIES)
+    return tuple(one for one in decisions if one.answer.state is GateState.APPLIES)
 
 
 def _plainest(outcome: Outcome) -> tuple[object, ...]:
     return len(outcome.settings), outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
 
 
-def _unstable(outcomes: Sequence[Outcome]) -> Answer:
+def _unstable(outcomes: Sequence[Outcome]) -> GateAnswer:
     flaky = [one for one in outcomes if one.flaky]
     if flaky:
         return applies(named(flaky), again(flaky[0], "--repeat=5"))
     return does_not_apply("no attempts disagree")
 
 
-def _slow(outcomes: Sequence[Outcome]) -> Answer:
+def _slow(outcomes: Sequence[Outcome]) -> GateAnswer:
     slow = [one for one in outcomes if failed(one) and one.verdict.cause == Cause.SLOW]
     if not slow:
         return does_not_apply("no run was still moving at its deadline")
@@ -153,94 +150,7 @@ def _slow(outcomes: Sequence[Outcome]) -> Answer:
     return applies(named(slow), again(slow[0], *longer))
 
 
-def _single_branch(outcomes: Sequence[Outcome]) -> Answer:
-    found = pairs(_ALONE, outcomes)
-    guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
-    if guilty:
-        return applies(both(guilty), again(guilty[0].changed, "parallel.wrapper=none", "run.ranks=1"))
-    return (
-        does_not_apply(both(found))
-        if found
-        else not_checkable("missing: two runs with one branch each, model.branch=sel")
-    )
-
-
-def _branches_together(outcomes: Sequence[Outcome]) -> Answer:
-    found = pairs(_TOGETHER, outcomes)
-    for whole in (pair.changed for pair in found):
-        alone = [pair.control for pair in found if pair.changed == whole]
-        if {setting(run, "model.branch") for run in alone} != set(BRANCHES):
-            continue
-        told = named([*alone, whole])
-        if failed(whole) and all(map(passed, alone)):
-            return applies(told, again(whole, "model.branch=cmp+sel"))
-        return does_not_apply(told)
-    return not_checkable("missing: each branch alone and all together, otherwise alike")
-
-
-def _missing_gradients(outcomes: Sequence[Outcome]) -> Answer:
-    traced = list(_traced(outcomes))
-    short = [run for run in traced if run.missing_gradients]
-    if not traced:
-        return not_checkable("missing: a run with trace.grads=true whose backward was finished")
-    if not short:
-        return does_not_apply(f"no parameter without gradient: {named(traced)}")
-    names = sorted(set.intersection(*(set(run.missing_gradients or ()) for run in short)))
-    if not names:
-        return does_not_apply(f"not the same parameters in {named(short)}")
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return applies(f"{shown} in {named(short)}", again(short[0], "parallel.find_unused_parameters=true"))
-
-
-def _traced(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-    """A frozen parameter or a branch that is switched off gets no gradient on purpose."""
-    for run in outcomes:
-        on_purpose = any(setting(run, key) != value for key, value in _ALL_LEARN)
-        if is_evidence(run) and run.missing_gradients is not None and not on_purpose:
-            yield run
-
-
-def _gloo_too(outcomes: Sequence[Outcome]) -> Answer:
-    over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
-    bad = [run for run in over_gloo if failed(run)]
-    if bad:
-        return applies(named(bad), again(bad[0], "parallel.wrapper=manual"))
-    return (
-        does_not_apply(named(over_gloo))
-        if over_gloo
-        else not_checkable("missing: two ranks over gloo, needs.backend=gloo")
-    )
-
-
-def _checkpointed_layers(outcomes: Sequence[Outcome]) -> Answer:
-    found = pairs(_RANGES, outcomes)
-    guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
-    if guilty:
-        worst = guilty[0].changed
-        chosen = setting(worst, "gc.layers")
-        return applies(f"{both(guilty[:1])} · {layers_text(chosen)}", again(worst, f"gc.layers={_first_half(chosen)}"))
-    return (
-        does_not_apply(both(found))
-        if found
-        else not_checkable("missing: two runs with different ranges, gc.layers=0:6")
-    )
-
-
-def layers_text(chosen: str) -> str:
-    """ "layers 0-5 [0:6]": inclusive for people, then as it is written."""
-    span = _RANGE.fullmatch(chosen)
-    return f"layers {span[1]}-{int(span[2]) - 1} [{chosen}]" if span else f"layers {chosen}"
-
-
-def _first_half(chosen: str) -> str:
-    if span := _RANGE.fullmatch(chosen):
-        start, stop = int(span[1]), int(span[2])
-        return f"{start}:{max(start + 1, (start + stop) // 2)}"
-    layers = chosen.split(",")
-    return f"[{','.join(layers[: max(1, len(layers) // 2)])}]"
-
-
-def _ready_twice(outcomes: Sequence[Outcome]) -> Answer:
+def _ready_twice(outcomes: Sequence[Outcome]) -> GateAnswer:
     twice = [run for run in outcomes if failed(run) and _says_twice(run)]
     checkpointed = [run for run in twice if _may_checkpoint(run)]
     if checkpointed:
@@ -260,105 +170,161 @@ def _says_twice(run: Outcome) -> bool:
     return run.verdict.cause == Cause.READY_TWICE or _READY_TWICE.search(run.verdict.summary) is not None
 
 
-def _one_process(outcomes: Sequence[Outcome]) -> Answer:
-    alone = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
-    bad = [run for run in alone if failed(run)]
-    if bad:
-        return applies(named(bad), again(bad[0], "model.attention=vanilla"))
-    missing = "missing: a run in one process, run.ranks=1 parallel.wrapper=none"
-    return does_not_apply(named(alone)) if alone else not_checkable(missing)
+UNSTABLE = Gate(
+    name="unstable",
+    when="attempts of one launch disagree",
+    then="measure how often, before any row below is believed",
+    rule=_unstable,
+)
+SLOW = Gate(
+    name="slow",
+    when="a run still moves at its deadline",
+    then="it is slow, not stuck: give it time and profile it",
+    rule=_slow,
+)
+NCCL_ONLY = Gate(
+    name="nccl_only",
+    when="nccl fails and gloo passes",
+    then="it is NCCL's transport: run it without P2P",
+    rule=breaks(NCCL, "the same run over gloo and over nccl", "run.env.NCCL_P2P_DISABLE=1"),
+)
+READY_TWICE = Gate(
+    name="ready_twice",
+    when="a parameter is marked ready twice",
+    then="reentrant gradient checkpointing under DDP: use the non-reentrant form",
+    rule=_ready_twice,
+)
 
 
-_FSDP_CURES = cures(FSDP_FOR_DDP, "the same run under DDP and under FSDP", "train.steps=200")
+def gloo_too(*overrides: str) -> Gate:
+    """`overrides`: what to change next in a run over gloo that failed."""
 
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
+        over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
+        bad = [run for run in over_gloo if failed(run)]
+        if bad:
+            return applies(named(bad), again(bad[0], *overrides))
+        missing = "missing: two ranks over gloo, needs.backend=gloo"
+        return does_not_apply(named(over_gloo)) if over_gloo else not_checkable(missing)
 
-def _fsdp(outcomes: Sequence[Outcome]) -> Answer:
-    return _FSDP_CURES([run for run in outcomes if setting(run, "train.accumulate") == "1"])
-
-
-GATES: tuple[Gate, ...] = (
-    Gate(
-        name="unstable",
-        when="attempts of one launch disagree",
-        then="measure how often, before any row below is believed",
-        rule=_unstable,
-    ),
-    Gate(
-        name="slow",
-        when="a run still moves at its deadline",
-        then="it is slow, not stuck: give it time and profile it",
-        rule=_slow,
-    ),
-    Gate(
-        name="static_graph",
-        when="plain DDP fails and static_graph passes",
-        then="static_graph is a mitigation, if every step touches every parameter: run 100 steps",
-        rule=cures(STATIC_GRAPH, "the same run with and without parallel.static_graph=true", "train.steps=100"),
-    ),
-    Gate(
-        name="single_branch",
-        when="a single branch fails where another one passes",
-        then="the fault lies in that branch's backward: run it in one process",
-        rule=_single_branch,
-    ),
-    Gate(
-        name="branches_together",
-        when="each branch alone passes and all together fail",
-        then="the fault lies in the gates or in the sum of the branches: run them in pairs",
-        rule=_branches_together,
-    ),
-    Gate(
-        name="missing_gradients",
-        when="the same parameters get no gradient in every run",
-        then="the fault lies in the module that owns them: look for in-place or conditional operations",
-        rule=_missing_gradients,
-    ),
-    Gate(
+    return Gate(
         name="gloo_too",
         when="a run over gloo fails too",
         then="it is not NCCL: autograd or the graph; take DDP's reducer away next",
-        rule=_gloo_too,
-    ),
-    Gate(
-        name="nccl_only",
-        when="nccl fails and gloo passes",
-        then="it is NCCL's transport: run it without P2P",
-        rule=breaks(NCCL, "the same run over gloo and over nccl", "run.env.NCCL_P2P_DISABLE=1"),
-    ),
-    Gate(
-        name="ready_twice",
-        when="a parameter is marked ready twice",
-        then="reentrant gradient checkpointing under DDP: use the non-reentrant form",
-        rule=_ready_twice,
-    ),
-    Gate(
-        name="checkpointed_layers",
-        when="gradient checkpointing fails in one range of layers and passes in another",
-        then="the fault lies in those layers: halve the range",
-        rule=_checkpointed_layers,
-    ),
-    Gate(
+        rule=rule,
+    )
+
+
+def one_process(alone: Sequence[str], *overrides: str) -> Gate:
+    """`alone`: what makes a run in one process of another one. `overrides`: what to change next where that failed."""
+
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
+        single = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
+        bad = [run for run in single if failed(run)]
+        if bad:
+            return applies(named(bad), again(bad[0], *overrides))
+        missing = f"missing: a run in one process, {' '.join(alone)}"
+        return does_not_apply(named(single)) if single else not_checkable(missing)
+
+    return Gate(
         name="one_process",
         when="a run in one process fails too",
         then="it needs neither DDP nor a second rank: look at the model",
-        rule=_one_process,
-    ),
-    Gate(
-        name="attention",
-        when="plain attention passes and NSA's fails",
-        then="the fault lies in NSA's attention: open its branches one by one",
-        rule=breaks(ATTENTION, "the same run with model.attention=vanilla", "model.branch=win"),
-    ),
-    Gate(
-        name="depth",
-        when="fewer layers pass and more fail",
-        then="look between the two: time each depth (-t sweep)",
-        rule=breaks(LAYER_COUNT, "two runs that differ in model.layers alone"),
-    ),
-    Gate(
-        name="fsdp",
-        when="DDP fails without accumulation and FSDP passes",
-        then="train under FSDP: 200 steps first",
-        rule=_fsdp,
-    ),
+        rule=rule,
+    )
+
+
+class TreeAnswer(StrEnum):
+    YES = "yes"
+    NO = "no"
+    OPEN = "open"  # no run answers it
+    NOT_ASKED = "not asked"  # the path has ended before
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeQuestion:
+    gate: str  # whose rule answers it
+    text: str
+    leaf: str  # where a yes leads
+    fits: Callable[[Outcome], bool]  # a failed run that can be asked again
+    changes: tuple[str, ...]  # what makes the missing runs out of it
+    or_else: tuple[str, str] | None = None  # of the last question: a gate, and where a no leads if it applies
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStep:
+    question: TreeQuestion
+    said: TreeAnswer
+    answer: GateAnswer
+    command: str | None  # of an open question: what answers it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    steps: tuple[TreeStep, ...]
+    leaf: str | None  # None where every answered question was answered no, and that leads nowhere
+    certain_already: tuple[str, ...]  # causes that a rule names with certainty: those need no tree
+
+    @property
+    def open(self) -> tuple[TreeStep, ...]:
+        return tuple(step for step in self.steps if step.said is TreeAnswer.OPEN)
+
+
+def walked(outcomes: Sequence[Outcome], questions: Sequence[TreeQuestion], gates: Sequence[Gate]) -> Walk | None:
+    """None where no run that can be asked again failed unannounced: then there is nothing to ask."""
+    counting = [one for one in outcomes if one.final]
+    bad = sorted((one for one in counting if failed(one) and takes_our_keys(one)), key=_plainest)
+    if not bad or not questions:
+        return None
+    answers = {one.gate.name: one.answer for one in decided(counting, gates)}
+    steps: list[TreeStep] = []
+    leaf: str | None = None
+    for question in questions:
+        said = TreeAnswer.NOT_ASKED if leaf else _said(answers[question.gate])
+        command = _command(question, bad) if said is TreeAnswer.OPEN else None
+        steps.append(TreeStep(question=question, said=said, answer=answers[question.gate], command=command))
+        leaf = question.leaf if said is TreeAnswer.YES else leaf
+    gate, otherwise = questions[-1].or_else or (None, None)
+    if leaf is None and steps[-1].said is TreeAnswer.NO and gate and answers[gate].state is GateState.APPLIES:
+        leaf = otherwise
+    return Walk(steps=tuple(steps), leaf=leaf, certain_already=_certain(bad))
+
+
+def _said(answer: GateAnswer) -> TreeAnswer:
+    return {
+        GateState.APPLIES: TreeAnswer.YES,
+        GateState.DOES_NOT_APPLY: TreeAnswer.NO,
+        GateState.NOT_CHECKABLE: TreeAnswer.OPEN,
+    }[answer.state]
+
+
+def _command(question: TreeQuestion, bad: Sequence[Outcome]) -> str | None:
+    asked = next(filter(question.fits, bad), None)
+    return override_command(asked.scenario, *question.changes) if asked else None
+
+
+def _certain(bad: Sequence[Outcome]) -> tuple[str, ...]:
+    """Empty unless all of them are explained."""
+    sure = [one for one in bad if one.findings[:1] and one.findings[0].confidence >= _CERTAIN]
+    causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, Cause.UNKNOWN, Cause.EXCEPTION)}
+    return tuple(sorted(filter(None, causes))) if len(sure) == len(bad) else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playbook:
+    """What was agreed to ask of the runs of one program: claims, gates with the weightiest first, a decision tree."""
+
+    claims: tuple[Claim, ...]
+    gates: tuple[Gate, ...]
+    questions: tuple[TreeQuestion, ...] = ()
+
+
+ANY_PROGRAM = Playbook(
+    claims=(NCCL_CLAIM, *ENVIRONMENT_CLAIMS),
+    gates=(UNSTABLE, SLOW, gloo_too(), NCCL_ONLY, READY_TWICE, one_process(("run.ranks=1",))),
 )
+
+
+def fitting(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
+    """The playbook of our program only where it ran: of another program's runs is asked what fits any program."""
+    return playbook if any(map(takes_our_keys, outcomes)) else ANY_PROGRAM

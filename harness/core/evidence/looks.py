@@ -87,7 +87,7 @@ class LastWords:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class AttentionGate:
     """One branch's gate in one layer of nsa, over the tokens of the last step that was looked into."""
 
     step: int

@@ -15,23 +15,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
-from nsa_harness.core.scenario.env_names import name_mistakes
 from nsa_harness.core.scenario.layers import named_layers
+from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
     NSA_TRAIN,
-    Attention,
-    CommHook,
-    Dtype,
     ExpectedVerdict,
     FaultKind,
     FaultSection,
     FaultWhenSection,
-    Implementation,
-    Phase,
     Scenario,
     ScenarioFile,
     Unit,
-    Wrapper,
 )
 from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
@@ -50,22 +44,18 @@ from nsa_harness.errors import did_you_mean
 _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)
 
-Location = tuple[str | int, ...]
 
-
-def contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
     """Every contradiction of a scenario whose keys are sound: (place, what is wrong)."""
     yield from _program(scenario)
     yield from _expectations(scenario)
-    if scenario.is_ours:
-        yield from _model_contradictions(scenario)
-        yield from _training(scenario)
-        yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, ours=True))
+    if scenario.is_ours and program is not None:
+        yield from program.contradictions(scenario)
     if scenario.fault is not None:
         yield from _fault(scenario, scenario.fault)
 
 
-def _program(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+def _program(scenario: Scenario) -> Contradictions:
     run = scenario.run
     if run.command is not None and run.program != NSA_TRAIN:
         yield ("run", "command"), "given together with program; keep one of the two"
@@ -76,7 +66,7 @@ def _program(scenario: Scenario) -> Iterator[tuple[Location, str]]:
             yield (section,), f"only {NSA_TRAIN} reads this; remove it and pass options in run.args"
 
 
-def _expectations(scenario: Scenario) -> Iterator[tuple[Location, str]]:
+def _expectations(scenario: Scenario) -> Contradictions:
     expect = scenario.expect
     if expect.cause and expect.verdict is ExpectedVerdict.PASS:
         yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
@@ -89,32 +79,7 @@ def _expectations(scenario: Scenario) -> Iterator[tuple[Location, str]]:
             yield ("expect", "metrics", name, "unit"), what
 
 
-def _model_contradictions(scenario: Scenario) -> Iterator[tuple[Location, str]]:
-    model = scenario.model
-    if model.attention is Attention.NSA:
-        return
-    words = f"attention is {model.attention}"
-    if model.branch != "all":
-        yield ("model", "branch"), f"{words}, which has no branches; remove it or set model.attention: nsa"
-    if model.impl is not Implementation.AUTO:
-        yield ("model", "impl"), f"{words}, which has one implementation; remove it"
-    if model.stop_gradient_gates:
-        yield ("model", "stop_gradient_gates"), f"{words}, which has no gates; remove it or set model.attention: nsa"
-
-
-def _training(scenario: Scenario) -> Iterator[tuple[Location, str]]:
-    wrapper, train = scenario.parallel.wrapper, scenario.train
-    if scenario.parallel.comm_hook is not CommHook.NONE and wrapper is not Wrapper.DDP:
-        yield ("parallel", "comm_hook"), f"a hook of DDP, and the wrapper is {wrapper}; set parallel.wrapper: ddp"
-    if scenario.model.dtype is Dtype.FLOAT16 and wrapper in (Wrapper.FSDP, Wrapper.FSDP1):
-        what = f"float16 needs loss scaling, which {wrapper} does not share; use bfloat16"
-        yield ("model", "dtype"), what
-    if train.phase is Phase.DATA and (train.resume or train.checkpoint_every):
-        key = "resume" if train.resume else "checkpoint_every"
-        yield ("train", key), "the phase is data, which has no model; set train.phase: step"
-
-
-def _fault(scenario: Scenario, fault: FaultSection) -> Iterator[tuple[Location, str]]:
+def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
     if fault.rank >= scenario.run.ranks:
         yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
     if scenario.is_ours and fault.step > scenario.train.steps:
@@ -126,7 +91,7 @@ def _fault(scenario: Scenario, fault: FaultSection) -> Iterator[tuple[Location, 
         yield from _fault_when(fault.kind, fault.when)
 
 
-def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Iterator[tuple[Location, str]]:
+def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Contradictions:
     for key in ("recomputed", "any_recomputed"):
         choice = getattr(when, key)
         if choice is not None and not named_layers(choice):
@@ -149,13 +114,16 @@ class CheckedScenario:
     mistakes: tuple[Mistake, ...]
 
 
-def checked_scenario(tree: Node) -> CheckedScenario:
-    """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included."""
+def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
+    """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included.
+
+    `program`: None where the scenario can only be of another one.
+    """
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
     scenario, mistakes = _model(Scenario, tree)
     if scenario is None:
         return CheckedScenario(scenario=None, mistakes=mistakes)
-    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario))
+    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario, program))
     return CheckedScenario(scenario=None if mistakes else scenario, mistakes=mistakes)
 
 

@@ -8,19 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
-# nsa.train reads these itself, and its command line, which spells out every option, goes before them.
-SUBJECT_NAMES = {
-    "NSA_GC_RANGE": "gc.layers",
-    "NSA_GC_LAYERS": "gc.layers",
-    "NSA_FORCE_BRANCH": "model.branch",
-    "NSA_DDP_STATIC_GRAPH": "parallel.static_graph",
-    "NSA_USE_FA2": "model.impl",
-    "NSA_TRACE_GRADS": "trace.grads",
-    "NSA_TRACE_MODULE_BWD": "trace.module_bwd",
-    "NSA_TRACE_DDP_BUCKETS": "trace.buckets",
-    "NSA_MEM_DUMP_EVERY": "trace.mem_dump_every",
-    "TORCH_BACKEND": "needs.backend",
-}
 # torch still reads these, with a warning.
 OLD_NAMES = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -91,13 +78,13 @@ _CUDA_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "CUBLAS_")
 _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
-def name_mistakes(env: Mapping[str, str], *, ours: bool) -> Iterator[tuple[str, str]]:
+def name_mistakes(env: Mapping[str, str], overruled: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names and values that cannot do what they were written for: (name, what is wrong and what to write).
 
-    `ours`: the program is nsa.train.
+    `overruled`: names that the program's own command line goes before, each with what to write.
     """
     for name, value in env.items():
-        if what := _wrong_name(name, ours) or _wrong_value(name, value):
+        if what := _wrong_name(name, overruled) or _wrong_value(name, value):
             yield name, what
 
 
@@ -129,13 +116,13 @@ def sound_environment(
     return {**env, _DEBUG: "INFO"}, (note,)
 
 
-def _wrong_name(name: str, ours: bool) -> str | None:
+def _wrong_name(name: str, overruled: Mapping[str, str]) -> str | None:
     if name in OLD_NAMES:
         return f"is the old name; write {OLD_NAMES[name]}"
     if name in DEAD_NAMES:
         return f"no program reads this; {DEAD_NAMES[name]}"
-    if ours and name in SUBJECT_NAMES:
-        return f"has no effect, the command line of nsa.train goes before it; set {SUBJECT_NAMES[name]}"
+    if name in overruled:
+        return overruled[name]
     if name in KNOWN_NAMES:
         return None
     close = difflib.get_close_matches(name, KNOWN_NAMES, n=1, cutoff=_SLIP)

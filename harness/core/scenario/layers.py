@@ -17,7 +17,7 @@ def parse_layers(value: object) -> str:
     if value in ("none", "all"):
         return str(value)
     if isinstance(value, str):
-        return _text(value)
+        return _canonical_text(value)
     if isinstance(value, list | tuple):
         return ",".join(str(layer) for layer in sorted(_members(value)))
     raise ValueError(f"expected {FORMS}, got {shown(value)}")
@@ -40,7 +40,7 @@ def named_layers(choice: str) -> tuple[int, ...]:
     return () if choice in ("", "none", "all") else layers_of(choice, 0)
 
 
-def _text(text: str) -> str:
+def _canonical_text(text: str) -> str:
     if _LIST.fullmatch(text):  # the canonical text of a list, as NSA_GC_LAYERS and stored scenarios have it
         return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))
     found = _RANGE.fullmatch(text)

@@ -24,7 +24,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
                 f"{word}: only limits can be set here, such as limits.stall_s=10; the command follows `--`"
             )
     bare = from_plain({"name": "job", "about": "observed", "run": {"command": ["job"]}}, Origin(source="command line"))
-    checked = checked_scenario(overridden(bare, [parse_override(word) for word in words]))
+    checked = checked_scenario(overridden(bare, [parse_override(word) for word in words]), None)
     if checked.scenario is None:
         raise UsageError("\n".join(str(mistake) for mistake in checked.mistakes))
     limits = checked.scenario.limits

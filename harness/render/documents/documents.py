@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nsa_harness.core.bisect.question import CountsAs
 from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.report import Report, Trouble
 from nsa_harness.render.bisect.bisect_json import bisect_json
 from nsa_harness.render.bisect.bisect_md import bisect_md
@@ -24,16 +25,19 @@ _RANKS_SHOWN = 4  # stacks in BISECT.md
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read
 
 
-def write_documents(run: RunDir, report: Report, search: BisectReport | None = None) -> tuple[Trouble, ...]:
+def write_documents(
+    run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
+) -> tuple[Trouble, ...]:
     """Each document by itself: a fault of one format never loses the others. Returns what could not be written.
 
+    `playbook`: what is asked of the runs of our program.
     `search`: the bisection whose probes the report holds; it has two documents of its own.
     """
     documents: list[tuple[Path, Callable[[], str]]] = [
         (run.report, lambda: to_json(report)),
-        (run.summary, lambda: summary_md(report)),
+        (run.summary, lambda: summary_md(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
-        (run.html, lambda: report_html(report, search)),
+        (run.html, lambda: report_html(report, playbook, search)),
         (run.missing_params, lambda: _gathered(run, report, "  - MISSING: ")),
         (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
     ]

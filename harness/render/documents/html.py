@@ -8,6 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined, Template
 
 from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Report, counts
 from nsa_harness.render import words
@@ -19,7 +20,7 @@ from nsa_harness.render.text import escaped, link_target
 from nsa_harness.render.words import meaning
 
 
-def report_html(report: Report, search: BisectReport | None = None) -> str:
+def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
     """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
     report, search = escaped((report, search))
     given = counts(report.outcomes)
@@ -31,7 +32,7 @@ def report_html(report: Report, search: BisectReport | None = None) -> str:
         sections=words.bad_news_first(report),
         words=words,
         meaning=meaning,
-        tables=tables(report),
+        tables=tables(report, playbook),
         findings_line=findings_line(report) if report.outcomes else "",
         severity=severity,
         draw=lanes.lanes,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Finding, Outcome, Place, Report, Status
 from nsa_harness.render import words
-from nsa_harness.render.documents.tables import Cell, Part, Table, findings_line, tables
+from nsa_harness.render.documents.tables import Cell, CellPart, Table, findings_line, tables
 from nsa_harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
 from nsa_harness.render.words import meaning
 
 
-def summary_md(report: Report) -> str:
+def summary_md(report: Report, playbook: Playbook) -> str:
     report = escaped(report)
-    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report))]
+    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report, playbook))]
     sections += [_section(number, outcome) for number, outcome in words.bad_news_first(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -71,7 +72,7 @@ def _cell(cell: Cell) -> str:
     return " ".join(_part(part) for part in cell if part.text)
 
 
-def _part(part: Part) -> str:
+def _part(part: CellPart) -> str:
     if part.code:
         return markdown_code(part.text, in_table=True)
     if part.run is None:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.comparison.artifacts import gathered
-from nsa_harness.core.comparison.comparison import NO_CONTROL, Result, Row, compared
-from nsa_harness.core.comparison.config_matrix import Matrix, config_matrix
-from nsa_harness.core.comparison.decision_tree import Said, Step, Walk, walked
-from nsa_harness.core.comparison.decisions import Decision, State, decided, failed, fired
+from nsa_harness.core.comparison.comparison import NO_CONTROL, ClaimResult, ClaimRow, compared
+from nsa_harness.core.comparison.config_matrix import ConfigMatrix, config_matrix
+from nsa_harness.core.comparison.decisions import (
+    Decision,
+    GateState,
+    Playbook,
+    TreeAnswer,
+    TreeStep,
+    Walk,
+    decided,
+    failed,
+    fired,
+    fitting,
+    walked,
+)
 from nsa_harness.core.comparison.severity import severities
-from nsa_harness.core.report import Outcome, Report, Severity, Status
+from nsa_harness.core.report import Artifact, Outcome, Report, Severity, Status
 from nsa_harness.render import words
 
-_RESULTS = (Result.SUPPORTED, Result.UNDECIDED, Result.RULED_OUT, Result.NOT_CHECKED)
+_RESULTS = (ClaimResult.SUPPORTED, ClaimResult.UNDECIDED, ClaimResult.RULED_OUT, ClaimResult.NOT_CHECKED)
 _RUNS_IN_A_CELL = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CellPart:
     """A piece of a cell: plain text, a verdict with the number of its run, or a command or path."""
 
     text: str
@@ -29,7 +40,7 @@ class Part:
     strong: bool = False
 
 
-Cell = tuple[Part, ...]
+Cell = tuple[CellPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +55,16 @@ class Table:
     after: tuple[str, ...] = ()
 
 
-def tables(report: Report) -> tuple[Table, ...]:
+def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
+    playbook = fitting(playbook, report.outcomes)
     numbers = {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
-    made = (_decisions(report), _tree(report), _claims(report, numbers), _matrix(report, numbers), _files(report))
+    made = (
+        _decisions(report, playbook),
+        _tree(report, playbook),
+        _claims(report, playbook, numbers),
+        _matrix(report, numbers),
+        _files(report),
+    )
     return tuple(table for table in made if table is not None)
 
 
@@ -60,21 +78,21 @@ def findings_line(report: Report) -> str:
 
 
 def text(value: str) -> Cell:
-    return (Part(text=value),)
+    return (CellPart(text=value),)
 
 
-def _decisions(report: Report) -> Table | None:
+def _decisions(report: Report, playbook: Playbook) -> Table | None:
     counting = [outcome for outcome in report.outcomes if outcome.final]
     if not counting:
         return None
-    decisions = decided(counting)
+    decisions = decided(counting, playbook.gates)
     now = fired(decisions)
     if not now and not any(map(failed, counting)):
         return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions, counting)))
-    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is State.APPLIES]
+    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is GateState.APPLIES]
     return Table(
         title="Decisions",
-        said=(_first(now), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
+        said=(_first(now, playbook), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
         command=now[0].answer.command if now else None,
         head=("gate", "if", "answer", "runs", "then") if shown else (),
         rows=tuple(map(_decision_row, shown)),
@@ -90,16 +108,19 @@ def _no_gate(counting: Sequence[Outcome]) -> str:
 
 
 def _unchecked(decisions: Sequence[Decision], counting: Sequence[Outcome]) -> Iterator[str]:
-    codes = [one.gate.name for one in decisions if one.answer.state is State.NOT_CHECKABLE]
+    codes = [one.gate.name for one in decisions if one.answer.state is GateState.NOT_CHECKABLE]
     if codes and len(counting) == 1:
         yield f"{words.plural(len(codes), 'gate')} of {len(decisions)} cannot be checked by a single run."
     elif codes:
         yield f"{len(codes)} of {len(decisions)} gates are not checkable by these runs: {' · '.join(codes)}."
 
 
-def _first(now: Sequence[Decision]) -> str:
+def _first(now: Sequence[Decision], playbook: Playbook) -> str:
     if not now:
-        return "No gate fired, and runs failed: no rule of the decision tree names what to do."
+        why = (
+            "no rule of the decision tree names what to do" if playbook.questions else "what to do stands with each run"
+        )
+        return f"No gate fired, and runs failed: {why}."
     gate, answer = now[0].gate, now[0].answer
     return f"{_sentence(gate.when)} ({answer.seen}): {gate.then}."
 
@@ -111,15 +132,15 @@ def _sentence(words_of_gate: str) -> str:
 def _decision_row(decision: Decision) -> tuple[Cell, ...]:
     gate, answer = decision.gate, decision.answer
     then: Cell = ()
-    if answer.state is State.APPLIES:
+    if answer.state is GateState.APPLIES:
         then = text(gate.then)
-        then += (Part(text=answer.command, code=True),) if answer.command else ()
-    state = (Part(text=answer.state.value, strong=answer.state is State.APPLIES),)
+        then += (CellPart(text=answer.command, code=True),) if answer.command else ()
+    state = (CellPart(text=answer.state.value, strong=answer.state is GateState.APPLIES),)
     return text(gate.name), text(gate.when), state, text(answer.seen), then
 
 
-def _tree(report: Report) -> Table | None:
-    walk = walked(report.outcomes)
+def _tree(report: Report, playbook: Playbook) -> Table | None:
+    walk = walked(report.outcomes, playbook.questions, playbook.gates)
     if walk is None:
         return None
     commands = [step.command for step in walk.open if step.command]
@@ -145,19 +166,19 @@ def _led(walk: Walk) -> Iterator[str]:
         yield f"What failed is explained with certainty already ({causes}): that goes before the tree."
 
 
-def _tree_row(step: Step) -> tuple[Cell, ...]:
-    by = "" if step.said is Said.NOT_ASKED else step.answer.seen
-    leads: Cell = text(step.question.leaf) if step.said is Said.YES else ()
-    if step.said is Said.OPEN:
-        leads = (Part(text=step.command, code=True),) if step.command else text("no run here can be asked again")
-    answer = (Part(text=step.said.value, strong=step.said is Said.YES),)
+def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
+    by = "" if step.said is TreeAnswer.NOT_ASKED else step.answer.seen
+    leads: Cell = text(step.question.leaf) if step.said is TreeAnswer.YES else ()
+    if step.said is TreeAnswer.OPEN:
+        leads = (CellPart(text=step.command, code=True),) if step.command else text("no run here can be asked again")
+    answer = (CellPart(text=step.said.value, strong=step.said is TreeAnswer.YES),)
     return text(step.question.text), answer, text(by), leads
 
 
-def _claims(report: Report, numbers: dict[int, int]) -> Table | None:
+def _claims(report: Report, playbook: Playbook, numbers: dict[int, int]) -> Table | None:
     if not report.outcomes:
         return None
-    rows = sorted(compared(report.outcomes), key=lambda row: _RESULTS.index(row.result))
+    rows = sorted(compared(report.outcomes, playbook.claims), key=lambda row: _RESULTS.index(row.result))
     shown = [row for row in rows if _worth_a_row(row)]
     rest = [row.claim.text for row in rows if not _worth_a_row(row)]
     if not shown:
@@ -175,23 +196,23 @@ _PAIRS = "Each row is a pair of runs that differ in that setting and in nothing 
 _NOTHING_FAILED = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
 
 
-def _worth_a_row(row: Row) -> bool:
-    return row.result is not Result.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
+def _worth_a_row(row: ClaimRow) -> bool:
+    return row.result is not ClaimResult.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
 
 
-def _claim_row(row: Row, numbers: dict[int, int]) -> tuple[Cell, ...]:
+def _claim_row(row: ClaimRow, numbers: dict[int, int]) -> tuple[Cell, ...]:
     because = row.reason
     if row.of_pairs[1] > 1:
         because += f" ({row.of_pairs[0]} of {words.plural(row.of_pairs[1], 'pair')})"
-    last = text(because) + ((Part(text=row.command, code=True),) if row.command else ())
+    last = text(because) + ((CellPart(text=row.command, code=True),) if row.command else ())
     pair = (_run(row.pair.control, numbers), _run(row.pair.changed, numbers)) if row.pair else (text(""), text(""))
-    result = (Part(text=row.result.value, strong=row.result is Result.SUPPORTED),)
+    result = (CellPart(text=row.result.value, strong=row.result is ClaimResult.SUPPORTED),)
     return text(row.claim.text), result, *pair, last
 
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
     verdict = outcome.verdict.status
-    return (*text(outcome.scenario), Part(text=verdict.value, run=numbers[id(outcome)], status=verdict))
+    return (*text(outcome.scenario), CellPart(text=verdict.value, run=numbers[id(outcome)], status=verdict))
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
@@ -213,7 +234,7 @@ def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
 _DOWN_AND_ACROSS = "Down: what was set. Across: how the ranks worked together, or the setting that was varied most."
 
 
-def _matrix_row(matrix: Matrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
+def _matrix_row(matrix: ConfigMatrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
     row = matrix.rows[index]
     return text(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)
 
@@ -222,7 +243,7 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:
     if not runs:
         return text("not run")
     parts = [
-        Part(text=run.verdict.status.value, run=numbers[id(run)], status=run.verdict.status)
+        CellPart(text=run.verdict.status.value, run=numbers[id(run)], status=run.verdict.status)
         for run in runs[:_RUNS_IN_A_CELL]
     ]
     more = len(runs) - len(parts)
@@ -235,7 +256,7 @@ def _files(report: Report) -> Table | None:
         return None
     rows = tuple(
         (
-            (Part(text=item.path, code=True),),
+            (CellPart(text=item.path, code=True),),
             text(f"{item.attempts} of {item.of}"),
             text(f"{item.entries}" if item.attempts else "none"),
             text("; ".join(f"{reason} ({count})" for reason, count in item.absent)),
@@ -247,4 +268,36 @@ def _files(report: Report) -> Table | None:
         said=(f"Over {len(listed)} attempts; a number in brackets says how often that reason holds.",),
         head=("file", "in attempts:", "entries:", "not there, because"),
         rows=rows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A file of all attempts together, with the reason for each one that is not there."""
+
+    path: str
+    attempts: int  # in how many attempts it is there
+    of: int  # out of how many that were started
+    entries: int
+    absent: tuple[tuple[str, int], ...]  # (reason, in how many attempts), most frequent first
+
+
+def gathered(outcomes: Sequence[Outcome]) -> tuple[Gathered, ...]:
+    """One row for each file that some attempt lists, in the order of the lists."""
+    listed: dict[str, list[Artifact]] = {}
+    for outcome in outcomes:
+        for item in outcome.artifacts:
+            listed.setdefault(item.path, []).append(item)
+    return tuple(_gathered(path, items) for path, items in listed.items())
+
+
+def _gathered(path: str, items: Sequence[Artifact]) -> Gathered:
+    there = [item for item in items if item.absent is None]
+    reasons = Counter(item.absent for item in items if item.absent is not None)
+    return Gathered(
+        path=path,
+        attempts=len(there),
+        of=len(items),
+        entries=sum(item.count or 0 for item in there),
+        absent=tuple(sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))),
     )

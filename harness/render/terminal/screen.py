@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
+from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Report, Status
@@ -218,7 +219,7 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     yield from paragraph(text, width, "", "      ")
 
 
-def done_lines(report: Report, run_dir: Path, width: int) -> Iterator[str]:
+def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
     """The verdicts in order where there are several, the counts, where everything lies, and how to go on."""
     report = escaped(report)
     if report.interrupted:
@@ -232,7 +233,7 @@ def done_lines(report: Report, run_dir: Path, width: int) -> Iterator[str]:
     yield from _labelled("artifacts", _artifacts(report), width)
     yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, _LABEL_WIDTH)
     yield from command("page", f"{escape(str(run_dir))}/report.html", width, _LABEL_WIDTH)
-    following = _next(report, run_dir)
+    following = _next(report, playbook, run_dir)
     if following is not None:
         yield from command("next", escape(following), width, _LABEL_WIDTH)
 
@@ -303,13 +304,11 @@ def _labelled(label: str, text: str, width: int) -> Iterator[str]:
         yield from paragraph(text, width, f"  {label:<{_LABEL_WIDTH}}", " " * (_LABEL_WIDTH + 2))
 
 
-def _next(report: Report, run_dir: Path) -> str | None:
+def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    from nsa_harness.core.comparison.decisions import decided, fired  # here alone, so that a run begins sooner
-
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
-    asked = (one.answer.command for one in fired(decided(report.outcomes)))
+    asked = (one.answer.command for one in fired(decided(report.outcomes, fitting(playbook, report.outcomes).gates)))
     outcomes = sorted((one for _, one in words.bad_news_first(report)), key=lambda one: one.expected)
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
     alone = "nsa-harness run -t plan" if len(report.outcomes) == 1 else None

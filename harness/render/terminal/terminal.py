@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
@@ -58,13 +59,18 @@ class Terminal:
         stream: TextIO,
         *,
         version: str,
+        playbook: Playbook,
         environ: Mapping[str, str] | None = None,
         live: bool = True,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`live`: a live view where the stream allows one; not where something else writes to the same terminal."""
+        """`playbook`: what is asked of the runs of our program.
+
+        `live`: a live view where the stream allows one; not where something else writes to the same terminal.
+        """
         self._paint = Paint(stream, os.environ if environ is None else environ, _STYLES, live=live)
         self._version = version
+        self._playbook = playbook
         self._clock_s = clock_s
         self._writer = Writer(stream, self.frame if self._paint.lively else None)
         self._lock = Lock()  # between the listener's calls and the frame
@@ -124,7 +130,7 @@ class Terminal:
     def done(self, report: Report, run_dir: Path) -> None:
         with self._lock:
             self._running.clear()
-        self._print(["", *done_lines(report, run_dir, self._width)])
+        self._print(["", *done_lines(report, self._playbook, run_dir, self._width)])
         self._writer.settle()
 
     def settle(self) -> None:

@@ -21,7 +21,7 @@ from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.launch.launch import subject_path
-from nsa_harness.supervisor.launch.planning import Question, planned
+from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 PLACEHOLDERS = {
@@ -78,7 +78,7 @@ class Templates:
 class Launches:
     """From a subset of the items to what is launched."""
 
-    question: Question  # with the scenario, or the script
+    question: Invocation  # with the scenario, or the script
     subject: Subject
     templates: Templates
     base_args: tuple[str, ...]  # of a scenario's program, before what the templates add
@@ -117,7 +117,7 @@ class Launches:
             return None
 
     @staticmethod
-    def _typed(question: Question) -> str:
+    def _typed(question: Invocation) -> str:
         script, words = question.script, [_by_hand(word) for word in question.words]
         if script is None:
             return " ".join(["nsa-harness run", *words])
@@ -143,7 +143,7 @@ class Launches:
             return spec
         return replace(spec, limits=replace(spec.limits, stall_s=self.stall_s))
 
-    def _question(self, subset: Collection[int]) -> Question:
+    def _question(self, subset: Collection[int]) -> Invocation:
         question = self.question
         if self.trees is not None:
             question = replace(question, working_dir=self._tree(subset))
@@ -210,7 +210,7 @@ _MOST_PROBES = 1000  # a search that takes more has lost its way
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    question: Question  # with the scenario, or the script
+    question: Invocation  # with the scenario, or the script
     subject: Subject
     templates: Templates
     base_args: tuple[str, ...]  # of the scenario's program, before what the templates add

@@ -11,12 +11,12 @@ from nsa_harness.core.bisect.subject import ENV, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
 from nsa_harness.core.scenario.overrides import parse_override
-from nsa_harness.core.scenario.resolve import machine_choice
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
 from nsa_harness.errors import UsageError
+from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.bisect.commits import commits_between
-from nsa_harness.supervisor.launch.planning import Question, asked_scenarios, checked
+from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"
@@ -54,8 +54,8 @@ class SubjectOptions:
 
 
 def subject_of(
-    options: SubjectOptions, question: Question, *, templated: bool, facts: MachineFacts
-) -> tuple[Question, Subject]:
+    options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
+) -> tuple[Invocation, Subject]:
     """What is varied, and of which scenario. Raises UsageError.
 
     `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
@@ -73,7 +73,7 @@ def subject_of(
     return question, _MAKERS[option](value, scenario, question, facts)
 
 
-def arguments_of(question: Question) -> tuple[str, ...]:
+def arguments_of(question: Invocation) -> tuple[str, ...]:
     """What a scenario's program is given already."""
     return () if question.script is not None else _scenario(question).run.args
 
@@ -95,7 +95,7 @@ def _only(options: SubjectOptions) -> tuple[str, str]:
     return name, AUTO if value is True else str(value)
 
 
-def _with_scenario(option: str, question: Question) -> Question:
+def _with_scenario(option: str, question: Invocation) -> Invocation:
     named = question.script is not None or any("=" not in word for word in question.words)
     if option == "set":
         if named:
@@ -108,15 +108,15 @@ def _with_scenario(option: str, question: Question) -> Question:
     raise UsageError("which scenario? Name one, or --script FILE; `nsa-harness list` shows all")
 
 
-def _scenario(question: Question) -> Scenario:
-    asked, _ = asked_scenarios(question)
+def _scenario(question: Invocation) -> Scenario:
+    asked, _ = selected_scenarios(question)
     if len(asked) != 1:
         names = ", ".join(item.name for item in asked[:3])
         raise UsageError(f"bisect takes one scenario, and {len(asked)} are selected: {names}")
     return checked(asked)[0]
 
 
-def _gc_range(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+def _gc_range(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
     count = machine_choice(scenario, facts).layers if scenario.is_ours else None
     if value == AUTO and count is None:
         raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
@@ -127,19 +127,19 @@ def _gc_range(value: str, scenario: Scenario, _: Question, facts: MachineFacts) 
     return Subject(form=Form.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
 
 
-def _layers(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+def _layers(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
     key = "model.layers" if scenario.is_ours else "layers"
     most = machine_choice(scenario, facts).layers if scenario.is_ours else None
     return _values("--layers", key, value, lowest=1, most=most)
 
 
-def _seq_len(value: str, scenario: Scenario, _: Question, facts: MachineFacts) -> Subject:
+def _seq_len(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
     most = machine_choice(scenario, facts).seq_len if scenario.is_ours else None
     lowest = _SHORTEST if most is None or most > _SHORTEST else 2
     return _values("--seq-len", "model.seq_len" if scenario.is_ours else "seq_len", value, lowest=lowest, most=most)
 
 
-def _world_size(value: str, scenario: Scenario, question: Question, _: MachineFacts) -> Subject:
+def _world_size(value: str, scenario: Scenario, question: Invocation, _: MachineFacts) -> Subject:
     ranks = scenario.run.ranks if question.script is None else question.script.ranks
     if value.endswith(":"):
         raise UsageError(f"--world-size={value}: say up to how many, as in --world-size=1:8: each rank takes memory")
@@ -161,14 +161,14 @@ def _values(option: str, key: str, value: str, *, lowest: int, most: int | None)
     return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
-def _branch(_: str, scenario: Scenario, __: Question, ___: MachineFacts) -> Subject:
+def _branch(_: str, scenario: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
     if not scenario.is_ours or scenario.model.attention != "nsa":
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branches = ("cmp", "sel", "win") if scenario.model.branch == "all" else tuple(scenario.model.branch.split("+"))
     return Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=branches)
 
 
-def _env(value: str, scenario: Scenario, _: Question, __: MachineFacts) -> Subject:
+def _env(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
     declared = scenario.run.env
     names = sorted(declared) if value == AUTO else [name for name in value.split(",") if name]
     unknown = [name for name in names if name not in declared]
@@ -185,7 +185,7 @@ def _env(value: str, scenario: Scenario, _: Question, __: MachineFacts) -> Subje
     )  # fmt: skip
 
 
-def _commits(value: str, _: Scenario, question: Question, __: MachineFacts) -> Subject:
+def _commits(value: str, _: Scenario, question: Invocation, __: MachineFacts) -> Subject:
     good, dots, bad = value.partition("..")
     if not (good and dots and bad):
         raise UsageError(f"--commits: expected GOOD..BAD, got {shown(value)}")
@@ -200,7 +200,7 @@ def _commits(value: str, _: Scenario, question: Question, __: MachineFacts) -> S
     )
 
 
-def _any(value: str, _: Scenario, __: Question, ___: MachineFacts) -> Subject:
+def _any(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
     override = parse_override(value, "--any")
     values = plain(override.value)
     if not isinstance(values, list) or len(values) < 2 or any(isinstance(one, list | dict) for one in values):
@@ -212,7 +212,7 @@ def _any(value: str, _: Scenario, __: Question, ___: MachineFacts) -> Subject:
     return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
-_MAKERS: Mapping[str, Callable[[str, Scenario, Question, MachineFacts], Subject]] = {
+_MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subject]] = {
     "gc_range": _gc_range,
     "layers": _layers,
     "seq_len": _seq_len,
@@ -224,7 +224,7 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Question, MachineFacts], Subject]
 }
 
 
-def _of_two(value: str, question: Question) -> tuple[Question, Subject]:
+def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Every dotted key in which two scenarios differ. The search goes on from the good one."""
     names = value.split(",")
     if len(names) != 2 or not all(names):

@@ -12,7 +12,6 @@ from pathlib import Path
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_scenario, key_mistake
-from nsa_harness.core.scenario.environment import FromEnvironment, environment_overrides
 from nsa_harness.core.scenario.overrides import (
     COMMAND_LINE,
     Changes,
@@ -24,11 +23,14 @@ from nsa_harness.core.scenario.overrides import (
     variants,
     with_axes,
 )
-from nsa_harness.core.scenario.resolve import Surroundings, beyond_the_model, resolve
+from nsa_harness.core.scenario.program import Surroundings
+from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
+from nsa_harness.subject.environment import FromEnvironment, environment_overrides
+from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import subject_path
 from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
 from nsa_harness.supervisor.store.record import load_spec
@@ -44,7 +46,7 @@ class Script:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Invocation:
     """What was typed, and where."""
 
     words: tuple[str, ...]  # patterns and overrides, as they come
@@ -58,7 +60,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SelectedScenario:
     """One scenario with every override on it."""
 
     name: str
@@ -77,18 +79,18 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def planned(question: Question, facts: MachineFacts) -> Plan:
+def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
     """The launches a command line means. Raises HarnessError; nothing is written."""
-    patterns = [word for word in question.words if not is_override(word)]
+    patterns = [word for word in invocation.words if not is_override(word)]
     stored = [word for word in patterns if word.endswith(".json")]
     if stored:
-        specs = tuple(_stored(question, stored))
+        specs = tuple(_stored(invocation, stored))
         _check_names([spec.scenario for spec in specs])
         return Plan(specs=specs, notes=())
-    asked, notes = asked_scenarios(question)
+    asked, notes = selected_scenarios(invocation)
     scenarios = checked(asked)
-    launches = [_needed(item, scenario, question, facts) for item, scenario in zip(asked, scenarios, strict=True)]
-    return Plan(specs=part(launches, question.shard), notes=notes)
+    launches = [_needed(item, scenario, invocation, facts) for item, scenario in zip(asked, scenarios, strict=True)]
+    return Plan(specs=part(launches, invocation.shard), notes=notes)
 
 
 def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
@@ -101,84 +103,87 @@ def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> t
     return tuple(launches[number - 1 :: shards])
 
 
-def asked_scenarios(question: Question) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
     """The selected scenarios with overrides, and what is worth saying about the catalog."""
-    patterns = tuple(word for word in question.words if not is_override(word))
+    patterns = tuple(word for word in invocation.words if not is_override(word))
     changes = Changes(
-        overrides=tuple(parse_override(word) for word in question.words if is_override(word)),
-        axes=tuple(parse_axis(word) for word in question.matrix),
+        overrides=tuple(parse_override(word) for word in invocation.words if is_override(word)),
+        axes=tuple(parse_axis(word) for word in invocation.matrix),
     )
-    selection = Selection(patterns=patterns, tags=question.tags, expression=question.expression)
-    if question.script is not None:
+    selection = Selection(patterns=patterns, tags=invocation.tags, expression=invocation.expression)
+    if invocation.script is not None:
         _check_alone(selection)
-        scripted = _scripted(question.script, question.working_dir)
-        return _asked([scripted], changes, question.environ), ()
-    if not (patterns or question.tags or question.expression):
+        scripted = _scripted(invocation.script, invocation.working_dir)
+        return _with_changes([scripted], changes, invocation.environ), ()
+    if not (patterns or invocation.tags or invocation.expression):
         raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
-    asked, notes = _selected(question, selection, changes)
+    asked, notes = _selected(invocation, selection, changes)
     _check_names([item.name for item in asked])
-    return _with_sound_environment(asked, question.environ), notes
+    return _with_sound_environment(asked, invocation.environ), notes
 
 
-def _selected(question: Question, selection: Selection, changes: Changes) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+def _selected(
+    invocation: Invocation, selection: Selection, changes: Changes
+) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
     """Files named by their path first, then what the catalog holds; the catalog is read only if a name needs it."""
     files = [word for word in selection.patterns if _is_path(word)]
     names = tuple(word for word in selection.patterns if not _is_path(word))
-    declared = [load_file(question.working_dir / word, question.working_dir, shipped_root()) for word in files]
-    from_files = _asked(declared, changes, question.environ)
+    declared = [load_file(invocation.working_dir / word, invocation.working_dir, shipped_root()) for word in files]
+    from_files = _with_changes(declared, changes, invocation.environ)
     if files:
         from_files = selected(from_files, replace(selection, patterns=()))
     if files and not names:
         return from_files, ()
     by_name_alone = names if not (selection.tags or selection.expression) else ()
-    catalog = load_catalog(question.working_dir, shipped_root(), by_name_alone)
-    asked = selected(_asked(catalog.declared, changes, question.environ), replace(selection, patterns=names))
+    catalog = load_catalog(invocation.working_dir, shipped_root(), by_name_alone)
+    asked = selected(_with_changes(catalog.declared, changes, invocation.environ), replace(selection, patterns=names))
     return (*from_files, *asked), catalog.notes
 
 
-def every_scenario(working_dir: Path) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+def every_scenario(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
     """All scenarios as declared, for `list`."""
     catalog = load_catalog(working_dir, shipped_root())
-    return _asked(catalog.declared, Changes(), {}), catalog.notes
+    return _with_changes(catalog.declared, Changes(), {}), catalog.notes
 
 
-def checked(asked: Sequence[Asked]) -> tuple[Scenario, ...]:
+def checked(asked: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
     """The scenarios, or UsageError with every mistake that an override made."""
-    results = [checked_scenario(item.tree) for item in asked]
+    results = [checked_scenario(item.tree, PROGRAM) for item in asked]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return tuple(result.scenario for result in results if result.scenario is not None)
 
 
-def resolved(item: Asked, scenario: Scenario, question: Question, facts: MachineFacts) -> RunSpec | Skip:
+def resolved(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
     """The launch of one scenario here. Raises ScenarioError for a program or a layer that is not there."""
-    wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond_the_model(scenario, facts)]
+    beyond = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
+    wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond]
     if wrong:
         raise ScenarioError(wrong)
-    return resolve(scenario, facts, _surroundings(item, scenario, question.working_dir), item.notes)
+    return resolve(scenario, facts, _surroundings(item, scenario, invocation.working_dir), PROGRAM, item.notes)
 
 
-def _surroundings(item: Asked, scenario: Scenario, working_dir: Path) -> Surroundings:
+def _surroundings(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> Surroundings:
     return Surroundings(
         python=sys.executable,
-        nsa_dir=str(subject_path()),
+        subject_dir=str(subject_path()),
         content_hash=_content_hash(item, scenario, working_dir),
     )
 
 
-def _needed(item: Asked, scenario: Scenario, question: Question, facts: MachineFacts) -> RunSpec | Skip:
-    spec = resolved(item, scenario, question, facts)
-    named = [word for word in question.words if word.startswith("needs.")]
+def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
+    spec = resolved(item, scenario, invocation, facts)
+    named = [word for word in invocation.words if word.startswith("needs.")]
     if isinstance(spec, Skip) and named:
         raise MissingNeed(f"{scenario.name}: {named[0]}: {spec.reason}")
     return spec
 
 
-def _stored(question: Question, files: list[str]) -> Iterator[RunSpec]:
+def _stored(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
     """A stored spec runs exactly as it stands."""
-    others = [word for word in (*question.words, *question.matrix) if word not in files]
-    if others or question.tags or question.expression or question.script or question.shard:
+    others = [word for word in (*invocation.words, *invocation.matrix) if word not in files]
+    if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
         raise UsageError(f"{shown(files[0])} is run as it stands; {shown(extra)} cannot go with it")
     for word in files:
@@ -221,11 +226,13 @@ def _scripted(script: Script, working_dir: Path) -> Declared:
     return Declared(name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False)
 
 
-def _asked(declared: Sequence[Declared], changes: Changes, environ: Mapping[str, str]) -> tuple[Asked, ...]:
+def _with_changes(
+    declared: Sequence[Declared], changes: Changes, environ: Mapping[str, str]
+) -> tuple[SelectedScenario, ...]:
     return tuple(item for one in declared for item in _variants(one, changes, environ))
 
 
-def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[Asked]:
+def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[SelectedScenario]:
     given = _given(environ) if _is_ours(overridden(declared.tree, changes.overrides)) else ()
     typed = {one.key for one in changes.overrides} | {one.key for one in changes.axes}
     effective = [one for one in given if one.override.key not in typed]
@@ -244,18 +251,20 @@ def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
         return ()
 
 
-def _with_sound_environment(asked: tuple[Asked, ...], environ: Mapping[str, str]) -> tuple[Asked, ...]:
+def _with_sound_environment(
+    asked: tuple[SelectedScenario, ...], environ: Mapping[str, str]
+) -> tuple[SelectedScenario, ...]:
     if any(_is_ours(item.tree) for item in asked):
         environment_overrides(environ)
     return asked
 
 
-def _one(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> Asked:
+def _one(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> SelectedScenario:
     named = overridden(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
     value = plain(named)
     assert isinstance(value, dict)
     tags, priority = value.get("tags"), value.get("priority")
-    return Asked(
+    return SelectedScenario(
         name=name,
         family=declared.name,
         aliases=declared.aliases,
@@ -275,7 +284,7 @@ def _is_ours(tree: Node) -> bool:
     return run.get("command") is None and run.get("program", NSA_TRAIN) == NSA_TRAIN
 
 
-def _content_hash(item: Asked, scenario: Scenario, working_dir: Path) -> str:
+def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
     """A hash of the program's source. Raises ScenarioError when the file is not there."""
     if scenario.is_ours:
         return _hashed(sorted(subject_path().rglob("*.py")))

@@ -24,6 +24,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     without,
 )
 from nsa_harness.errors import ScenarioError, did_you_mean
+from nsa_harness.subject.program import PROGRAM
 
 SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8
@@ -234,7 +235,7 @@ def _content(path: Path) -> bytes:
 
 def _checked(tree: Node) -> Iterator[Mistake]:
     for variant in variants(tree):
-        yield from checked_scenario(variant.tree).mistakes
+        yield from checked_scenario(variant.tree, PROGRAM).mistakes
 
 
 def _same_names(found: list[Declared]) -> Iterator[Mistake]:

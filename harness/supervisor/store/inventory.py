@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import Artifact
+from nsa_harness.core.report import Artifact, CountedIn, ProgramFile
 from nsa_harness.core.reproduction import Reproduction
 from nsa_harness.supervisor.store.reading import opened
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
@@ -53,51 +52,42 @@ def _no_folder(attempt: AttemptDir) -> str:
 _MAX_COUNTED_BYTES = 64 << 20
 
 
-def inventory(attempt: AttemptDir, spec: RunSpec, evidence: Evidence) -> tuple[Artifact, ...]:
-    return tuple(_artifacts(attempt, spec, evidence))
+def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
+    """What every program leaves or lacks, with the reason. `program_files`: what ours may leave besides."""
+    listed = tuple(_listed(evidence, program_files))
+    return tuple(one for file in listed if (one := _artifact(attempt, file)) is not None)
 
 
-def _artifacts(attempt: AttemptDir, spec: RunSpec, evidence: Evidence) -> Iterator[Artifact]:
-    reached = any(rank.board and rank.board.steps_s for rank in evidence.ranks)
-    subject = any("--trace-grads" in word or "--no-trace-grads" in word for word in spec.program)
-    not_ours = "written by nsa.train only"
-    not_reached = "not reached: no optimizer step was done"
-    absent_telemetry = not_ours if not subject else not_reached if not reached else "the program did not write it"
-    reasons: tuple[tuple[str, Callable[[Path], int], str], ...] = (
-        ("output.log", _lines, "it stays the job's own" if evidence.observed else "the program was not started"),
-        ("traces.log", _lines, "no trace was switched on" if subject else not_ours),
-        ("heartbeat_rank*.jsonl", _lines, not_reached),
-        ("training.csv", _rows, absent_telemetry),
-        ("k_stats.csv", _rows, absent_telemetry),
-        ("gate_health.csv", _rows, absent_telemetry),
-        ("fallback_counters.csv", _rows, absent_telemetry),
-        ("dtypes_report.txt", _lines, absent_telemetry),
-        ("mem_rank*.txt", _lines, "switched off: trace.mem_dump_every is 0" if subject else not_ours),
-        ("mem_profile_rank*.txt", _lines, "switched off: trace.profile_memory is false" if subject else not_ours),
-        ("dumps/rank*.txt", _one, _no_dumps(evidence)),
-        ("profile.txt", _lines, _no_dumps(evidence)),
-        ("step_ledger.txt", _lines, "no rank has both finished steps and a flight recorder"),
-        ("rank*/flight.json", _one, "torch.distributed was not used, or the rank died before its exit"),
-        ("rank*/raised.json", _one, "no rank raised"),
-        ("rank*/stacks.txt", _one, "no rank died of a fatal signal"),
-        ("env.json", _one, "it could not be written"),
-    )
-    for pattern, count, reason in reasons:
-        found = sorted(attempt.path.glob(pattern))
-        if found:
-            yield Artifact(path=pattern, count=sum(map(count, found)), absent=None)
-        else:
-            yield Artifact(path=pattern, count=None, absent=reason)
+def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
+    found = sorted(attempt.path.glob(file.pattern))
+    count = sum(map(_COUNTS[file.counted_in], found))
+    # Of a program that is not asked for it an empty file says nothing: its traces.log was made when it was collected.
+    if found and (count or file.absent is not None):
+        return Artifact(path=file.pattern, count=count, absent=None)
+    return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
+
+
+def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
+    lines, files = CountedIn.LINES, CountedIn.FILES
+    for pattern, counted_in, absent in (
+        ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
+        ("heartbeat_rank*.jsonl", lines, "not reached: no optimizer step was done"),
+        ("dumps/rank*.txt", files, _no_dumps(evidence)),
+        ("profile.txt", lines, _no_dumps(evidence)),
+        ("step_ledger.txt", lines, "no rank has both finished steps and a flight recorder"),
+        ("rank*/flight.json", files, "torch.distributed was not used, or the rank died before its exit"),
+        ("rank*/raised.json", files, "no rank raised"),
+        ("rank*/stacks.txt", files, "no rank died of a fatal signal"),
+        ("env.json", files, "it could not be written"),
+    ):
+        yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
+        yield from (file for file in program_files if file.after == pattern)
 
 
 def _no_dumps(evidence: Evidence) -> str:
     if evidence.ending is Ending.EXITED:
         return "nothing was suspected"
     return "the run was over before stacks could be taken"
-
-
-def _one(_: Path) -> int:
-    return 1
 
 
 def _rows(path: Path) -> int:
@@ -113,3 +103,10 @@ def _lines(path: Path) -> int:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
     except OSError:
         return 0
+
+
+_COUNTS: dict[CountedIn, Callable[[Path], int]] = {
+    CountedIn.LINES: _lines,
+    CountedIn.ROWS: _rows,
+    CountedIn.FILES: lambda _: 1,
+}

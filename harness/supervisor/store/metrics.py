@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.core.evidence.looks import Gate
+from nsa_harness.core.evidence.looks import AttentionGate
 from nsa_harness.core.plan import Expect
 from nsa_harness.supervisor.store.reading import log_tail, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
@@ -41,7 +41,7 @@ def training_metrics(attempt: AttemptDir, note: Callable[[str, str], None]) -> d
     return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
 
 
-def gates(path: Path, note: Callable[[str, str], None]) -> tuple[Gate, ...]:
+def gates(path: Path, note: Callable[[str, str], None]) -> tuple[AttentionGate, ...]:
     """The gates of the newest step in gate_health.csv; a torn last line does not count."""
     try:
         rows = list(csv.DictReader(log_tail(path).replace("\0", "").splitlines()))
@@ -52,7 +52,7 @@ def gates(path: Path, note: Callable[[str, str], None]) -> tuple[Gate, ...]:
     return tuple(gate for gate in found if gate.step == max(one.step for one in found))[:_MAX_GATES]
 
 
-def _gate(row: dict[str, Any]) -> Gate | None:
+def _gate(row: dict[str, Any]) -> AttentionGate | None:
     names = ("step", "layer", "mean", "std", "saturated_share")
     step, layer, mean, deviation, share = (_number(row.get(name)) for name in names)
     if None in (step, layer, mean, deviation, share) or not isinstance(row.get("branch"), str):
@@ -63,7 +63,9 @@ def _gate(row: dict[str, Any]) -> Gate | None:
     assert deviation is not None
     assert share is not None
     branch = str(row["branch"])[:40]
-    return Gate(step=int(step), layer=int(layer), branch=branch, mean=mean, deviation=deviation, saturated_share=share)
+    return AttentionGate(
+        step=int(step), layer=int(layer), branch=branch, mean=mean, deviation=deviation, saturated_share=share
+    )
 
 
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:

@@ -6,11 +6,28 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nsa_harness.core.scenario.env_names import SUBJECT_NAMES
 from nsa_harness.core.scenario.layers import parse_layers
 from nsa_harness.core.scenario.overrides import Override
 from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
 from nsa_harness.errors import UsageError, did_you_mean
+
+# nsa.train reads these itself, and its command line, which spells out every option, goes before them.
+SUBJECT_NAMES = {
+    "NSA_GC_RANGE": "gc.layers",
+    "NSA_GC_LAYERS": "gc.layers",
+    "NSA_FORCE_BRANCH": "model.branch",
+    "NSA_DDP_STATIC_GRAPH": "parallel.static_graph",
+    "NSA_USE_FA2": "model.impl",
+    "NSA_TRACE_GRADS": "trace.grads",
+    "NSA_TRACE_MODULE_BWD": "trace.module_bwd",
+    "NSA_TRACE_DDP_BUCKETS": "trace.buckets",
+    "NSA_MEM_DUMP_EVERY": "trace.mem_dump_every",
+    "TORCH_BACKEND": "needs.backend",
+}
+OVERRULED = {
+    name: f"has no effect, the command line of nsa.train goes before it; set {key}"
+    for name, key in SUBJECT_NAMES.items()
+}
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

@@ -1,4 +1,8 @@
-"""The command line of nsa.train: every option spelled out, so that a stored spec repeats the run."""
+"""The command line of nsa.train: every option spelled out, so that a stored spec repeats the run.
+
+The headline numbers of its named shapes stand here too: the harness never imports nsa, and a test compares the table
+with nsa.config.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nsa_harness.core.scenario.scenario import Attention, Scenario
-from nsa_harness.core.scenario.shapes import DTYPE_WORDS, SHAPES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Shape:
+    vocab: int
+    layers: int
+    dim: int
+    seq_len: int
+    batch: int
+    dtype: str
+
+
+SHAPES = {
+    "ci": Shape(vocab=256, layers=4, dim=128, seq_len=256, batch=2, dtype="float32"),
+    "minimal": Shape(vocab=256, layers=2, dim=768, seq_len=512, batch=2, dtype="bfloat16"),
+    "repro": Shape(vocab=256, layers=5, dim=128, seq_len=128, batch=1, dtype="float32"),
+    "showcase": Shape(vocab=256, layers=1, dim=128, seq_len=128, batch=8, dtype="float32"),
+    "shake": Shape(vocab=50257, layers=12, dim=768, seq_len=1024, batch=1, dtype="bfloat16"),
+    "production": Shape(vocab=50257, layers=12, dim=768, seq_len=2048, batch=2, dtype="bfloat16"),
+}
+DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineChoice:
     """Every `auto` of a scenario, decided."""
 
     shape: str
@@ -22,7 +46,7 @@ class Choice:
     device: str
 
 
-def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
+def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
     """The options of nsa.train; None leaves the program's own default."""
     model, train, gc, parallel, trace = (
         scenario.model,
@@ -75,7 +99,7 @@ def nsa_options(scenario: Scenario, choice: Choice) -> tuple[str, ...]:
     return tuple(word for name, value in options.items() for word in _option(name, value))
 
 
-def subject_line(scenario: Scenario, choice: Choice) -> str:
+def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
     """One line for people: `shape ci (4 layers, dim 128, T 256, fp32)`, and what differs from the plain model."""
     shape = SHAPES[choice.shape]
     dtype = DTYPE_WORDS[choice.dtype]

@@ -1,0 +1,165 @@
+"""What a scenario of nsa.train comes to: its contradictions, every `auto` decided and said, its launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.env_names import effect_notes, name_mistakes, sound_environment
+from nsa_harness.core.scenario.layers import layers_of
+from nsa_harness.core.scenario.program import Contradictions, OwnProgram, Surroundings
+from nsa_harness.core.scenario.resolve import expectation, gpus_text
+from nsa_harness.core.scenario.scenario import (
+    Attention,
+    Backend,
+    CommHook,
+    Dtype,
+    Implementation,
+    Phase,
+    Scenario,
+    ShapeName,
+    Wrapper,
+)
+from nsa_harness.subject.environment import OVERRULED
+from nsa_harness.subject.options import SHAPES, MachineChoice, nsa_options, subject_line
+
+_DDP_ONLY = (
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+    "gradient_as_bucket_view",
+    "bucket_cap_mb",
+)
+# Implementations that run on a GPU only, in words that a number of GPUs may follow.
+_ON_A_GPU = {
+    Implementation.TRITON: "the fused kernels need",
+    Implementation.TORCH: "torch's flash attention with a window needs",
+    Implementation.FLASH: "flash-attn needs",
+}
+
+
+def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
+    """What `auto` comes to here."""
+    model, ranks = scenario.model, scenario.run.ranks
+    on_gpu = len(facts.gpus) >= ranks
+    shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
+    backend = scenario.needs.backend
+    if backend is Backend.AUTO:
+        backend = Backend.NCCL if on_gpu else Backend.GLOO
+    default_dtype = SHAPES[shape].dtype if on_gpu else Dtype.FLOAT32.value
+    return MachineChoice(
+        shape=shape.value,
+        layers=model.layers or SHAPES[shape].layers,
+        seq_len=model.seq_len or SHAPES[shape].seq_len,
+        batch=scenario.train.batch or SHAPES[shape].batch,
+        dtype=default_dtype if model.dtype is Dtype.AUTO else model.dtype.value,
+        backend=backend.value,
+        device="cuda" if on_gpu else "cpu",
+    )
+
+
+def contradictions(scenario: Scenario) -> Contradictions:
+    yield from _model_contradictions(scenario)
+    yield from _training(scenario)
+    yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, OVERRULED))
+
+
+def _model_contradictions(scenario: Scenario) -> Contradictions:
+    model = scenario.model
+    if model.attention is Attention.NSA:
+        return
+    words = f"attention is {model.attention}"
+    if model.branch != "all":
+        yield ("model", "branch"), f"{words}, which has no branches; remove it or set model.attention: nsa"
+    if model.impl is not Implementation.AUTO:
+        yield ("model", "impl"), f"{words}, which has one implementation; remove it"
+    if model.stop_gradient_gates:
+        yield ("model", "stop_gradient_gates"), f"{words}, which has no gates; remove it or set model.attention: nsa"
+
+
+def _training(scenario: Scenario) -> Contradictions:
+    wrapper, train = scenario.parallel.wrapper, scenario.train
+    if scenario.parallel.comm_hook is not CommHook.NONE and wrapper is not Wrapper.DDP:
+        yield ("parallel", "comm_hook"), f"a hook of DDP, and the wrapper is {wrapper}; set parallel.wrapper: ddp"
+    if scenario.model.dtype is Dtype.FLOAT16 and wrapper in (Wrapper.FSDP, Wrapper.FSDP1):
+        what = f"float16 needs loss scaling, which {wrapper} does not share; use bfloat16"
+        yield ("model", "dtype"), what
+    if train.phase is Phase.DATA and (train.resume or train.checkpoint_every):
+        key = "resume" if train.resume else "checkpoint_every"
+        yield ("train", key), "the phase is data, which has no model; set train.phase: step"
+
+
+def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
+    """Keys that name a layer the model of this machine does not have, each with what is wrong."""
+    choice, fault = machine_choice(scenario, facts), scenario.fault
+    model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
+    highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
+    if highest >= choice.layers:
+        yield ("gc", "layers"), f"{scenario.gc.layers} names layer {highest}; {model}"
+    if fault is not None and fault.layer is not None and fault.layer >= choice.layers:
+        yield ("fault", "layer"), f"got {fault.layer}; {model}"
+
+
+def missing(scenario: Scenario, facts: MachineFacts) -> str | None:
+    have, ranks = len(facts.gpus), scenario.run.ranks
+    if scenario.model.impl in _ON_A_GPU and have < ranks:
+        return f"{_ON_A_GPU[scenario.model.impl]} a GPU for each of {ranks} ranks; this machine has {gpus_text(have)}"
+    return None
+
+
+def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
+    """`spec`: what does not depend on the machine."""
+    choice = machine_choice(scenario, facts)
+    words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
+    alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
+    ddp = scenario.parallel.wrapper is Wrapper.DDP
+    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
+    return replace(
+        spec,
+        env=tuple(sorted(env.items())),
+        expect=expectation(scenario, math.log(SHAPES[choice.shape].vocab), steps=scenario.train.steps),
+        launcher=Launcher.PLAIN if alone else Launcher.TORCHRUN,
+        program=(surroundings.python, *words) if alone else words,
+        backend=choice.backend,
+        device=choice.device,
+        subject=subject_line(scenario, choice),
+        notes=(*_notes(scenario, facts, choice), *changed),
+        not_covered=_not_covered(scenario, choice),
+    )
+
+
+def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:
+    notes = []
+    if choice.device == "cpu":
+        why = gpus_text(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
+        notes.append(f"CPU form, chosen because this machine has {why}")
+    notes += _without_effect(scenario)
+    return (*notes, *effect_notes(scenario.run.env, device=choice.device, backend=choice.backend))
+
+
+def _without_effect(scenario: Scenario) -> Iterator[str]:
+    """Switches of DDP on another wrapper."""
+    if scenario.parallel.wrapper is Wrapper.DDP:
+        return
+    chosen = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
+    idle = [f"parallel.{key}" for key in _DDP_ONLY if key in chosen]
+    idle += ["trace.buckets"] if scenario.trace.buckets else []
+    yield from (f"{key} has no effect: the wrapper is {scenario.parallel.wrapper}" for key in idle)
+
+
+def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
+    """What the CPU form cannot show, unless the scenario asks for just that."""
+    if choice.device != "cpu":
+        return ()
+    missing = []
+    if scenario.needs.backend is Backend.AUTO and scenario.run.ranks > 1:
+        missing.append("nccl")
+    if choice.dtype != Dtype.BFLOAT16.value:
+        missing.append("bf16")
+    return (*missing, "flash-attn")
+
+
+PROGRAM = OwnProgram(contradictions=contradictions, beyond_the_model=beyond_the_model, missing=missing, launch=launch)
