@@ -34,7 +34,7 @@ _NUMBER_DIGITS = 9
 
 
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
-    """Evidence from the attempt's files, then the verdict; writes verdict.json and result.txt."""
+    """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
     evidence = collect(attempt, spec, node)
     unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
     outcome = quoted(

@@ -3,14 +3,18 @@
 From here on: `scheduler` says what is launched next, `attempt` launches it and follows it to its end, `judge` says what
 happened from the files that it left.
 
-- What ends a run: `supervisor/watch/watch.py`, or `Interruption` below.
-- Where a HANG is decided: `prove` in `core/verdict/proof.py` while it runs, then `judge` in `core/verdict/verdict.py`.
-- Where a cause is named: `diagnose` in `core/diagnosis/engine.py`.
-- Where a file is written: `supervisor/store/rundir.py` knows every name and both ways to write; `commands/judge.py`
-  writes what belongs to an attempt, `render/documents/documents.py` what belongs to the run.
+- What ends an attempt: the watch decides (`Watch` in `supervisor/watch/watch.py`), and `Guarded.end`, called by
+  `attempt`, has the guardian end what is left; if this process dies, the guardian does so by itself. Ctrl-C is
+  `Interruption` below; what ends a plan early is `Execution._stopped` in `scheduler`.
+- Where a HANG is decided: suspected by the watch, proven by `prove` (`core/verdict/proof.py`) while it runs, and proven
+  again from disk by the function `judge` (`core/verdict/verdict.py`). Which waits are closed: `group_waits` and
+  `host_waits` beside it. A deadline is FAIL.
+- Where a cause is named: `outcome_of` (`core/outcome.py`) asks `diagnose` (`core/diagnosis/engine.py`).
+- Where a file is written: `supervisor/store/rundir.py` has the names and both ways to write; `commands/judge.py` writes
+  what belongs to an attempt, `render/documents/documents.py` what belongs to the run, the watch its journal and dumps.
 
-In these four modules an import within a function is of what a launch does not need: the ranks start sooner without it,
-and while they do, `attempt` loads what watches, judges and writes.
+In this module and those three an import within a function is of what a launch does not need: the ranks start sooner
+without it, and while they do, `attempt` loads what watches, judges and writes.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill."""
+    """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill at once, and the report may be lost."""
 
     broadcast: Broadcast
     side_by_side: bool  # the attempts look at `count` themselves

@@ -56,7 +56,7 @@ def used_elsewhere(cause: Cause) -> list[str]:
 def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
     if cause.row.producer is Producer.RULE:
         assert said_by_a_rule(cause), (
-            f"{cause}: no rule names it: write one with @rule(Phase..., Cause.{cause.name}) in a module of"
+            f"{cause}: no rule names it: write one with @rule(RulePhase..., Cause.{cause.name}) in a module of"
             " harness/core/diagnosis, or say in its row who else does (producer=)"
         )
     else:

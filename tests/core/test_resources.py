@@ -27,7 +27,7 @@ from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import HostMemory, SentSignal
 from nsa_harness.core.report import HangKind, Place, Status
-from nsa_harness.core.verdict.verdict import ending, judge
+from nsa_harness.core.verdict.verdict import is_shutting_down, judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
 SHUTDOWN = frame(1590, file=THREADING, function="_shutdown")
@@ -268,7 +268,7 @@ def test_a_rank_that_left_is_to_blame_while_another_one_is_still_in_its_program(
 def test_a_rank_is_at_its_end_when_the_interpreter_or_the_group_is_taken_down(
     rank: RankSnapshot, expected: bool
 ) -> None:
-    assert ending(rank) is expected
+    assert is_shutting_down(rank) is expected
 
 
 def test_an_end_that_is_noted_late_explains_those_who_felt_it_at_once() -> None:

@@ -14,7 +14,7 @@ from nsa_harness.core.diagnosis import rules as families
 from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import IN_PHASE, RULES
-from nsa_harness.core.diagnosis.phases import Phase, Rule, in_order, rule
+from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order, rule
 
 
 def written() -> Iterator[Rule]:
@@ -43,7 +43,7 @@ def named_rule(name: str, *outranks: str) -> Rule:
         return None
 
     explain.__name__ = name
-    return rule(Phase.SLOW, Cause.SLOW, outranks=outranks)(explain)
+    return rule(RulePhase.SLOW, Cause.SLOW, outranks=outranks)(explain)
 
 
 def test_a_rule_is_asked_before_those_that_it_outranks_wherever_it_stands() -> None:

@@ -11,19 +11,19 @@ from freeze import evidence_lines, named
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.engine import IN_PHASE, RULES
-from nsa_harness.core.diagnosis.phases import Phase
+from nsa_harness.core.diagnosis.phases import RulePhase
 from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge
 
 
 @cache
-def answers() -> dict[int, dict[Phase, dict[str, Explanation]]]:
+def answers() -> dict[int, dict[RulePhase, dict[str, Explanation]]]:
     """What every rule says of every frozen evidence, the recordings among them, by its line."""
     return {number: dict(_answers(line)) for number, line in enumerate(evidence_lines(), 1)}
 
 
-def _answers(line: str) -> Iterator[tuple[Phase, dict[str, Explanation]]]:
+def _answers(line: str) -> Iterator[tuple[RulePhase, dict[str, Explanation]]]:
     evidence = named("adapter")(named("Evidence")).validate_python(json.loads(line))
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
     case = Case(evidence=evidence, judgement=judge(evidence), skipped=first_skipped(boards))
@@ -31,11 +31,11 @@ def _answers(line: str) -> Iterator[tuple[Phase, dict[str, Explanation]]]:
         yield phase, {one.name: found for one in IN_PHASE[phase] if (found := one(case)) is not None}
 
 
-def asked(case: Case) -> list[Phase]:
+def asked(case: Case) -> list[RulePhase]:
     """Of a PASS no cause is looked for, and of an ERROR only why it is one."""
     status = case.judgement.status
-    phases = {Status.PASS: [], Status.ERROR: [Phase.NOT_JUDGED]}
-    return [*phases.get(status, [one for one in Phase if one is not Phase.SILENT]), Phase.SILENT]
+    phases = {Status.PASS: [], Status.ERROR: [RulePhase.NOT_JUDGED]}
+    return [*phases.get(status, [one for one in RulePhase if one is not RulePhase.SILENT]), RulePhase.SILENT]
 
 
 def outranked(name: str) -> set[str]:

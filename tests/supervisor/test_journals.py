@@ -86,7 +86,7 @@ def test_the_watchers_word_on_the_ending_counts(attempt: AttemptDir, ending: End
 def test_without_the_watchers_word_the_guardians_files_tell(attempt: AttemptDir) -> None:
     assert read(attempt, *CLEAN).ending() is Ending.EXITED
     assert read(attempt, started()).ending() is Ending.ABANDONED
-    attempt.interrupted.write_text("")
+    attempt.abandoned.write_text("")
     assert read(attempt, *CLEAN).ending() is Ending.ABANDONED
 
 

@@ -1,6 +1,7 @@
 """Diagnosis: the cause of a verdict that is not PASS, the culprit, and everything else worth knowing.
 
-A rule is a function with `@rule` in one of the modules of rules/; nothing else has to name it.
+A rule is a function with `@rule` in one of the modules of rules/, a new one of which is named in `_FAMILIES`. Causes
+have a row in causes.py. Phases are asked in the order of `RulePhase`, and the first answer is the cause.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
 from nsa_harness.core.diagnosis.naming import meshes, with_coordinates
-from nsa_harness.core.diagnosis.phases import Phase, Rule, in_order
+from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import (
     autograd,
@@ -43,7 +44,7 @@ _FAMILIES = (
     threads,
 )
 RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
-IN_PHASE = {phase: in_order(one for one in RULES if one.phase is phase) for phase in Phase}
+IN_PHASE = {phase: in_order(one for one in RULES if one.phase is phase) for phase in RulePhase}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,13 @@ def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
 
 def _cause(case: Case) -> Explanation:
     """The first answer. The last rule of the fallback answers every case."""
-    rules = (one for phase in Phase if phase is not Phase.SILENT for one in IN_PHASE[phase])
+    rules = (one for phase in RulePhase if phase is not RulePhase.SILENT for one in IN_PHASE[phase])
     return next(answer for one in rules if (answer := one(case)) is not None)
 
 
 def _beside(case: Case) -> Iterator[Explanation]:
     """What is noted beside any verdict."""
-    yield from (answer for one in IN_PHASE[Phase.SILENT] if (answer := one(case)) is not None)
+    yield from (answer for one in IN_PHASE[RulePhase.SILENT] if (answer := one(case)) is not None)
 
 
 def _culprit(case: Case, first: Explanation | None) -> Culprit | None:

@@ -17,7 +17,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 Explain = Callable[[Case], "Explanation | None"]
 
 
-class Phase(StrEnum):
+class RulePhase(StrEnum):
     """In the order in which they are asked.
 
     A failure that says why goes first: who waits for that rank follows from it. A wait in which ranks make or find each
@@ -40,7 +40,7 @@ class Rule:
     """From a case to an explanation, or nothing. It works from a mechanism, not from the texts of known programs."""
 
     name: str
-    phase: Phase
+    phase: RulePhase
     causes: tuple[Cause, ...]  # that it can name
     outranks: tuple[str, ...]  # rules of its phase, by name: where both answer, this one counts
     explain: Explain
@@ -49,7 +49,7 @@ class Rule:
         return self.explain(case)
 
 
-def rule(phase: Phase, *causes: Cause, outranks: tuple[str, ...] = ()) -> Callable[[Explain], Rule]:
+def rule(phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = ()) -> Callable[[Explain], Rule]:
     """Makes a rule of a function; its name is that of the function."""
 
     def made(explain: Explain) -> Rule:

@@ -61,8 +61,8 @@ TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # ki
 class Ending(StrEnum):
     """Why the watching ended. It is a fact about the harness, not yet a verdict about the run."""
 
-    EXITED = "exited"  # every process of the run ended by itself
-    STALL = "stall"  # proven to move no more, ended by us
+    EXITED = "exited"  # the launcher has left; ranks that outlive it are ended soon after
+    STALL = "stall"  # proven to move no more, and ended by us; a suspicion alone ends nothing
     DEADLINE = "deadline"  # still there at its deadline, ended by us
     INTERRUPTED = "interrupted"  # Ctrl-C
     ABANDONED = "abandoned"  # the controller died; the guardian ended the run

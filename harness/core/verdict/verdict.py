@@ -31,7 +31,7 @@ from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
-def ending(rank: RankSnapshot) -> bool:
+def is_shutting_down(rank: RankSnapshot) -> bool:
     """The interpreter is on its way out: it joins the last threads, or calls what wanted to be called at the end.
 
     The probe marks the first of these, and the stack shows it where there is no probe.
@@ -275,8 +275,8 @@ def _left_s(exit: Exit, evidence: Evidence) -> float:
     board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = board.calls if board else ()
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
-    ending = [board.exit_s] if board and board.exit_s is not None else []
-    return min([exit.at_s, *destroyed, *ending])
+    exits_s = [board.exit_s] if board and board.exit_s is not None else []
+    return min([exit.at_s, *destroyed, *exits_s])
 
 
 def _all_at_their_end(evidence: Evidence) -> bool:
@@ -284,7 +284,7 @@ def _all_at_their_end(evidence: Evidence) -> bool:
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     left = {exit.rank for exit in evidence.exits if not exit.by_us}
     living = [rank for rank in last if rank.rank not in left]
-    return bool(living) and all(ending(rank) for rank in living)
+    return bool(living) and all(is_shutting_down(rank) for rank in living)
 
 
 def how_it_ended(status: int | None) -> str:

@@ -161,7 +161,7 @@ def launch(
         "boards": str(boards),
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
-        "interrupted": str(attempt.interrupted.resolve()),
+        "interrupted": str(attempt.abandoned.resolve()),
     }
     origin_ns = time.monotonic_ns()
     return Guarded(

@@ -1,6 +1,6 @@
 """Reduces the files of one attempt to Evidence.
 
-Reads only what lies in the attempt's directory, so it can be repeated.
+Reads only what lies in the attempt's directory, so it can be repeated, and writes the evidence back into it.
 """
 
 from __future__ import annotations

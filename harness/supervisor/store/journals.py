@@ -130,7 +130,7 @@ class Journals:
         said = self.said("ending").get("ending")
         if said in list(Ending):
             return Ending(said)
-        if self.attempt.interrupted.exists() or self._of("alone") or not self._of("exit"):
+        if self.attempt.abandoned.exists() or self._of("alone") or not self._of("exit"):
             return Ending.ABANDONED
         return Ending.EXITED
 

@@ -1,4 +1,7 @@
-"""Every file name of a run, and the two ways to write one: whole documents aside and renamed, journals line by line."""
+"""The folders of a run with their file names, and the two ways to write: whole documents aside, journals by lines.
+
+Numbered dumps are named where they are taken; the guardian and the ranks write theirs themselves.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class AttemptDir:
         self.dumps = path / "dumps"
         self.processes = path / "processes.jsonl"  # the guardian's journal
         self.watch = path / "watch.jsonl"  # the watcher's journal
-        self.interrupted = path / "interrupted"
+        self.abandoned = path / "interrupted"  # by the guardian, when the controller has died; Ctrl-C does not write it
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.repro = path / "repro"  # the least that repeats it

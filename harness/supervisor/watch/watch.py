@@ -147,7 +147,7 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the end, and say why it ended. The processes are still there, except after EXITED."""
+        """Watch until the end, and say why it ended. Processes may be there still: the caller ends them."""
         while True:
             for event in self.guarded.events(self._wait_s):
                 self._hear(event)

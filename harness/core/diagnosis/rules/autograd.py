@@ -21,7 +21,7 @@ from nsa_harness.core.diagnosis.case import (
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.report import Place
@@ -34,7 +34,7 @@ _UNSURE = 0.75  # the others may only have been late
 _FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 
 
-@rule(Phase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
+@rule(RulePhase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
 def static_graph_changed(case: Case) -> Explanation | None:
     changed = _raising(case, Cause.STATIC_GRAPH_CHANGED)
     if not changed:
@@ -53,7 +53,7 @@ def static_graph_changed(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
 def ready_twice(case: Case) -> Explanation | None:
     twice = _raising(case, Cause.READY_TWICE)
     if not twice:
@@ -68,7 +68,7 @@ def ready_twice(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
 def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
     mismatch = _raising(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
     if not mismatch:
@@ -86,7 +86,7 @@ def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
 def inplace_modification(case: Case) -> Explanation | None:
     modified = _raising(case, Cause.INPLACE_MODIFICATION)
     if not modified:
@@ -108,7 +108,7 @@ def inplace_modification(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
 def model_mismatch(case: Case) -> Explanation | None:
     """DDP compares the models as it is made; the ranks that differ from the most are the culprits."""
     differing = _raising(case, Cause.MODEL_MISMATCH)
@@ -139,7 +139,7 @@ def _models(case: Case, differing: Sequence[Failure]) -> dict[int, str]:
     return {rank.rank: models.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
 
 
-@rule(Phase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
+@rule(RulePhase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
 def reentrant_no_grad_input(case: Case) -> Explanation | None:
     """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
     unfinished = _raising(case, Cause.UNUSED_PARAMS)
@@ -160,7 +160,7 @@ def reentrant_no_grad_input(case: Case) -> Explanation | None:
     return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
 
-@rule(Phase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
 def nothing_to_differentiate(case: Case) -> Explanation | None:
     """A backward pass from a tensor that no parameter leads to."""
     refused = _raising(case, Cause.NO_GRADIENT)
@@ -178,7 +178,7 @@ def nothing_to_differentiate(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.SILENT, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("no_gradient",))
+@rule(RulePhase.SILENT, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("no_gradient",))
 def silent_checkpoint(case: Case) -> Explanation | None:
     """The same without DDP, which nobody notices: the parameters never have a gradient."""
     unfed = _unfed(case)
@@ -202,7 +202,7 @@ def silent_checkpoint(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
+@rule(RulePhase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
 def find_unused_needless(case: Case) -> Explanation | None:
     """torch says so itself, after the first step; what a later step leaves out it cannot know."""
     ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
@@ -218,7 +218,7 @@ def find_unused_needless(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
+@rule(RulePhase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
 def gradient_order_differs(case: Case) -> Explanation | None:
     """A fact, and a sign that the ranks' graphs differ; the reduction itself keeps rank 0's order of buckets."""
     one = case.evidence.gradient_order
@@ -235,7 +235,7 @@ def gradient_order_differs(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
+@rule(RulePhase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
 def rank_conditional_unused_params(case: Case) -> Explanation | None:
     """Some ranks computed no gradient for parameters for which the others did, and waited."""
     unfinished = _raising(case, Cause.UNUSED_PARAMS)
@@ -257,7 +257,7 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
 def unused_params(case: Case) -> Explanation | None:
     unfinished = _raising(case, Cause.UNUSED_PARAMS)
     if not unfinished:

@@ -32,7 +32,7 @@ from nsa_harness.core.diagnosis.entries import (
     undecided,
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import in_one_function, parting_frames, step_of_entry
 from nsa_harness.core.divergence.divergence import Divergence, DivergenceKind, Entry, Link, changed_order, elements
 from nsa_harness.core.divergence.ledger import SkippedCall
@@ -45,7 +45,7 @@ _LINKS = 4  # of a cycle, that a sentence names
 
 
 @rule(
-    Phase.RANKS_DIFFER,
+    RulePhase.RANKS_DIFFER,
     Cause.COLLECTIVE_ORDER_MISMATCH,
     Cause.RANK_CONDITIONAL_COLLECTIVE,
     outranks=("rank0_only_collective",),
@@ -124,7 +124,7 @@ def _line_above(case: Case, rank: int, other: int) -> Frame | None:
     return alike[-1]
 
 
-@rule(Phase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
+@rule(RulePhase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("no_sync_mismatch",))
 def cross_group_deadlock(case: Case) -> Explanation | None:
     cycle = case.analysis.cycle if parted(case) else ()
     if not cycle or (case.skipped is not None and not _one_point([link.entry for link in cycle])):
@@ -158,7 +158,7 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
     return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
 
 
-@rule(Phase.RANKS_DIFFER, Cause.NO_SYNC_MISMATCH, outranks=("swallowed_exception",))
+@rule(RulePhase.RANKS_DIFFER, Cause.NO_SYNC_MISMATCH, outranks=("swallowed_exception",))
 def no_sync_mismatch(case: Case) -> Explanation | None:
     """A step in which some rank reduced less than the others, with its gradients there."""
     found = case.step_difference if parted(case) else None
@@ -210,7 +210,7 @@ def _at_the_end(case: Case, skipped: SkippedCall) -> bool:
     )
 
 
-@rule(Phase.RANKS_DIFFER, Cause.UNEVEN_INPUTS, outranks=("shape_mismatch",))
+@rule(RulePhase.RANKS_DIFFER, Cause.UNEVEN_INPUTS, outranks=("shape_mismatch",))
 def uneven_inputs(case: Case) -> Explanation | None:
     finished = case.out_of_batches if parted(case) else None
     difference = case.step_difference
@@ -233,17 +233,17 @@ def uneven_inputs(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.RANKS_DIFFER, Cause.SHAPE_MISMATCH, outranks=("dtype_mismatch",))
+@rule(RulePhase.RANKS_DIFFER, Cause.SHAPE_MISMATCH, outranks=("dtype_mismatch",))
 def shape_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, DivergenceKind.SHAPE)
 
 
-@rule(Phase.RANKS_DIFFER, Cause.DTYPE_MISMATCH, outranks=("root_mismatch",))
+@rule(RulePhase.RANKS_DIFFER, Cause.DTYPE_MISMATCH, outranks=("root_mismatch",))
 def dtype_mismatch(case: Case) -> Explanation | None:
     return _mismatch(case, DivergenceKind.DTYPE)
 
 
-@rule(Phase.RANKS_DIFFER, Cause.ROOT_MISMATCH, outranks=("left_backward_early",))
+@rule(RulePhase.RANKS_DIFFER, Cause.ROOT_MISMATCH, outranks=("left_backward_early",))
 def root_mismatch(case: Case) -> Explanation | None:
     """One broadcast, gather or the like, whose ranks name different ranks as its root."""
     mismatch = case.call_mismatch if parted(case) else None

@@ -22,7 +22,7 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.progress import late_for
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
@@ -35,7 +35,7 @@ _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
 
-@rule(Phase.SLOW, Cause.SLOW)
+@rule(RulePhase.SLOW, Cause.SLOW)
 def slow(case: Case) -> Explanation | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
@@ -60,7 +60,7 @@ def slow(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
 def came_too_late(case: Case) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
     skipped, first = late_for(case), case.first_failure
@@ -154,7 +154,7 @@ def _where(sampled: RankProfile) -> str:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.EXCEPTION)
+@rule(RulePhase.FIRST_FAILURE, Cause.EXCEPTION)
 def exception(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
@@ -203,7 +203,7 @@ def _advice_on_import(package: str) -> str:
     )
 
 
-@rule(Phase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
+@rule(RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
 def early_exit(case: Case) -> Explanation | None:
     left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
     first = case.first_failure
@@ -228,7 +228,7 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
     return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
 
-@rule(Phase.FALLBACK, Cause.KILLED, outranks=("crashed",))
+@rule(RulePhase.FALLBACK, Cause.KILLED, outranks=("crashed",))
 def killed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
@@ -246,7 +246,7 @@ def killed(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
+@rule(RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
 def crashed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
@@ -264,7 +264,7 @@ def crashed(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
+@rule(RulePhase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
 def bad_exit(case: Case) -> Explanation | None:
     """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
     first = case.first_failure
@@ -282,7 +282,7 @@ def bad_exit(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.NOT_JUDGED, Cause.INTERRUPTED, Cause.HARNESS_ERROR, Cause.STILL_RUNNING, Cause.SUSPECTED)
+@rule(RulePhase.NOT_JUDGED, Cause.INTERRUPTED, Cause.HARNESS_ERROR, Cause.STILL_RUNNING, Cause.SUSPECTED)
 def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
@@ -307,7 +307,7 @@ def _still_running(case: Case) -> Explanation:
     )
 
 
-@rule(Phase.SILENT, Cause.RETRACTED_HANG, outranks=("find_unused_needless",))
+@rule(RulePhase.SILENT, Cause.RETRACTED_HANG, outranks=("find_unused_needless",))
 def retracted_hang(case: Case) -> Explanation | None:
     """Only an observed job can move again after its proof: one of ours is ended there."""
     retracted = case.evidence.retracted
@@ -324,7 +324,7 @@ def retracted_hang(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FALLBACK, Cause.UNKNOWN)
+@rule(RulePhase.FALLBACK, Cause.UNKNOWN)
 def unknown(case: Case) -> Explanation:
     seen = [failure.text for failure in case.judgement.failures]
     seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
@@ -341,7 +341,7 @@ def unknown(case: Case) -> Explanation:
     )
 
 
-@rule(Phase.SILENT, Cause.ORPHAN_PROCESS, outranks=("retracted_hang",))
+@rule(RulePhase.SILENT, Cause.ORPHAN_PROCESS, outranks=("retracted_hang",))
 def orphan_process(case: Case) -> Explanation | None:
     left = case.evidence.leftovers
     if not left:

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.stacks import user_frame
@@ -31,7 +31,7 @@ _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
-@rule(Phase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
+@rule(RulePhase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
 def rendezvous_missing_rank(case: Case) -> Explanation | None:
     """Some rank never came to init_process_group, and the others wait for it."""
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
@@ -50,7 +50,7 @@ def rendezvous_missing_rank(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
 def rendezvous_given_up(case: Case) -> Explanation | None:
     """The others waited for a rank at the rendezvous, gave up and said whose key was missing."""
     first = case.first_failure
@@ -69,7 +69,7 @@ def rendezvous_given_up(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
+@rule(RulePhase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
 def group_creation_subset(case: Case) -> Explanation | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
     call = waiting[0].call if waiting else None
@@ -126,7 +126,7 @@ def _since(call: Call, waiting: Wait) -> str:
     return f", so that {later.op}{at(later.place)} makes a group of another number there"
 
 
-@rule(Phase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
+@rule(RulePhase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
 def store_key_missing(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots or roots[0].call is None:
@@ -144,7 +144,7 @@ def store_key_missing(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.TRANSPORT)
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)
 def transport(case: Case) -> Explanation | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]

@@ -20,7 +20,7 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.report import Place, Status
 from nsa_harness.core.verdict.proof import loop_lines
@@ -32,7 +32,7 @@ _NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multip
 _COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.STOPPED_PROCESS, outranks=("gil_held_native",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.STOPPED_PROCESS, outranks=("gil_held_native",))
 def stopped_process(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.HANG:
         return None
@@ -68,7 +68,7 @@ def _stopped_child(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
 def dataloader_worker_blocked(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.LOADER and root.child is not None]
     if not roots or roots[0].child is None:
@@ -87,7 +87,7 @@ def dataloader_worker_blocked(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
 def fork_lock(case: Case) -> Explanation | None:
     found = _below(case, _is_forked_lock)
     if found is None:
@@ -105,7 +105,7 @@ def fork_lock(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.PIPE_FULL, outranks=("backward_function_blocked",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.PIPE_FULL, outranks=("backward_function_blocked",))
 def pipe_full(case: Case) -> Explanation | None:
     writers = [root for root in hung_roots(case) if root.kind is WaitKind.PIPE]
     found = (writers[0], None) if writers else _below(case, lambda child: child.kind is WaitKind.PIPE)
@@ -124,7 +124,7 @@ def pipe_full(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.BACKWARD_FUNCTION_BLOCKED, outranks=("lock_cycle",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.BACKWARD_FUNCTION_BLOCKED, outranks=("lock_cycle",))
 def backward_function_blocked(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind is WaitKind.LOCK and root.in_backward]
     if not blocked:
@@ -142,7 +142,7 @@ def backward_function_blocked(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
 def lock_cycle(case: Case) -> Explanation | None:
     locked = [root for root in hung_roots(case) if root.kind in _LOCKS and root.closed]
     if not locked:
@@ -175,7 +175,7 @@ def _held_by_thread(behind: Place | None) -> str:
     return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
 def starved(case: Case) -> Explanation | None:
     sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
     if not sleeping:
@@ -200,7 +200,7 @@ def starved(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, outranks=("transport",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, outranks=("transport",))
 def blocked_io(case: Case) -> Explanation | None:
     blocked = [root for root in hung_roots(case) if root.kind in _OUTSIDE]
     if not blocked:
@@ -224,7 +224,7 @@ def blocked_io(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
 def infinite_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind in _COMPUTING]
     if not looping:

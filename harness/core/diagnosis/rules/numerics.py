@@ -15,7 +15,7 @@ from statistics import median
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, counted, explained, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
 from nsa_harness.core.report import Place, Status
@@ -32,7 +32,7 @@ _GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
-@rule(Phase.SILENT, Cause.NAN, outranks=("replica_divergence",))
+@rule(RulePhase.SILENT, Cause.NAN, outranks=("replica_divergence",))
 def nan(case: Case) -> Explanation | None:
     """Parameters that are not finite at the end, or losses that are not, up to the last."""
     seen = {rank.rank: rank.looks for rank in case.evidence.ranks if rank.looks is not None}
@@ -85,7 +85,7 @@ def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]
     )
 
 
-@rule(Phase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
+@rule(RulePhase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
 def replica_divergence(case: Case) -> Explanation | None:
     """Replicas that DDP made equal differ at the last look that all ranks have."""
     partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
@@ -144,7 +144,7 @@ def _amount(apart: float) -> str:
     return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
 
 
-@rule(Phase.SILENT, Cause.MEMORY_GROWTH, outranks=("gate_collapse",))
+@rule(RulePhase.SILENT, Cause.MEMORY_GROWTH, outranks=("gate_collapse",))
 def memory_growth(case: Case) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
     growing = [
@@ -208,7 +208,7 @@ def _bytes(amount: float) -> str:
     return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
-@rule(Phase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
+@rule(RulePhase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
 def no_gradient(case: Case) -> Explanation | None:
     missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
     if not missing:
@@ -253,7 +253,7 @@ def _never_a_gradient(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
+@rule(RulePhase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
 def dirty_exit(case: Case) -> Explanation | None:
     """An end that failed or left something behind, although every rank left with 0."""
     if case.judgement.status is not Status.PASS:
@@ -286,7 +286,7 @@ def _left_behind(words: LastWords) -> str:
     }.get(words.kind, words.name)
 
 
-@rule(Phase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",))
+@rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",))
 def gate_collapse(case: Case) -> Explanation | None:
     """A branch of nsa whose gate is shut for practically every token."""
     shut = [

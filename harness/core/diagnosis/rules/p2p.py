@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
 from nsa_harness.core.divergence.divergence import Departure, first_departure, other_partner
 from nsa_harness.core.evidence.evidence import Board, Call
@@ -15,7 +15,7 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
-@rule(Phase.WAIT_CYCLE, Cause.P2P_UNMATCHED, outranks=("store_key_missing",))
+@rule(RulePhase.WAIT_CYCLE, Cause.P2P_UNMATCHED, outranks=("store_key_missing",))
 def p2p_unmatched(case: Case) -> Explanation | None:
     roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):

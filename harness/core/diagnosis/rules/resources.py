@@ -21,13 +21,13 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised
 from nsa_harness.core.evidence.host import killed_pids
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.report import Place
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, ending
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
 
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
@@ -59,7 +59,7 @@ _REFUSED_TEXTS = (
 )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
+@rule(RulePhase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
 def host_oom(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.collateral:
@@ -121,7 +121,7 @@ def _memory(case: Case) -> str:
     return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
 
 
-@rule(Phase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
 def cuda_oom(case: Case) -> Explanation | None:
     first, raised = _raised_first(case)
     if first is None or raised is None:
@@ -139,7 +139,7 @@ def cuda_oom(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
 def cuda_assert(case: Case) -> Explanation | None:
     first = case.first_failure
     rank = case.rank(first.rank) if first and first.rank is not None else None
@@ -161,7 +161,7 @@ def cuda_assert(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
+@rule(RulePhase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
 def dataloader_worker_died(case: Case) -> Explanation | None:
     """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
     first, raised = _raised_first(case)
@@ -179,7 +179,7 @@ def dataloader_worker_died(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
+@rule(RulePhase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
 def infra(case: Case) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
     first, raised = _raised_first(case)
@@ -225,12 +225,12 @@ def _words(text: str) -> str | None:
     return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
 def shutdown_hang(case: Case) -> Explanation | None:
     """The program is over on this rank, and its process is not."""
     last = case.evidence.snapshots[-1:]
     looks = {rank.rank: rank for look in last for rank in look.ranks}
-    roots = [root for root in hung_roots(case) if root.rank in looks and ending(looks[root.rank])]
+    roots = [root for root in hung_roots(case) if root.rank in looks and is_shutting_down(looks[root.rank])]
     if not roots:
         return None
     root, ranks = roots[0], tuple(root.rank for root in roots)

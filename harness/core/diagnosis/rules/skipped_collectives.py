@@ -29,7 +29,7 @@ from nsa_harness.core.diagnosis.entries import (
     undecided,
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import late_for, left_before_it, stands_in, step_in_progress
 from nsa_harness.core.divergence.divergence import Divergence, DivergenceKind, Entry
 from nsa_harness.core.divergence.ledger import AbandonedBatch, SkippedCall, StepDifference, repeated
@@ -40,7 +40,7 @@ from nsa_harness.core.verdict.wait import GROUP_KINDS, WaitKind
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 
 
-@rule(Phase.RANKS_DIFFER, Cause.SWALLOWED_EXCEPTION, outranks=("uneven_inputs",))
+@rule(RulePhase.RANKS_DIFFER, Cause.SWALLOWED_EXCEPTION, outranks=("uneven_inputs",))
 def swallowed_exception(case: Case) -> Explanation | None:
     """A rank that is a batch short, and that began again in one of its steps."""
     if again := _went_round_again(case):
@@ -122,7 +122,7 @@ def _departed_before(case: Case, found: AbandonedBatch) -> bool:
     return case.skipped is not None and case.skipped.step < found.step
 
 
-@rule(Phase.RANKS_DIFFER, Cause.RANK0_ONLY_COLLECTIVE, outranks=("rank_conditional_collective",))
+@rule(RulePhase.RANKS_DIFFER, Cause.RANK0_ONLY_COLLECTIVE, outranks=("rank_conditional_collective",))
 def rank0_only_collective(case: Case) -> Explanation | None:
     """One rank makes a call that nobody else makes, at a place where nobody made it before."""
     skipped = case.skipped
@@ -173,7 +173,7 @@ def _added_alone(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE, outranks=("unseen_collective",))
+@rule(RulePhase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE, outranks=("unseen_collective",))
 def rank_conditional_collective(case: Case) -> Explanation | None:
     """A rank passed a call that the others made, and then some rank failed or waits for ever."""
     skipped = case.skipped
@@ -235,7 +235,7 @@ def _collective(skipped: SkippedCall) -> CollectiveRef:
     return CollectiveRef(group=skipped.call.group, seq=None, op=skipped.call.op)
 
 
-@rule(Phase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE)
+@rule(RulePhase.RANKS_DIFFER, Cause.RANK_CONDITIONAL_COLLECTIVE)
 def unseen_collective(case: Case) -> Explanation | None:
     """The same as a skipped call, for collectives that are not called from Python: DDP's buckets, FSDP."""
     if not parted(case):
@@ -297,7 +297,7 @@ class _Early:
 
 
 @rule(
-    Phase.RANKS_DIFFER,
+    RulePhase.RANKS_DIFFER,
     Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
     Cause.NO_SYNC_MISMATCH,
     outranks=("collective_order_mismatch",),

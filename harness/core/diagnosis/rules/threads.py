@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.phases import Phase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.report import HangKind, Place
@@ -38,7 +38,7 @@ _POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
 def thread_died(case: Case) -> Explanation | None:
     """An exception ended a thread, which printed it and was gone, and the rank waits in another one."""
     found = next(((root, raised) for root in _in_a_lock(case) if (raised := _ended_thread(case, root))), None)
@@ -59,7 +59,7 @@ def thread_died(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
 def pool_worker_lost(case: Case) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
     roots = [root for root in hung_roots(case) if (seen := _seen(case, root)) and _awaits_pool(seen)]
@@ -78,7 +78,7 @@ def pool_worker_lost(case: Case) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.LIVELOCK, outranks=("starved",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.LIVELOCK, outranks=("starved",))
 def livelock(case: Case) -> Explanation | None:
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
     polling = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP]
@@ -118,7 +118,7 @@ def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
     )
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
 def open_thread_wait(case: Case) -> Explanation | None:
     waiting = [root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed]
     return next((found for root in waiting if (found := thread_waited_for(case, root))), None)
@@ -198,7 +198,7 @@ _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whene
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
 def gil_held_native(case: Case) -> Explanation | None:
     held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
     waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
@@ -251,7 +251,7 @@ def _silent_in_all_samples(case: Case, root: Wait) -> bool:
     return len(lines) == 1 and bool(seen) and silent_s >= max(_SILENT_S, last.at_s - seen[0])
 
 
-@rule(Phase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
 def native_busy_loop(case: Case) -> Explanation | None:
     looping = [root for root in hung_roots(case) if root.kind is WaitKind.COMPUTE]
     native = [(root, stack) for root in looping if (stack := _stack(case, root)) and _stays_native(case, root, stack)]
