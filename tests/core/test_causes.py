@@ -57,7 +57,7 @@ def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
     if cause.row.producer is Producer.RULE:
         assert said_by_a_rule(cause), (
             f"{cause}: no rule names it: write one with @rule(RulePhase..., Cause.{cause.name}) in a module of"
-            " harness/core/diagnosis, or say in its row who else does (producer=)"
+            " harness/core/diagnosis/rules, or say in its row who else does (producer=)"
         )
     else:
         assert used_elsewhere(cause), f"{cause}: its row says that {cause.row.producer} produces it, and nothing does"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-# One of each kind; a quick run shows that what is labelled, launched and compared belongs together.
-LONG = ("silent_nan_loss_one_rank", "backward_lock")
-SAMPLE = ["groups_log_if_high", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+# A quick run shows that what is labelled, launched and compared belongs together.
+LONG = ("groups_log_if_high", "silent_nan_loss_one_rank", "backward_lock")
+SAMPLE = ["data_worker_killed", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 
 @pytest.mark.parametrize("program", SAMPLE)

@@ -23,6 +23,6 @@ def load() -> Iterator[None]:
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize("run", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_a_healthy_run_under_load_passes(workspace, run):
-    ran = workspace.harness("run", "ddp_onestep", f"train.seed={run}", "train.steps=3")
+    ran = workspace.harness("run", "ddp_onestep", f"train.seed={run}", "train.steps=2")
 
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
