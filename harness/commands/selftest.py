@@ -42,7 +42,6 @@ from nsa_harness.core.selftest.selftest import (
     planting_result,
     score_lines,
     score_values,
-    twin,
     words_of,
 )
 from nsa_harness.errors import UsageError, did_you_mean
@@ -219,7 +218,7 @@ def _named(trial: Trial, pattern: str) -> bool:
 def _at_a_place(kind: SelftestFault, seed: int) -> tuple[Planting, Planting]:
     draw = random.Random(f"{seed} {kind.name}")
     rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
-    return planted(kind, rank=rank, layer=layer, step=step), twin(kind, rank=rank, layer=layer, step=step)
+    return planted(kind, rank=rank, layer=layer, step=step)
 
 
 def _spec(planting: Planting) -> RunSpec:

@@ -195,7 +195,8 @@ def outcome_of(
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
     noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
-    findings = tuple(_rooted(finding, directory) for finding in noted)
+    # Proof paths of an attempt, as seen from the run's directory.
+    findings = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
     culprit = diagnosis.culprit
     return Outcome(
         scenario=spec.scenario,
@@ -254,7 +255,18 @@ _COMPARE = (
 def missed(expect: Expect, evidence: Evidence, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
     """One finding for each number that was expected and not met, or not reported at all."""
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
-    return tuple(_missed_finding(claim, ranks) for claim, ranks in claims)
+    return tuple(
+        Finding(
+            code=Cause.EXPECTATION_MISSED,
+            claim=claim,
+            ranks=ranks,
+            place=None,
+            confidence=1.0,
+            proof=("spec.json",),
+            advice=Cause.EXPECTATION_MISSED.row.advice,
+        )
+        for claim, ranks in claims
+    )
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None) -> bool:
@@ -306,18 +318,6 @@ def _violated(bound: Bound, value: float) -> Iterator[str]:
         limit = getattr(bound, key)
         if limit is not None and (math.isnan(value) or not holds(value, limit)):
             yield f"{sign} {limit:g}"
-
-
-def _missed_finding(claim: str, ranks: tuple[int, ...]) -> Finding:
-    return Finding(
-        code=Cause.EXPECTATION_MISSED,
-        claim=claim,
-        ranks=ranks,
-        place=None,
-        confidence=1.0,
-        proof=("spec.json",),
-        advice=Cause.EXPECTATION_MISSED.row.advice,
-    )
 
 
 def skipped(skip: Skip) -> Outcome:
@@ -425,11 +425,6 @@ def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Findin
         return Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
     return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=diagnosis.findings[0].claim)
-
-
-def _rooted(finding: Finding, directory: str) -> Finding:
-    """Proof paths of an attempt, as seen from the run's directory."""
-    return replace(finding, proof=tuple(f"{directory}/{path}" for path in finding.proof))
 
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
