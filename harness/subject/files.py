@@ -6,6 +6,8 @@ from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import CountedIn, ProgramFile
 
+FOLDER = "nsa"  # where it lies in our package, and in a checkout
+
 _TELEMETRY = (
     ("training.csv", CountedIn.ROWS),
     ("k_stats.csv", CountedIn.ROWS),
