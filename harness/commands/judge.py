@@ -21,7 +21,8 @@ from nsa_harness.core.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.report_json import outcome_values
-from nsa_harness.subject.files import program_files
+from nsa_harness.subject.files import is_launched_by, program_files
+from nsa_harness.subject.tables import RULES, reported
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
@@ -35,7 +36,8 @@ _NUMBER_DIGITS = 9
 
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
-    evidence = collect(attempt, spec, node)
+    ours = is_launched_by(spec)
+    evidence = collect(attempt, spec, node, reported if ours else None)
     unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
@@ -46,6 +48,7 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+            own_rules=RULES if ours else (),
         ),
         attempt.spec,
     )

@@ -13,6 +13,7 @@ from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
+from nsa_harness.core.diagnosis.phases import Rule
 from nsa_harness.core.divergence.ledger import last_agreed
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import user_frame
@@ -188,10 +189,14 @@ def outcome_of(
     artifacts: Sequence[Artifact],
     metrics: Mapping[str, float],
     repeat: str,
+    own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge, diagnose and tell one attempt. `metrics`: what the program reported, foreign expressions included."""
+    """Judge, diagnose and tell one attempt.
+
+    `metrics`: what the program reported, foreign expressions included. `own_rules`: those of that program alone.
+    """
     judgement = judge(evidence)
-    diagnosis = diagnose(evidence, judgement)
+    diagnosis = diagnose(evidence, judgement, own_rules)
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
     noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))

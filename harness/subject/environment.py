@@ -89,6 +89,11 @@ TABLE = {name: (key, _PARSERS[name]) for name, key in SUBJECT_NAMES.items()}
 _PASSED_ON = ("NSA_OUT_DIR",)
 
 
+def is_read_by_it(name: str) -> bool:
+    """What is not declared must not leak into nsa.train from the user's shell: the spec repeats the run."""
+    return name.startswith("NSA_") or name in ("TORCH_BACKEND", "CONFIG")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FromEnvironment:
     """An override, and the sentence that says so."""

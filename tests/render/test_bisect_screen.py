@@ -233,7 +233,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.VALUE: THRESHOLD.subject,
         Form.COMMIT: SAMPLES["commit"].subject,
         Form.KEYS: ONE_KEY.subject,
-        Form.BRANCHES: Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
+        Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
         Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
     }
     assert set(forms) == set(Form)
@@ -242,7 +242,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.VALUE: "from which model.seq_len on does it fail?",
         Form.COMMIT: "since which commit does it fail?",
         Form.KEYS: "which of 5 keys make it fail?",
-        Form.BRANCHES: "which branches of the attention make it fail?",
+        Form.PARTS: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"

@@ -74,7 +74,7 @@ def passed(outcome: Outcome) -> bool:
 def configuration(outcome: Outcome) -> dict[str, str]:
     """What decided the run. What a scenario needed is replaced by what it got."""
     backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
-    # On gloo, nsa.train gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
+    # On gloo, our program gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
     quiet = _ONLY_LOGS if outcome.backend == "nccl" else (*_ONLY_LOGS, "run.env.TORCH_DISTRIBUTED_DEBUG")
     chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
     return {**chosen, "backend": backend, "device": outcome.device}

@@ -27,7 +27,7 @@ def question(report: BisectReport) -> str:
             return f"from which {subject.noun} on does it {fail}?"
         case Form.COMMIT:
             return f"since which {subject.noun} does it {fail}?"
-        case Form.BRANCHES:
+        case Form.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case Form.KEYS:
             return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"

@@ -17,7 +17,7 @@ _SUBJECT = 60
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     sha: str  # as short as git finds unambiguous
-    words: str  # "1a2b3c4d5 Make the gate learn"
+    words: str  # "1a2b3c4d5 Make the loss fall"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
+from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.launch.launch import subject_path
@@ -162,11 +163,11 @@ class Launches:
         return self.trees.of(str(self.subject.config(subset)["commit"]))
 
     def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
-        """Launched in its worktree; nsa.train is that commit's own where it has one."""
+        """Launched in its worktree; our own program is that commit's where it has one."""
         if self.trees is None:
             return spec
         tree, ours = self._tree(subset), str(subject_path())
-        theirs = tree / "nsa"
+        theirs = tree / FOLDER
         program = tuple(str(theirs) if word == ours and theirs.is_dir() else word for word in spec.program)
         return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 

@@ -17,20 +17,20 @@ from typing import IO, Any, Protocol
 
 from nsa_harness import protocol
 from nsa_harness.core.plan import Fault, Launcher, RunSpec
+from nsa_harness.subject.environment import is_read_by_it
+from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.launch.machine import device_words
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
-_SUBJECT = (_PACKAGE / "nsa").resolve()
+_SUBJECT = (_PACKAGE / FOLDER).resolve()
 _MEMORY = Path("/dev/shm")
-# Names the subject reads. What is not declared must not leak into it from the user's shell: the spec repeats the run.
-_SUBJECT_PREFIX, _SUBJECT_NAMES = "NSA_", ("TORCH_BACKEND", "CONFIG")
 
 
 def subject_path() -> Path:
-    """The directory of the nsa package that ships with this harness. Launched by path, so nothing can shadow it."""
+    """The directory of the program that ships with this harness. Launched by path, so nothing can shadow it."""
     return _SUBJECT
 
 
@@ -218,7 +218,7 @@ def shared_environment(spec: RunSpec) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
+        if not name.startswith(protocol.ENV_PREFIX) and not (subject and is_read_by_it(name))
     }
     return {**_unbuffered(spec), **inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
 
@@ -239,10 +239,6 @@ def _python_path(python_path: str) -> str:
 
 def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:
     return {} if devices is None else {"CUDA_VISIBLE_DEVICES": device_words(devices)}
-
-
-def _read_by_subject(name: str) -> bool:
-    return name.startswith(_SUBJECT_PREFIX) or name in _SUBJECT_NAMES
 
 
 def _unbuffered(spec: RunSpec) -> dict[str, str]:

@@ -25,7 +25,7 @@ from nsa_harness.core.scenario.overrides import (
 )
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
-from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
@@ -281,7 +281,7 @@ def _is_ours(tree: Node) -> bool:
     run = value.get("run") if isinstance(value, dict) else None
     if not isinstance(run, dict):
         return True
-    return run.get("command") is None and run.get("program", NSA_TRAIN) == NSA_TRAIN
+    return run.get("command") is None and run.get("program", OUR_PROGRAM) == OUR_PROGRAM
 
 
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:

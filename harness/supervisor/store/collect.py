@@ -26,9 +26,10 @@ from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Trouble
+from nsa_harness.core.scenario.program import Reported, Row
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
-from nsa_harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
+from nsa_harness.supervisor.store.metrics import last_number, table, whole
 from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
 
@@ -134,10 +135,10 @@ _MAX_ORDER_BYTES = 8 << 20
 _Value = TypeVar("_Value")
 
 
-def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
-    """The evidence of one attempt; also written to evidence/<node>.json."""
+def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json. `reported`: reads the program's own tables."""
     gather = _Gather(attempt=attempt, spec=spec)
-    evidence, text = bounded(gather.evidence(node))
+    evidence, text = bounded(gather.evidence(node, reported))
     try:
         own_folder(attempt.evidence)
         write_document(attempt.evidence / f"{node}.json", text)
@@ -171,8 +172,9 @@ class _Gather:
     def __post_init__(self) -> None:
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
-    def evidence(self, node: str) -> Evidence:
+    def evidence(self, node: str, reported: Reported | None) -> Evidence:
         journals = self.journals
+        metrics, rows = reported(self._table) if reported else ({}, ())
         exits = tuple(journals.exits())
         said = journals.said("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
@@ -199,13 +201,14 @@ class _Gather:
             last_progress_s=said.get("last_progress_s"),
             leftovers=tuple(journals.left("outlived")),
             undead=tuple(journals.left("left")),
-            metrics=training_metrics(self.attempt, self._note),
+            metrics=metrics,
             trouble=tuple(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
             gradient_order=first_out_of_order(self._orders()),
             observed=journals.observed,
+            reported=rows,
         )
 
     # Ranks.
@@ -254,7 +257,6 @@ class _Gather:
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
-            gates=gates(self.attempt.path / "gate_health.csv", self._note) if rank == 0 else (),
         )
 
     def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
@@ -317,6 +319,9 @@ class _Gather:
             self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
 
     # Numbers and trouble.
+
+    def _table(self, name: str) -> list[Row] | None:
+        return table(self.attempt.path / name, self._note)
 
     def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
         """The program's own traces of when gradients arrived, where it wrote any."""
