@@ -27,11 +27,11 @@ from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener, Silent
 from nsa_harness.render.text import escape
+from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
-from nsa_harness.supervisor.observe.ranks import command_words
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 

@@ -289,12 +289,7 @@ class Camera:
 
 def _left(pid: int) -> bool:
     """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
-
-    def ended() -> bool:
-        stat = procfs.read_stat(pid)
-        return stat is None or stat.state in "ZX"
-
-    return wait_for(ended, _DYING_S)
+    return wait_for(lambda: not procfs.alive(pid), _DYING_S)
 
 
 @dataclass(frozen=True, kw_only=True)

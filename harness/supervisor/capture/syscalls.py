@@ -224,7 +224,7 @@ def kernel_text(path: str | Path) -> str:
         return ""
 
 
-def kernel_fields(path: str) -> dict[str, str]:
+def kernel_fields(path: str | Path) -> dict[str, str]:
     """The same of a file with lines of "name: value"."""
     pairs = (line.partition(":") for line in kernel_text(path).splitlines())
     return {name: value.strip() for name, _, value in pairs}

@@ -26,7 +26,7 @@ from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.stacks import py_spy
-from nsa_harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
+from nsa_harness.supervisor.observe.ranks import rank_of, ranks_below
 from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
@@ -57,7 +57,7 @@ def find_job(pid: int) -> RunningJob:
     _check_readable(pid)
     ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
     if not ranks:
-        shown = " ".join(command_words(pid))[:120] or stat.command
+        shown = " ".join(procfs.command_words(pid))[:120] or stat.command
         raise NoSuchJob(
             f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
             " name torchrun, a rank, or a process above them"

@@ -97,15 +97,12 @@ def create_run(parent: Path) -> RunDir:
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
     """The run belongs to this process. Raises StoredRunError while another controller has it."""
-    lock = FileLock(run.lock)
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def find_run(path: Path | None, parent: Path) -> RunDir:
