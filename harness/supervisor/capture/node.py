@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,11 @@ from nsa_harness.core.evidence.host import (
     PROCESS_FIELDS,
     Gpu,
     HostMemory,
-    Process,
     killed_since,
     parse_gpus,
 )
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, group_memory
-from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.commands import answer_of
 from nsa_harness.supervisor.launch.machine import memory_bytes
 
 _KMSG = Path("/dev/kmsg")
@@ -82,21 +81,11 @@ def _next_record(log: int) -> str | None:
 _LIMIT_S = 2.5  # for both questions
 
 
-def gpu_in_use(processes: Iterable[Process]) -> bool:
-    """One of them holds a GPU open."""
-    return any(end.startswith("/dev/nvidia") for process in processes for end in process.holds)
-
-
-def gpu_state(failures: list[str], tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Every GPU of the node; where there is no answer the reason is appended to `failures`."""
+def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
+    """Every GPU of the node. Raises CommandFailed where there is no answer, ValueError for one of another form."""
     deadline = time.monotonic() + _LIMIT_S
-    try:
-        table = _ask(tool, "gpu", GPU_FIELDS, deadline)
-        processes = _ask(tool, "compute-apps", PROCESS_FIELDS, deadline)
-        return parse_gpus(table, processes)
-    except (CommandFailed, ValueError) as error:
-        failures.append(str(error))
-        return ()
+    table = _ask(tool, "gpu", GPU_FIELDS, deadline)
+    return parse_gpus(table, _ask(tool, "compute-apps", PROCESS_FIELDS, deadline))
 
 
 def _ask(tool: str, what: str, fields: tuple[str, ...], deadline: float) -> str:

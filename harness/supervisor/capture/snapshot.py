@@ -17,7 +17,8 @@ from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
 from nsa_harness.core.evidence.stacks import native_wanted, training_stack
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.node import gpu_in_use, gpu_state
+from nsa_harness.supervisor.capture.commands import CommandFailed
+from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.capture.worker_server import ask_flight
@@ -37,20 +38,14 @@ def readable(snapshot: RankSnapshot) -> Iterator[str]:
         yield f"child {child.pid}   {child.command}   state {child.state}   cpu {child.cpu_s:.2f} s"
     for stack in snapshot.stacks:
         yield ""
-        yield _thread_line(stack)
+        state = "active" if stack.active else "idle"
+        holds = ", holds the GIL" if stack.gil else ""
+        yield f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
         yield from (f"    {name}" for name in stack.native)
         yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in stack.frames)
     for collective in snapshot.collectives:
         if not collective.retired:
             yield f"pending {collective.op} #{collective.seq} group {collective.group} sizes {collective.sizes}"
-
-
-def leaf_line(snapshot: RankSnapshot, stack: Stack | None) -> int | None:
-    """The line of the readable dump that shows the innermost Python frame of `stack`."""
-    for number, line in enumerate(readable(snapshot), start=1):
-        if stack and line == _thread_line(stack):
-            return number + len(stack.native) + 1
-    return None
 
 
 def _state(process: Process) -> Iterator[str]:
@@ -61,13 +56,11 @@ def _state(process: Process) -> Iterator[str]:
         yield f"held by the debugger {process.traced_by}"
     if process.frozen:
         yield "its control group is frozen"
-    yield from (_wait(task) for task in process.tasks if task.target or task.held_by)
+    for task in process.tasks:
+        if task.target or task.held_by:
+            others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
+            yield f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
     yield from (_socket(one) for one in process.sockets)
-
-
-def _wait(task: Task) -> str:
-    others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
-    return f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
 
 
 def _socket(one: Socket) -> str:
@@ -76,12 +69,6 @@ def _socket(one: Socket) -> str:
     carried = "" if one.acked_bytes is None else f"   acknowledged {one.acked_bytes}   received {one.received_bytes}"
     queues = f"unacknowledged {one.unacked_bytes}   unread {one.unread_bytes}   retransmits {one.retransmits}"
     return f"socket {one.local} -> {one.peer}{whose}   {one.state}   {queues}{carried}"
-
-
-def _thread_line(stack: Stack) -> str:
-    state = "active" if stack.active else "idle"
-    holds = ", holds the GIL" if stack.gil else ""
-    return f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
 
 
 _FLIGHT_LIMIT_S = 1.0
@@ -218,13 +205,13 @@ class Camera:
         return stacks
 
     def _gpus(self, scene: Scene) -> tuple[Gpu, ...]:
-        if not gpu_in_use(scene.everyone):
+        if not any(end.startswith("/dev/nvidia") for process in scene.everyone for end in process.holds):
             return ()
-        failures: list[str] = []
-        found = gpu_state(failures)
-        for failure in failures:
-            self._note("gpus", failure, None)
-        return found
+        try:
+            return gpu_state()
+        except (CommandFailed, ValueError) as error:
+            self._note("gpus", str(error), None)
+            return ()
 
     # The flight recorder.
 
