@@ -20,7 +20,7 @@ from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
-from nsa_harness.supervisor.launch.launch import subject_path
+from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
@@ -160,7 +160,7 @@ class Launches:
         """Launched in its worktree; nsa.train is that commit's own where it has one."""
         if self.trees is None:
             return spec
-        tree, ours = self._tree(subset), str(subject_path())
+        tree, ours = self._tree(subset), str(SUBJECT)
         theirs = tree / "nsa"
         program = tuple(str(theirs) if word == ours and theirs.is_dir() else word for word in spec.program)
         return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)

@@ -28,12 +28,12 @@ from typing import IO, Any
 
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.supervisor.launch.launch import (
+    SUBJECT,
     Guarded,
     give_order,
     is_command,
     launch,
     shared_environment,
-    subject_path,
 )
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line
 
@@ -87,7 +87,7 @@ def _no_program(spec: RunSpec) -> str | None:
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a command of the user's own is started as it is"
     file = _file(spec)
-    known = file == "-m" or file.endswith(".py") or file == str(subject_path())
+    known = file == "-m" or file.endswith(".py") or file == str(SUBJECT)
     return None if known else f"{file} is neither a file of Python's nor a module"
 
 

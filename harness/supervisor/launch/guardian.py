@@ -28,7 +28,6 @@ from typing import Any
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads) need to leave after it
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
-_DEFAULT_GRACE_S = 1.0
 NO_SOCKETS = shutil.ignore_patterns("*.sock")  # a rank's own ear, which cannot be copied
 _STAT_STATE, _STAT_PARENT, _STAT_EXIT_CODE = 0, 1, 49  # fields after the command's closing bracket
 
@@ -107,7 +106,7 @@ class Guardian:
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], poll)
         elif command["do"] == "end":
-            self._end(command.get("grace_s", _DEFAULT_GRACE_S))
+            self._end(command["grace_s"])
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, poll: select.poll) -> None:
@@ -124,7 +123,7 @@ class Guardian:
         pid, rank = self.watched.pop(fd)
         stat = _stat(pid)
         os.close(fd)
-        status = _status(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
+        status = os.waitstatus_to_exitcode(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
         self.seen_exits.add(pid)
         self.say("exit", pid=pid, rank=rank, status=status)
 
@@ -138,7 +137,7 @@ class Guardian:
                 return
             if pid not in self.seen_exits:
                 ranks = dict(self.watched.values())
-                self.say("exit", pid=pid, rank=ranks.get(pid), status=_status(wait_status))
+                self.say("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def _end(self, grace_s: float) -> None:
         """TERM, then KILL, to every process of the run; then bring the boards home."""
@@ -254,11 +253,6 @@ def command_of(pid: int) -> str:
 def _kill(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _status(wait_status: int) -> int:
-    """Exit code, or minus the signal."""
-    return -os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else os.WEXITSTATUS(wait_status)
 
 
 def first_line() -> bytes:
