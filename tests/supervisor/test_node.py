@@ -117,7 +117,7 @@ def test_torchrun_says_which_signals_it_sent() -> None:
 
 
 def test_who_sent_which_signal_is_told_by_sender() -> None:
-    guarded = [{"event": "signal", "t_ns": 9_000_000_000, "signal": "SIGTERM", "pids": [70, 99]}, {"event": "ended"}]
+    guarded = [{"event": "signal", "t_ns": 9_000_000_000, "signal": "SIGTERM", "pids": [70, 99]}]
     killed = HostMemory(
         total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=1, killed=(KILL, "Killed")
     )

@@ -11,7 +11,7 @@ import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, system_call
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
 
 # psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
 # (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
@@ -133,17 +133,14 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
-        call = system_call(pid, tid, origin_ns)
-        yield Task(
+        task = Task(
             tid=tid,
             comm=stat.command,
             state=stat.state,
             wchan=kernel_text(f"/proc/{pid}/task/{tid}/wchan"),
-            syscall=call.name,
-            wakes_at_s=call.wakes_at_s,
-            timed=call.timed,
+            syscall="",
+            wakes_at_s=None,
+            timed=None,
             cpu_s=stat.cpu_s,
-            fd=call.fd,
-            target=call.target,
-            held_by=call.held_by,
         )
+        yield with_system_call(task, pid, origin_ns)

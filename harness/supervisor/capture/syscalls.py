@@ -6,8 +6,10 @@ import os
 import platform
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+
+from nsa_harness.core.evidence.host import Task
 
 RESTARTED = "restart_syscall"  # a timed wait that goes on after the process was stopped: its arguments are gone
 
@@ -49,37 +51,25 @@ _MAX_CHILDREN = 16
 _P_ALL, _P_PID = 0, 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class SystemCall:
-    """What one thread stands in; the fields mean what they mean in Task."""
-
-    name: str
-    timed: bool | None
-    wakes_at_s: float | None
-    fd: int | None
-    target: str
-    held_by: tuple[int, ...] | None
-
-
-def system_call(pid: int, tid: int, origin_ns: int) -> SystemCall:
-    """One thread at this moment; times relative to `origin_ns`."""
-    name, arguments = _syscall(pid, tid)
+def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
+    """The thread with what it stands in at this moment; times relative to `origin_ns`."""
+    name, arguments = _syscall(pid, task.tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return SystemCall(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return replace(task, syscall=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
     if name == "openat" and len(arguments) > 1:
-        return _path(pid, arguments[1])
+        return _memory(pid, arguments[1], _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
     if name == "futex" and len(arguments) > 1 and not arguments[1] & _FUTEX_PRIVATE:
-        return shared_file(pid, arguments[0])
+        return _shared_file(pid, arguments[0])
     return link(pid, fd)
 
 
-def shared_file(pid: int, address: int) -> str:
+def _shared_file(pid: int, address: int) -> str:
     """The file behind memory that processes share, as a semaphore of multiprocessing has one; "" for any other."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
@@ -152,10 +142,6 @@ def _living_children(pid: int) -> tuple[int, ...] | None:
 def _signed(argument: int) -> int:
     """A C int out of a register."""
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
-
-
-def _path(pid: int, address: int) -> str:
-    return _memory(pid, address, _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
 
 
 def _memory(pid: int, address: int, size: int) -> bytes:

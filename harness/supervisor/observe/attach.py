@@ -184,40 +184,35 @@ class KnownRanks(Ranks):
         return new
 
 
-@dataclass(kw_only=True)
-class Look:
+def look(
+    guarded: Onlooker,
+    spec: RunSpec,
+    attempt: AttemptDir,
+    audience: WatchListener,
+    *,
+    interrupted: Callable[[], bool],
+    for_s: float,
+) -> Ending:
     """Looks at a job until it is decided, or for so long."""
 
-    job: RunningJob
-    guarded: Onlooker
-    spec: RunSpec
-    attempt: AttemptDir
-    audience: WatchListener
-    interrupted: Callable[[], bool]
-    for_s: float
-
-    def __post_init__(self) -> None:
-        ranks = functools.partial(KnownRanks, known=self.job.ranks)
-        self.watch = Watch(
-            guarded=self.guarded,
-            spec=self.spec,
-            attempt=self.attempt,
-            audience=self.audience,
-            interrupted=self.interrupted,
-            policy=WatchPolicy(find_ranks=ranks, decide=self._decide, observed=True),
-        )
-        self._begun_s = self.watch.now_s()
-
-    def run(self) -> Ending:
-        return self.watch.run()
-
-    def _decide(self, now_s: float, limits: Limits) -> Ending | None:
+    def decide(now_s: float, limits: Limits) -> Ending | None:
         """Stacks from the start on: there may be no marks that could be waited for."""
-        watch = self.watch
         if not watch.due("look", now_s, _LOOK_S):
             return None
         watch.snapshots.take()
         if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
-        decided = moving_ranks(watch.snapshots.samples) or now_s - self._begun_s >= self.for_s
+        decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
         return Ending.DETACHED if decided else None
+
+    ranks = functools.partial(KnownRanks, known=guarded.job.ranks)
+    watch = Watch(
+        guarded=guarded,
+        spec=spec,
+        attempt=attempt,
+        audience=audience,
+        interrupted=interrupted,
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
+    )
+    begun_s = watch.now_s()
+    return watch.run()

@@ -29,33 +29,19 @@ def sent_signals(
     guarded: Sequence[Mapping[str, Any]], log: str, memory: HostMemory | None, ranks: Mapping[int, int], origin_ns: int
 ) -> tuple[SentSignal, ...]:
     """Signals of the kernel's OOM killer, of torchrun (its log), of the guardian (its journal). By pid: `ranks`."""
-    found = [
-        *_of_kernel(memory, ranks),
-        *(_sent(pid, name, "torchrun", None, ranks) for pid, name in closing_signals(log)),
-        *_of_guardian(guarded, ranks, origin_ns),
+    # The kernel's log counts processes as the host does, in a container too: only those of the run count.
+    killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
+    found: list[tuple[int, str, str, float | None]] = [
+        (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
-    return tuple(found[:_MAX_SIGNALS])
-
-
-def _of_kernel(memory: HostMemory | None, ranks: Mapping[int, int]) -> Iterator[SentSignal]:
-    """Only what it did to processes of the run; in a container its log counts processes as the host does."""
-    for pid in killed_pids(memory.killed if memory else ()):
-        if pid in ranks:
-            yield _sent(pid, "SIGKILL", "kernel (out of memory)", None, ranks)
-
-
-def _of_guardian(
-    guarded: Sequence[Mapping[str, Any]], ranks: Mapping[int, int], origin_ns: int
-) -> Iterator[SentSignal]:
+    found += [(pid, name, "torchrun", None) for pid, name in closing_signals(log)]
     for record in guarded:
-        if record.get("event") == "signal" and "t_ns" in record:
-            at_s = (int(record["t_ns"]) - origin_ns) / 1e9
-            for pid in record.get("pids") or ():
-                yield _sent(pid, str(record.get("signal")), "harness", at_s, ranks)
-
-
-def _sent(pid: int, name: str, sender: str, at_s: float | None, ranks: Mapping[int, int]) -> SentSignal:
-    return SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
+        at_s = (int(record["t_ns"]) - origin_ns) / 1e9
+        found += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
+    return tuple(
+        SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
+        for pid, name, sender, at_s in found[:_MAX_SIGNALS]
+    )
 
 
 _KEPT_SAMPLES = 200

@@ -59,15 +59,6 @@ class WatchPolicy:
 
 
 @dataclass(kw_only=True)
-class LauncherState:
-    """What the guardian has said of the launcher."""
-
-    pid: int | None = None
-    left_s: float | None = None
-    error: str | None = None  # why it could not be started
-
-
-@dataclass(kw_only=True)
 class Snapshots:
     """The snapshots of one attempt, and what they show of it."""
 
@@ -129,7 +120,9 @@ class Watch:
     audience: WatchListener
     interrupted: Callable[[], bool]
     policy: WatchPolicy = field(default_factory=WatchPolicy)
-    launcher: LauncherState = field(default_factory=LauncherState)
+    launcher: int | None = None  # its process, when it left and why it could not be started, as the guardian says
+    launcher_left_s: float | None = None
+    launcher_error: str | None = None
     trains: bool = False  # every rank has left start-up
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
     grown_s: float = 0.0
@@ -164,7 +157,7 @@ class Watch:
 
     def _look(self) -> Ending | None:
         now_s = self.now_s()
-        if self.launcher.error is not None:
+        if self.launcher_error is not None:
             return Ending.NOT_LAUNCHED
         if self._over(now_s):
             return self.policy.over()
@@ -181,8 +174,7 @@ class Watch:
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
             return self.policy.overdue()
-        if limits.deadline_s is not None and now_s >= _profiled_from_s(limits.deadline_s):
-            self._glance(now_s)
+        self._glance(now_s, limits.deadline_s)
         return self.policy.decide(now_s, limits) if self.policy.decide else self.suspicion(now_s, limits)
 
     @property
@@ -209,24 +201,24 @@ class Watch:
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            self.launcher.pid = event["pid"]
+            self.launcher = event["pid"]
         elif event["event"] == "failed":
-            self.launcher.error = event["error"]
+            self.launcher_error = event["error"]
         elif event["event"] == "exit":
-            if event["pid"] == self.launcher.pid:
-                self.launcher.left_s = self.now_s()
+            if event["pid"] == self.launcher:
+                self.launcher_left_s = self.now_s()
             self.ranks.left(event["pid"])
 
     def _over(self, now_s: float) -> bool:
         """The launcher has left, and so have the ranks, or they had their time to follow it."""
         if self.guarded.lost:
             return True
-        left_s = self.launcher.left_s
+        left_s = self.launcher_left_s
         return left_s is not None and (not self.ranks.alive or now_s - left_s > _RANKS_AFTER_LAUNCHER_S)
 
     def _discover(self) -> None:
-        if self.launcher.pid is not None:
-            for rank, pid in self.ranks.discover(self.launcher.pid):
+        if self.launcher is not None:
+            for rank, pid in self.ranks.discover(self.launcher):
                 self.write("rank", rank=rank, pid=pid)
 
     def _note_start(self) -> None:
@@ -279,8 +271,9 @@ class Watch:
             return SETTLE_S
         return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _LOOKS_PER_BUSY))
 
-    def _glance(self, now_s: float) -> None:
-        if self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
+    def _glance(self, now_s: float, deadline_s: float | None) -> None:
+        late = deadline_s is not None and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
+        if late and self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
             self.snapshots.glance()
 
     # The end.
@@ -297,14 +290,10 @@ class Watch:
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
         self.write("limits", **plain(self.limits))
         last_progress_s = self.ranks.last_progress_s()
-        self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher.error)
+        self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher_error)
 
     def write(self, event: str, **facts: Any) -> None:
         append_line(self.attempt.watch, {"event": event, "t_s": round(self.now_s(), 4), **facts})
-
-
-def _profiled_from_s(deadline_s: float) -> float:
-    return deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
 
 
 def _deciding(episode: list[Snapshot]) -> list[Snapshot]:
