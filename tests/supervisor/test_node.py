@@ -14,7 +14,7 @@ from nsa_harness.core.evidence.exit_messages import closing_signals
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
 from nsa_harness.supervisor.capture.commands import CommandFailed
-from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_state, watch_memory
+from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_state
 from nsa_harness.supervisor.store.journals import sent_signals
 
 
@@ -95,12 +95,12 @@ def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_betwee
 
 
 def test_a_log_that_nobody_may_read_is_no_error(tmp_path: Path) -> None:
-    assert watch_memory().ended(tmp_path / "absent").killed == ()
+    assert MemoryWatch().ended(tmp_path / "absent").killed == ()
 
 
 def test_reading_the_real_log_ends() -> None:
     began_s = time.monotonic()
-    assert watch_memory().ended().killed == ()
+    assert MemoryWatch().ended().killed == ()
     assert time.monotonic() - began_s < 2.0
 
 

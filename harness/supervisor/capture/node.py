@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -29,10 +29,11 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """What was so at the launch; `ended` tells what has changed."""
+    """What is so now, at the launch; `ended` tells what has changed. The run lives in our own control groups."""
 
-    began_ns: int  # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep
-    before: GroupMemory
+    # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep.
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    before: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def ended(self, kmsg: Path = _KMSG) -> HostMemory:
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
@@ -45,11 +46,6 @@ class MemoryWatch:
             oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
             killed=tuple(islice(killed_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
         )
-
-
-def watch_memory() -> MemoryWatch:
-    """From now on. The run lives in the control groups of this process."""
-    return MemoryWatch(began_ns=time.monotonic_ns(), before=group_memory(os.getpid()))
 
 
 def _records(kmsg: Path) -> Iterator[str]:

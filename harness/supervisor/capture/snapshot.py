@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -102,8 +102,8 @@ class Camera:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
-            pending = [self._request(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
-            seen = tuple(self._received(number, one, written=written) for one in pending)
+            asked = [self._asked(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
+            seen = tuple(received(number, written) for received in asked)
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -117,46 +117,42 @@ class Camera:
             self._note("board", str(error), None)
             return None
 
-    # One rank: everything is asked at once, and put together when it is there.
-
-    def _request(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _PendingRank:
+    def _asked(
+        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int
+    ) -> Callable[[int, bool], RankSnapshot]:
+        """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
-        return _PendingRank(
-            rank=rank,
-            pid=pid,
-            process=process,
-            children=children,
-            board=board,
-            stacks=pool.submit(self._stacks, rank, process, board, patience),
-            child_stacks={
-                child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
-            },
-            collectives=pool.submit(self._flight, rank, pid, board),
-        )
+        own = pool.submit(self._stacks, rank, process, board, patience)
+        below = {
+            child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
+        }
+        recorded = pool.submit(self._flight, rank, pid, board)
 
-    def _received(self, number: int, pending: _PendingRank, *, written: bool) -> RankSnapshot:
-        stacks, raw = pending.stacks.result()
-        collectives, by_beat = pending.collectives.result()
-        snapshot = RankSnapshot(
-            rank=pending.rank,
-            pid=pending.pid,
-            process=pending.process,
-            children=pending.children,
-            stacks=stacks,
-            child_stacks={pid: found.result() for pid, found in pending.child_stacks.items()},
-            board=pending.board,
-            collectives=collectives,
-            asked_bytes=self.asked_bytes.get(pending.pid, 0),
-            proof=f"{self.dumps.name}/rank{pending.rank}.{number}.txt" if written else None,
-        )
-        # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
-        if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
-            self._count_bytes(snapshot)
-        if written:
-            self._write(snapshot, raw, number)
-        return snapshot
+        def received(number: int, written: bool) -> RankSnapshot:
+            stacks, raw = own.result()
+            collectives, by_beat = recorded.result()
+            snapshot = RankSnapshot(
+                rank=rank,
+                pid=pid,
+                process=process,
+                children=children,
+                stacks=stacks,
+                child_stacks={child: found.result() for child, found in below.items()},
+                board=board,
+                collectives=collectives,
+                asked_bytes=self.asked_bytes.get(pid, 0),
+                proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if written else None,
+            )
+            # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
+            if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
+                self._count_bytes(snapshot)
+            if written:
+                self._write(snapshot, raw, number)
+            return snapshot
+
+        return received
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
         """What the questions of this look made the process read and write, for the next look to take off."""
@@ -277,17 +273,3 @@ class Camera:
 def _left(pid: int) -> bool:
     """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
     return wait_for(lambda: not procfs.alive(pid), _DYING_S)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PendingRank:
-    """One rank whose answers are on their way."""
-
-    rank: int
-    pid: int
-    process: Process | None
-    children: tuple[Process, ...]
-    board: Board | None
-    stacks: Future[_Stacks]
-    child_stacks: dict[int, Future[_Threads]]
-    collectives: Future[_Recorded]

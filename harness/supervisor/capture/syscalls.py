@@ -191,15 +191,8 @@ def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | Non
     if len(data) < _TIMESPEC.size:
         return None
     seconds, nanoseconds = _TIMESPEC.unpack(data)
-    at_ns = int(seconds) * 10**9 + int(nanoseconds) - _clock_offset_ns(clock)
-    return (at_ns - origin_ns) / 1e9
-
-
-def _clock_offset_ns(clock: int) -> int:
-    """What to take from a time of `clock` to get CLOCK_MONOTONIC."""
-    if clock == _CLOCK_MONOTONIC:
-        return 0
-    return time.clock_gettime_ns(clock) - time.monotonic_ns()
+    ahead_ns = 0 if clock == _CLOCK_MONOTONIC else time.clock_gettime_ns(clock) - time.monotonic_ns()
+    return (int(seconds) * 10**9 + int(nanoseconds) - ahead_ns - origin_ns) / 1e9
 
 
 def kernel_text(path: str | Path) -> str:

@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,8 @@ class Guardian:
 
     def members(self) -> list[int]:
         """Every living process of the run: who descends from here, or carries the tag in its environment."""
-        parents = {pid: (int(stat[_STAT_PARENT]), stat[_STAT_STATE]) for pid, stat in _processes()}
+        pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+        parents = {pid: (int(stat[_STAT_PARENT]), stat[_STAT_STATE]) for pid in pids if (stat := _stat(pid))}
         me, root = os.getpid(), self.root
 
         def descends(pid: int) -> bool:
@@ -218,14 +218,6 @@ class Guardian:
         os.write(self.journal, line)
         with contextlib.suppress(OSError):  # the controller may be gone; the journal has it
             os.write(1, line)
-
-
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            stat = _stat(int(entry.name))
-            if stat:
-                yield int(entry.name), stat
 
 
 def _stat(pid: int) -> list[str] | None:

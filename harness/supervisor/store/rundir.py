@@ -90,7 +90,10 @@ def create_run(parent: Path) -> RunDir:
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
     path.mkdir(parents=True)
-    _point_latest(parent, run_id)
+    aside = parent / f".latest.{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(run_id)
+    aside.replace(parent / "latest")
     return RunDir(path)
 
 
@@ -146,10 +149,3 @@ def write_document(path: Path, text: str) -> None:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-
-def _point_latest(parent: Path, run_id: str) -> None:
-    aside = parent / f".latest.{os.getpid()}"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(run_id)
-    aside.replace(parent / "latest")

@@ -17,7 +17,7 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.verdict.limits import in_force
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import sampled
-from nsa_harness.supervisor.capture.node import watch_memory
+from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.launch.launch import Watchable
 from nsa_harness.supervisor.store.adapters import json_text, plain
@@ -134,7 +134,7 @@ class Watch:
         camera = Camera(origin_ns=self.guarded.origin_ns, boards=self.guarded.boards, dumps=dumps)
         self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, camera=camera)
         self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
-        self.memory = watch_memory()
+        self.memory = MemoryWatch()
         self.write("origin", origin_ns=self.guarded.origin_ns)
         if self.policy.observed:
             self.write("observed")
@@ -169,7 +169,9 @@ class Watch:
             self.snapshots.take()
             return Ending.INTERRUPTED
         self.audience.phase(self.ranks.progress(now_s))
-        self._note_start()
+        if not self.trains and self.ranks.all_train:
+            self.trains = True
+            self.write("started")
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
@@ -220,11 +222,6 @@ class Watch:
         if self.launcher is not None:
             for rank, pid in self.ranks.discover(self.launcher):
                 self.write("rank", rank=rank, pid=pid)
-
-    def _note_start(self) -> None:
-        if not self.trains and self.ranks.all_train:
-            self.trains = True
-            self.write("started")
 
     # Suspicion, then proof.
 
