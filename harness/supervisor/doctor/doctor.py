@@ -134,6 +134,8 @@ Resolver = Callable[[str], Sequence[str]]
 def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
     """Everything at once, in some seconds: the slow questions are child processes."""
     watched = WallWatch()
+    # The directory itself, or the one in which it would be made.
+    reports = next(place for place in (working_dir / "reports", working_dir, *working_dir.parents) if place.is_dir())
     with ThreadPoolExecutor(max_workers=4) as pool:
         python = pool.submit(doctor_children.python_facts)
         torch = pool.submit(doctor_children.torch_facts)
@@ -152,7 +154,7 @@ def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
             py_spy=spy.result(),
             shared_memory=space_facts(_MEMORY),
             temporary=space_facts(Path(tempfile.gettempdir())),
-            reports=space_facts(_nearest(working_dir / "reports")),
+            reports=space_facts(reports),
             limits=limit_facts(),
             memory=memory_facts(),
             cores=core_facts(),
@@ -282,11 +284,6 @@ def _size_bytes(directory: Path) -> int:
         except OSError:  # removed meanwhile
             continue
     return total
-
-
-def _nearest(path: Path) -> Path:
-    """The directory itself, or the one in which it would be made."""
-    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
 
 
 def _resolved(name: str) -> list[str]:

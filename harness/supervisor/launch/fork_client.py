@@ -257,7 +257,12 @@ class ForkServer:
         key = spec.cwd, frozenset(environment.items())
         with self._lock:
             if key not in self._servers:
-                self._servers[key] = _server_or_why(environment, spec.cwd)
+                try:
+                    self._servers[key] = _Server(environment, spec.cwd)
+                except NoFork as why:
+                    self._servers[key] = why
+                except OSError as error:
+                    self._servers[key] = NoFork(f"no fork server: {error}")
         server = self._servers[key]
         if isinstance(server, NoFork):
             raise server
@@ -265,15 +270,6 @@ class ForkServer:
         if shadow:
             raise NoFork(f"{shadow} stands where a module of that name is imported already")
         return server
-
-
-def _server_or_why(environment: dict[str, str], cwd: str | None) -> _Server | NoFork:
-    try:
-        return _Server(environment, cwd)
-    except NoFork as why:
-        return why
-    except OSError as error:
-        return NoFork(f"no fork server: {error}")
 
 
 def _shadowing(spec: RunSpec, modules: frozenset[str]) -> Path | None:

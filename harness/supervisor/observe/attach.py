@@ -113,11 +113,8 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _boards_of(ranks: Mapping[int, int]) -> Path | None:
-    for pid in ranks.values():
-        boards = procfs.environment(pid).get(protocol.ENV_BOARDS)
-        if boards and Path(boards).is_dir():
-            return Path(boards)
-    return None
+    named = (procfs.environment(pid).get(protocol.ENV_BOARDS) for pid in ranks.values())
+    return next((Path(boards) for boards in named if boards and Path(boards).is_dir()), None)
 
 
 def _started_ns(ranks: Mapping[int, int]) -> int:

@@ -110,7 +110,7 @@ class GuestRanks(Ranks):
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
         boards = dict(self._boards())
-        solo = [pid for pid, board in boards.items() if self._only_one(board)]
+        solo = [pid for pid, board in boards.items() if board.world_size == 1 and rank_of(pid) is None]
         found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
         if not found and solo:
             found = {0: min(solo)}
@@ -131,9 +131,6 @@ class GuestRanks(Ranks):
             pid = name.removesuffix(".board")
             if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.camera.board(int(pid))):
                 yield int(pid), board
-
-    def _only_one(self, board: Board) -> bool:
-        return board.world_size == 1 and rank_of(board.pid) is None
 
     def _from_outside(self, launcher: int) -> dict[int, int]:
         """Without boards (no probe, or no time yet to write one): RANK in environments, then whoever has torch."""

@@ -206,7 +206,7 @@ class _Gather:
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
             gradient_order=first_out_of_order(self._orders()),
-            observed=journals.observed,
+            observed=bool(journals.said("observed")),
         )
 
     # Ranks.

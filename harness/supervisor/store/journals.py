@@ -86,7 +86,8 @@ class Journals:
     def __post_init__(self) -> None:
         self.processes = list(self._sound(self.attempt.processes))
         self.watched = list(self._sound(self.attempt.watch))
-        self.origin_ns: int = self.said("origin").get("origin_ns", self._first_ns())
+        first_ns = next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
+        self.origin_ns: int = self.said("origin").get("origin_ns", first_ns)
         self.pids = self._rank_pids()
 
     def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
@@ -101,9 +102,6 @@ class Journals:
                 self._note(journal.name, f"{record['event']} without {', '.join(sorted(missing))}")
             else:
                 yield record
-
-    def _first_ns(self) -> int:
-        return next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
 
     def said(self, event: str) -> dict[str, Any]:
         """The last record of that kind; empty when there is none."""
@@ -164,10 +162,6 @@ class Journals:
         asked = self.said("asked_to_end").get("t_s")
         settled = standing[-1:] if standing and max(released, default=-1.0) < standing[-1] else []
         return [*settled, *([float(asked)] if asked is not None else [])]
-
-    @property
-    def observed(self) -> bool:
-        return bool(self.said("observed"))
 
     def retracted(self) -> Iterator[Retraction]:
         """Each proof with the release that followed it."""
