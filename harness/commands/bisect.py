@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,14 +46,13 @@ from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
 from nsa_harness.render.listener import Broadcast, Silent
-from nsa_harness.supervisor.bisect.commits import worktrees
+from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
     Launches,
     key_of,
-    launches_of,
     question_of,
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
@@ -74,7 +73,7 @@ def run_bisection(request: BisectRequest) -> int:
     """Search, prove, write the documents; returns the exit code."""
     facts = machine_facts()
     parent = request.out or Path("reports")
-    launches = launches_of(request, facts)
+    launches = Launches(request=request, facts=facts)
     key = key_of(request, launches)
     known = unfinished(parent, key)
     run = known or create_run(parent)
@@ -307,7 +306,8 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
     with ExitStack() as stack:
         if request.subject.form is Form.COMMIT:
             home = run.worktrees.resolve()
-            launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
+            trees = Worktrees(repository=request.question.working_dir, home=home)
+            launches.enter_trees(stack.enter_context(closing(trees)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(_close, screen, run)
         broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))

@@ -25,7 +25,7 @@ from nsa_harness.render.bisect.bisect_json import stored_search
 from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
 from nsa_harness.render.terminal.stream import Paint
 from nsa_harness.render.words import launch_line
-from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
@@ -170,7 +170,7 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 def show_plan(request: BisectRequest) -> int:
     """What would be asked, and how many probes that takes at worst. Launches nothing, writes nothing."""
     facts = machine_facts()
-    launches = launches_of(request, facts)
+    launches = Launches(request=request, facts=facts)
     everything = range(len(request.subject.items))
     state = SearchState(request=request, run=None, launches=launches, facts=facts, probes=(), signature=None, notes=())
     far = "up to" if request.subject.open_end else "bad"

@@ -27,11 +27,11 @@ from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener, Silent
 from nsa_harness.render.text import escape
+from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
+from nsa_harness.supervisor.observe.attach import RunningJob, find_job, look, onlooker
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
-from nsa_harness.supervisor.observe.ranks import command_words
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
@@ -110,7 +110,7 @@ class Watched:
         if not self.request.json:
             self.lines.begun(self.run.path)
         ended_by_us = self._observe(guest, attempt)
-        status = _TIMED_OUT if ended_by_us else shell_status(guest.status())
+        status = _TIMED_OUT if ended_by_us else shell_status(guest.child.wait())
         for hook in self.hooks:
             hook.wait()
         return status
@@ -120,7 +120,7 @@ class Watched:
         while True:
             self.broadcast(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
-            ending = observation.run()
+            ending = observation.watch.run()
             if observation.ranks.restarted:
                 attempt = self._next(guest, observation)
                 continue
@@ -263,15 +263,14 @@ def attach(request: AttachRequest) -> int:
         prepare(attempt, spec, facts)
         broadcast(lambda one: one.launched(spec))
         with onlooker(job) as guarded:
-            Look(
-                guarded=guarded,
-                spec=spec,
-                attempt=attempt,
-                audience=AttemptAudience(name=spec.scenario, tell=broadcast),
+            look(
+                guarded,
+                spec,
+                attempt,
+                AttemptAudience(name=spec.scenario, tell=broadcast),
                 interrupted=lambda: interruption.count > 0,
-                job=job,
                 for_s=request.for_s,
-            ).run()
+            )
         outcome = judge_attempt(attempt, spec, facts.host, 1)
         record = replace(record, interrupted=interruption.count > 0)
         write_record(run, record)

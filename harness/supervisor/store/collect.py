@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from nsa_harness import protocol
 from nsa_harness.core.divergence.ledger import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
-from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot
 from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
 from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
@@ -180,7 +180,8 @@ class _Gather:
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
         if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.traced)
-        self._write_step_ledger(ranks)
+        if rows := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
         ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
@@ -207,19 +208,16 @@ class _Gather:
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
             gradient_order=first_out_of_order(self._orders()),
-            observed=journals.observed,
+            observed=bool(journals.said("observed")),
             reported=rows,
         )
 
     # Ranks.
 
-    def _snapshots(self) -> Iterator[Snapshot]:
-        found = []
-        for path in self.attempt.dumps.glob("snapshot*.json"):
-            snapshot = self._read(path, adapter(Snapshot).validate_json)
-            if snapshot is not None:
-                found.append(brief(snapshot))
-        return iter(sorted(found, key=lambda snapshot: snapshot.number))
+    def _snapshots(self) -> list[Snapshot]:
+        paths = self.attempt.dumps.glob("snapshot*.json")
+        read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
+        return sorted((brief(one) for one in read if one is not None), key=lambda snapshot: snapshot.number)
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
         home = self.attempt.rank(rank)
@@ -245,24 +243,20 @@ class _Gather:
             raised=self._raised(rank, home, errors),
             board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
             collectives=essential(collectives),
-            death_stacks=self._death_stacks(home),
+            death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
             traces=self._traces(rank, home),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
-            warned=self._warned(home),
+            # Of the whole log: Python says a warning once, near the beginning.
+            warned=warnings_of(log_lines(home / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
         )
-
-    def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
-        rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
-        if rows:
-            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
         path = home / "board"
@@ -286,10 +280,6 @@ class _Gather:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
-    def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
-        path = home / "stacks.txt"
-        return parse_faulthandler(log_tail(path)) if path.exists() else ()
-
     def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
         path = home / "raised.json"
         record = self._read(path, json.loads, rank) if path.exists() else None
@@ -308,10 +298,6 @@ class _Gather:
         lines = list(trace_lines(line.rstrip("\n") for line in log_lines(home / "stdout.log", _MAX_TRACE_LINE)))
         self.traced += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
-
-    def _warned(self, home: Path) -> tuple[str, ...]:
-        """Of the whole log: Python says a warning once, near the beginning."""
-        return warnings_of(log_lines(home / "stderr.log", _MAX_LINE))
 
     def _heartbeat_from_board(self, rank: int, board: Board) -> None:
         lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
