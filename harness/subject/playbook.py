@@ -310,4 +310,4 @@ _TREE: tuple[TreeQuestion, ...] = (
     ),
 )
 
-PLAYBOOK = Playbook(claims=tuple(_claims()), gates=_GATES, questions=_TREE)
+PLAYBOOK = Playbook(claims=tuple(_claims()), gates=_GATES, questions=_TREE, onward="nsa-harness run -t plan")

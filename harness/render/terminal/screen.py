@@ -308,8 +308,8 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
-    asked = (one.answer.command for one in fired(decided(report.outcomes, fitting(playbook, report.outcomes).gates)))
+    playbook = fitting(playbook, report.outcomes)
+    asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
     outcomes = sorted((one for _, one in words.bad_news_first(report)), key=lambda one: one.expected)
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
-    alone = "nsa-harness run -t plan" if len(report.outcomes) == 1 else None
-    return next(filter(None, (*asked, *offered)), alone)
+    return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)
