@@ -45,7 +45,7 @@ from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
 from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
-from nsa_harness.render.listener import Broadcast, Silent
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.supervisor.bisect.commits import worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
 from nsa_harness.supervisor.bisect.launches import (
@@ -280,7 +280,7 @@ class Bisection:
         return max(0.1, (sum(bad) / len(bad)) / (sum(good) / len(good))) if good and bad and sum(good) else 1.0
 
 
-class _Ctrl(Silent):
+class _Ctrl(Listener):
     """Of what a launch tells, the screen of a bisection shows Ctrl-C alone."""
 
     def __init__(self, screen: BisectScreen) -> None:

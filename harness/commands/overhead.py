@@ -18,7 +18,7 @@ from nsa_harness.core.doctor.overhead import Overhead, TimedPair, pairs_wanted
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import UsageError
-from nsa_harness.render.listener import Silent
+from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 
@@ -99,7 +99,7 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
     return took_s, max(0.0, took_s - heard.last.timing.wall_s)
 
 
-class _Heard(Silent):
+class _Heard(Listener):
     """In place of the terminal: keeps the outcome."""
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ from nsa_harness.core.selftest.selftest import (
 )
 from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json
-from nsa_harness.render.listener import Silent
+from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script
@@ -140,7 +140,7 @@ def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest
     return answers
 
 
-class _Lines(Silent):
+class _Lines(Listener):
     """In place of the terminal: one line an outcome as it is judged, or at the end, where one attempt says nothing."""
 
     def __init__(self, line: Callable[[Outcome], str], people: TextIO, *, at_the_end: bool = False) -> None:

@@ -25,7 +25,7 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Broadcast, Listener, Silent
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
@@ -208,7 +208,7 @@ def _hash_of(command: Sequence[str], number: int) -> str:
 _NAME = "nsa-harness"
 
 
-class GuestLines(Silent):
+class GuestLines(Listener):
     """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:

@@ -14,6 +14,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
+from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
@@ -51,7 +52,7 @@ _STYLES = (
 )
 
 
-class Terminal:
+class Terminal(Listener):
     """Prints what the pure functions of the screens yield; all writing is the writer's."""
 
     def __init__(
