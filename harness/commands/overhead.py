@@ -57,10 +57,9 @@ def _spec(command: Sequence[str], directory: Path) -> RunSpec:
 def _pair(number: int, command: Sequence[str], spec: RunSpec, directory: Path) -> TimedPair:
     """One of each; which comes first alternates, so that a machine that grows slower favours neither."""
     if number % 2:
-        harness_s, after_s = _harness_s(spec, directory)
-        return TimedPair(bare_s=_bare_s(command, spec), harness_s=harness_s, after_s=after_s)
-    bare_s = _bare_s(command, spec)
-    harness_s, after_s = _harness_s(spec, directory)
+        (harness_s, after_s), bare_s = _harness_s(spec, directory), _bare_s(command, spec)
+    else:
+        bare_s, (harness_s, after_s) = _bare_s(command, spec), _harness_s(spec, directory)
     return TimedPair(bare_s=bare_s, harness_s=harness_s, after_s=after_s)
 
 
