@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
@@ -97,19 +97,16 @@ def _section(number: int, outcome: Outcome) -> list[str]:
     title = " · ".join(part for part in (outcome.scenario, words.headline_tag(outcome)) if part)
     lines = [f'<a id="run-{number}"></a>', "", f"## {outcome.verdict.status.value} {markdown(title)}", ""]
     lines += [f"**{markdown(outcome.verdict.summary)}**"]
-    lines += _bullets(map(markdown, words.facts(outcome)))
+    lines += ["", *(f"- {markdown(fact)}" for fact in words.facts(outcome))]
     return [*lines, *_seen(outcome), *_meaning(outcome), *_repeat(outcome), *_artifacts(outcome)]
 
 
 def _seen(outcome: Outcome) -> list[str]:
-    lines = [
+    return [
+        *_heading("What we saw"),
         *_place(outcome.culprit.place if outcome.culprit else None, words.culprit_line(outcome)),
         *_standings(outcome),
         *_vitals(outcome),
-    ]
-    return [
-        *_heading("What we saw"),
-        *lines,
         *(["", words.nothing_seen(outcome)] if words.saw_nothing(outcome) else []),
     ]
 
@@ -217,8 +214,3 @@ def _link(outcome: Outcome, path: str) -> str:
 
 def _heading(title: str) -> list[str]:
     return ["", f"### {title}"]
-
-
-def _bullets(items: Iterable[str]) -> list[str]:
-    kept = [f"- {item}" for item in items if item]
-    return ["", *kept] if kept else []

@@ -121,7 +121,14 @@ class Terminal(Listener):
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         with self._lock:
             self._running.pop(outcome.dir, None)
-            self._ended.append(_ended(outcome))
+            self._ended.append(
+                Ended(
+                    status=outcome.verdict.status,
+                    expected=outcome.expected,
+                    counts=outcome.final,
+                    took_s=outcome.timing.wall_s,
+                )
+            )
         self._told.pop(outcome.dir, None)
         if (self._several or outcome.attempt > 1) and not needs_a_screen(outcome):
             self._print(outcome_line(outcome, self._width))
@@ -189,15 +196,6 @@ class Terminal(Listener):
 
 def _aged(running: Running, by_s: float) -> Running:
     return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + by_s))
-
-
-def _ended(outcome: Outcome) -> Ended:
-    return Ended(
-        status=outcome.verdict.status,
-        expected=outcome.expected,
-        counts=outcome.final,
-        took_s=outcome.timing.wall_s,
-    )
 
 
 def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) -> float | None:
