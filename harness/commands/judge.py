@@ -38,7 +38,8 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
     ours = is_launched_by(spec)
     evidence = collect(attempt, spec, node, reported if ours else None)
-    unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
+    profile = "".join(f"{line}\n" for line in profile_text(evidence))
+    unwritten = _kept(attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
             spec,
@@ -60,10 +61,6 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
     unwritten = _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt.result, f"{outcome.verdict.status}\n")
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
-
-
-def _profile(evidence: Evidence) -> str:
-    return "".join(f"{line}\n" for line in profile_text(evidence))
 
 
 def _kept(path: Path, text: str) -> tuple[Trouble, ...]:

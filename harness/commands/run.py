@@ -143,9 +143,16 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
     """The request of a stored run, to be gone on with in its own directory. Raises StoredRunError."""
     run = find_run(path, request.out or Path("reports"))
     record = plan_to_resume(run)
-    stored = replace(request, specs=record.plan, policy=record.policy, jobs=record.jobs, probe=record.probe)
-    stored = replace(stored, deepen=record.deepen)
-    return replace(stored, resumed=run.path, command=record.command)
+    return replace(
+        request,
+        specs=record.plan,
+        policy=record.policy,
+        jobs=record.jobs,
+        probe=record.probe,
+        deepen=record.deepen,
+        resumed=run.path,
+        command=record.command,
+    )
 
 
 def _judged(run: RunDir) -> list[Outcome]:

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,7 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Broadcast, Listener, Silent
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.machine import machine_facts
@@ -95,10 +95,9 @@ class Watched:
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         with self.run.events.open("a", encoding="utf-8") as events, self.run.log.open("a", encoding="utf-8") as log:
-            listeners: list[Listener] = [Events(events, self.run.run_id, clock), GuestLines(log, quiet=False)]
-            shown: TextIO = sys.stderr
-            listeners.append(Events(shown, self.run.run_id, clock) if self.request.json else self.lines)
-            self.broadcast = Broadcast(listeners=tuple(listeners))
+            shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
+            stored = (Events(events, self.run.run_id, clock), GuestLines(log, quiet=False))
+            self.broadcast = Broadcast(listeners=(*stored, shown))
             return self._attempts()
 
     def _attempts(self) -> int:
@@ -136,16 +135,13 @@ class Watched:
             return ends_it
 
     def _observation(self, guest: Guest, attempt: AttemptDir) -> ObservedJob:
-        def told_of(ending: Ending) -> None:
-            self._still_there(observation, ending)
-
         observation = ObservedJob(
             guest=guest,
             spec=self.spec,
             attempt=attempt,
             audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
             relay=self.relay,
-            on_ending=told_of,
+            on_ending=lambda ending: self._still_there(observation, ending),
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
@@ -198,17 +194,14 @@ class Watched:
 def _spec_of(request: WatchRequest, number: int) -> RunSpec:
     """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
     name, about = job_name(request.command), f"observed: {shlex.join(request.command)}"
-    return observed_spec(name, about, request.command, request.limits, _hash_of(request.command, number))
-
-
-def _hash_of(command: Sequence[str], number: int) -> str:
-    return hashlib.sha256(json.dumps([list(command), os.getcwd(), number]).encode()).hexdigest()[:16]
+    launch = json.dumps([request.command, os.getcwd(), number]).encode()
+    return observed_spec(name, about, request.command, request.limits, hashlib.sha256(launch).hexdigest()[:16])
 
 
 _NAME = "nsa-harness"
 
 
-class GuestLines(Silent):
+class GuestLines(Listener):
     """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
@@ -256,7 +249,9 @@ def attach(request: AttachRequest) -> int:
         command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
     )
     write_record(run, record)
-    as_run = _as_run(request, spec)
+    as_run = RunRequest(  # what the screens and the event stream want to know of a command
+        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
+    )
     with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
         attempt = run.attempt(spec.scenario)
         broadcast(lambda one: one.plan(facts, [spec]))
@@ -287,10 +282,3 @@ def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     spec = with_ranks(spec, max(job.ranks) + 1)
     unmarked = ("no marks: the job was started without the probe; steps, modules and collectives are not known",)
     return spec if job.boards else replace(spec, notes=unmarked)
-
-
-def _as_run(request: AttachRequest, spec: RunSpec) -> RunRequest:
-    """What the screens and the event stream want to know of a command."""
-    return RunRequest(
-        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
-    )

@@ -40,7 +40,7 @@ from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchA
 from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.bisect.screen import (
     Control,
     answer_lines,
@@ -128,7 +128,7 @@ def test_the_next_round_says_what_is_left_and_not_the_answer_alone() -> None:
     told = bisection(TWELVE, [probe(TWELVE, 1, R, range(6), GOOD)], SINGLE.answer)
     grid = Grid(subject=TWELVE, width=100)
     (alone,) = grid.row(told.probes[0], told, None)
-    (followed,) = grid.row(told.probes[0], told, Next(purpose=R, open=(3, 12)))
+    (followed,) = grid.row(told.probes[0], told, replace(told.probes[0], open=(3, 12)))
     assert "[0,12) → [6,12)" in alone
     assert "[0,12) → [3,12)" in followed
 

@@ -311,6 +311,7 @@ class Playbook:
     claims: tuple[Claim, ...]
     gates: tuple[Gate, ...]
     questions: tuple[TreeQuestion, ...] = ()
+    onward: str | None = None  # the command after a single run that asks for none itself
 
 
 ANY_PROGRAM = Playbook(

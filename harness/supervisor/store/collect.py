@@ -180,8 +180,8 @@ class _Gather:
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
         if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.traced)
-        if rows := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
-            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
+        if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
         ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
