@@ -26,11 +26,10 @@ def losses(directory: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
-    done = program(
+def test_one_ddp_step_of_two_ranks_with_every_trace(two_ranks: Program) -> None:
+    done = two_ranks(
         *("--wrapper", "ddp", "--trace-grads", "--trace-buckets", "--trace-module-bwd", "--steps", "3"),
         *("--freeze", "blocks.2.attn.gate_mlp.bias", "--bucket-cap-mb", "0.5"),
-        ranks=2,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -49,9 +48,9 @@ def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
 
 
 @pytest.mark.slow
-def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Program, tmp_path: Path) -> None:
+def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(two_ranks: Program, tmp_path: Path) -> None:
     common = ("--layers", "1", "--steps", "3", "--dtype", "float64", "--accumulate", "2")
-    assert program(*common, "--wrapper", "ddp", ranks=2).returncode == 0
+    assert two_ranks(*common, "--wrapper", "ddp").returncode == 0
     by_ddp = losses(tmp_path)
     beats = [
         json.loads((tmp_path / "out" / f"heartbeat_rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()[-1])
@@ -63,7 +62,7 @@ def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Prog
     assert by_ddp[-1] == pytest.approx(mean, rel=1e-5)
     assert [beat["backend"] for beat in beats] == ["gloo", "gloo"]
     (tmp_path / "out" / "training.csv").unlink()
-    assert program(*common, "--wrapper", "manual", ranks=2).returncode == 0
+    assert two_ranks(*common, "--wrapper", "manual").returncode == 0
     assert losses(tmp_path) == by_ddp
 
 
@@ -158,8 +157,8 @@ def test_the_shipped_text_is_long_enough_to_learn_from() -> None:
 
 
 @pytest.mark.slow
-def test_sixty_steps_of_text_on_two_ranks_learn(program: Program, tmp_path: Path) -> None:
-    done = program("--wrapper", "ddp", "--data", "text", "--steps", "60", ranks=2)
+def test_sixty_steps_of_text_on_two_ranks_learn(two_ranks: Program, tmp_path: Path) -> None:
+    done = two_ranks("--wrapper", "ddp", "--data", "text", "--steps", "60")
     assert done.returncode == 0, done.stderr
     curve = losses(tmp_path)
     assert curve[0] > 5.3
