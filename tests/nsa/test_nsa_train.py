@@ -193,44 +193,47 @@ def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, m
         alone("--layers", "1", "--detect-anomaly")
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package below another one, as an installation has it."""
+    home = tmp_path_factory.mktemp("elsewhere")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(nsa.__path__[0]), tmp_path / "other_package" / "nsa", ignore=ignored)
-    (tmp_path / "other_package" / "__init__.py").touch()
-    return tmp_path
+    shutil.copytree(Path(nsa.__path__[0]), home / "other_package" / "nsa", ignore=ignored)
+    (home / "other_package" / "__init__.py").touch()
+    return home
 
 
-STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text", "--out-dir=out")
+STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text")
 
 
 @pytest.mark.parametrize(
     "command", [("-m", "other_package.nsa.train"), ("other_package/nsa",)], ids=["module", "folder"]
 )
-def test_a_step_below_another_package_loads_nothing_of_ours(elsewhere: Path, command: tuple[str, ...]) -> None:
+def test_a_step_below_another_package_loads_nothing_of_ours(
+    elsewhere: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     # The last import of a program, so that what it sees is what the step has loaded.
-    (elsewhere / "sitecustomize.py").write_text(
+    (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\n"
         "atexit.register(lambda: print('top-level nsa:', any(name.split('.')[0] == 'nsa' for name in sys.modules)))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(elsewhere)}
-    done = run_python(*command, *STEP, cwd=elsewhere, environment=environment)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(elsewhere)])}
+    done = run_python(*command, *STEP, f"--out-dir={tmp_path / 'out'}", cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "top-level nsa: False"
-    assert len(losses(elsewhere)) == 1
+    assert len(losses(tmp_path)) == 1
     usage = run_python(*command, "--help", cwd=elsewhere, environment=environment).stdout
     assert usage.startswith("usage: python -m other_package.nsa.train ")
 
 
-def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path) -> None:
+def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path, tmp_path: Path) -> None:
     # With checkpointing an operator looks for what its own layer selected.
-    command = [*STEP, "--gc=all"]
+    command = [*STEP, "--gc=all", f"--out-dir={tmp_path / 'out'}"]
     text = f"import nsa.train, other_package.nsa.train as other; [one.main({command}) for one in (nsa.train, other)]"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(elsewhere), str(Path(nsa.__path__[0]).parent)])}
     done = run_python("-W", "error", "-c", text, cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
-    first, second = losses(elsewhere)
+    first, second = losses(tmp_path)
     assert first == second
 
 
