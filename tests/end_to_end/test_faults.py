@@ -95,7 +95,7 @@ def test_the_healthy_twin_of_a_fault_passes(launcher, kind):
 
 
 def test_a_slow_step_at_its_deadline_is_slow_and_names_the_loop(forks):
-    text, where = planted("slow_step", 0, "deadline_s: 8", heals_s=60)
+    text, where = planted("slow_step", 0, "deadline_s: 10", heals_s=60)
     outcome = forks.outcome_of("slow", text)
 
     place = outcome["culprit"]["place"]
