@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[1] / "tests" / "strangers"
+_LIBRARIES = re.compile(r"/[^\s\"]*?/lib/(python3\.\d+)/")
 LINES = 2  # by so many a named line may be off
 CERTAIN = 0.9
 
@@ -139,8 +141,16 @@ def _answer(home: Path, truth: dict[str, Any], out: Path) -> dict[str, Any]:
         outcome = next(one for one in report["outcomes"] if one["final"])
         evidence = next(reports.glob("*/*/evidence/*.json")).read_text()
         with gzip.open(home / "evidence.jsonl.gz", "at") as recordings:
-            recordings.write(json.dumps({"program": truth["program"], "evidence": json.loads(evidence)}) + "\n")
+            recordings.write(f'{{"program": "{truth["program"]}", "evidence": {_without_paths(evidence, folder)}}}\n')
         return {"program": truth["program"], **_said(outcome, str(folder))}
+
+
+def _without_paths(evidence: str, folder: Path) -> str:
+    """What is recorded names no directory of the machine it was recorded on; what is a library stays one."""
+    evidence = _LIBRARIES.sub(r"/usr/lib/\1/", evidence)
+    for path, instead in ((folder, "/home/ada/project"), (HOME.parents[1], "/home/ada/nsa-harness")):
+        evidence = evidence.replace(str(path), instead)
+    return json.dumps(json.loads(evidence))
 
 
 def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
