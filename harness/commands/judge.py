@@ -26,16 +26,16 @@ from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
-from nsa_harness.supervisor.store.reading import quoted
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.sources import quoted, with_sources
 
 _NUMBER_DIGITS = 9
 
 
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
-    evidence = collect(attempt, spec, node)
+    evidence = with_sources(attempt, collect(attempt, spec, node))
     unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
@@ -47,7 +47,7 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
         ),
-        attempt.spec,
+        evidence.sources,
     )
     outcome = replace(
         outcome,

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from nsa_harness.core.alignment.reasons import last_agreed
 from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
-from nsa_harness.core.divergence.ledger import last_agreed
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip

@@ -25,8 +25,6 @@ class Doubt(StrEnum):
     DIED_IN_A_COLLECTIVE = "died in a collective"
     NO_LINE_OF_THE_PROGRAM = "no line of the program"
     CAUGHT_SOMETHING = "caught something"
-    MAY_TAKE_ANOTHER_ORDER = "may take another order"
-    MAY_YET_COME_TO_IT = "may yet come to it"
     WAITS_FOR_ANYBODY = "waits for anybody"
     LOST_WAKE_UP = "lost wake-up"
     LOCK_OF_ITS_OWN = "lock of its own"
@@ -40,7 +38,7 @@ OF_EVERY_CAUSE = (
     Doubt.ANOTHER_FAILED_TOO,
     Doubt.NO_LINE_OF_THE_PROGRAM,
 )
-BETWEEN_RANKS = (Doubt.ALL_ARE_BLAMED, Doubt.CAUGHT_SOMETHING, Doubt.MAY_YET_COME_TO_IT)
+BETWEEN_RANKS = (Doubt.ALL_ARE_BLAMED, Doubt.CAUGHT_SOMETHING)
 
 
 class SecondRun(StrEnum):
@@ -161,7 +159,6 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
-        certain_unless=(Doubt.MAY_TAKE_ANOTHER_ORDER,),
         replay=Replay.CALLS,
         shown_by=(by_program("exit_destroyed_early"), by_program("fsdp_branch_skips")),
         means="""

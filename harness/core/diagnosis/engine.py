@@ -16,31 +16,28 @@ from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import (
     autograd,
-    call_mismatch,
+    calls_differ,
     failures,
     group_waits,
     host_waits,
     numerics,
     p2p,
     resources,
-    skipped_collectives,
     threads,
 )
-from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.report import Culprit, Finding, Status
 from nsa_harness.core.verdict.verdict import Judgement
 
 _FAMILIES = (
     autograd,
-    call_mismatch,
+    calls_differ,
     failures,
     group_waits,
     host_waits,
     numerics,
     p2p,
     resources,
-    skipped_collectives,
     threads,
 )
 RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
@@ -57,8 +54,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
-    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
-    case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
+    case = Case(evidence=evidence, judgement=judgement)
     first = None if judgement.status is Status.PASS else _cause(case)
     main = as_sure_as_proven(case, first) if first else None
     besides = [one.finding for one in _beside(case)]

@@ -301,6 +301,15 @@ class Retraction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """A function of the program, or a statement outside of functions, as it stood when the run was judged."""
+
+    file: str
+    first: int  # line
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """One attempt, reduced. Merging nodes is a pure function of these."""
 
@@ -330,3 +339,4 @@ class Evidence:
     last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None
+    sources: tuple[Source, ...] = ()  # of the lines that all of this names

@@ -63,23 +63,26 @@ def slow(case: Case) -> Explanation | None:
 @rule(RulePhase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
 def came_too_late(case: Case) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
-    skipped, first = late_for(case), case.first_failure
-    if skipped is None or first is None:
+    late, first = late_for(case), case.first_failure
+    if late is None or first is None or late.expected is None:
         return None
-    board, call = case.boards[skipped.rank], skipped.call
-    moved = board.training is not None and board.training.at_s > call.entered_s
-    place = last_place(case, skipped.rank)
+    rank, call = late.ranks[0], late.expected
+    waiting = ranks_text([rank for rank, _ in late.entered])
+    board = case.boards[rank]
+    moved = board.training is not None and board.training.at_s > call.at_s
+    place = last_place(case, rank)
+    of_step = "" if call.step is None else f" of step {call.step}"
     return explained(
         Cause.SLOW,
-        f"rank {skipped.rank} had not come to {call.op}{at(call.place)} of step {skipped.step} when"
-        f" {ranks_text(skipped.callers)} gave up waiting for it there ({shorten(first.text, 120)});"
-        f" {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it left the call out",
-        ranks=(skipped.rank,),
+        f"rank {rank} had not come to {call.op}{at(call.place)}{of_step} when {waiting} gave up waiting for it there"
+        f" ({shorten(first.text, 120)}); {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it"
+        " left the call out",
+        ranks=late.ranks,
         place=place,
-        step=skipped.step,
-        collective=CollectiveRef(group=call.group, seq=None, op=call.op),
+        step=call.step,
+        collective=CollectiveRef(group=call.group, seq=call.seq, op=call.op),
         confidence=0.75 if moved else 0.6,
-        proof=(f"rank{skipped.rank}/calls.txt", "output.log"),
+        proof=(f"rank{rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
         " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
     )
@@ -231,7 +234,7 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
 @rule(RulePhase.FALLBACK, Cause.KILLED, outranks=("crashed",))
 def killed(case: Case) -> Explanation | None:
     first = case.first_failure
-    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
+    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM):
         return None
     who = "the launcher" if first.rank is None else f"rank {first.rank}"
     name = signal.Signals(-first.status).name

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nsa_harness.core.alignment.transfers import Departure, first_departure, other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
-from nsa_harness.core.divergence.divergence import Departure, first_departure, other_partner
 from nsa_harness.core.evidence.evidence import Board, Call
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -22,7 +22,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         return None
     if not roots:
         return _past_each_other(case)
-    if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
+    if case.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
     waits = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
     waits += [
