@@ -11,7 +11,6 @@ from documents import rows, words
 
 from nsa_harness.cli import main as cli
 from nsa_harness.core.doctor import checkup
-from nsa_harness.core.doctor import checkup as checkup_system
 from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values
 from nsa_harness.core.doctor.facts import (
     CheckState,
@@ -323,8 +322,7 @@ def test_the_document_explains_every_line_every_state_and_every_number() -> None
     states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "means")}
     assert states == set(CheckState)
     numbers = {words(cells[0])[0]: cells[1] for cells in rows("docs/doctor.md", "limit", "value")}
-    modules = (checkup, checkup_system)
-    real = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
+    real = {name: value for name, value in vars(checkup).items() if name.isupper()}
     real = {name: value for name, value in real.items() if name[0] != "_" and name != "BOARD_SIZE"}
     assert numbers == {name: number_text(name, value) for name, value in real.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -158,6 +159,59 @@ def test_the_subject_never_says_its_own_name_where_that_loads_something(path: Pa
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [module for module in absolute if module.split(".")[0] == "nsa"] == []
     assert [text for text in texts if text.startswith("nsa::") or (text.startswith("nsa.") and _is_module(text))] == []
+
+
+# Words of the program that ships with us. Scenarios are `selected` too, so that word tells nothing.
+OF_THE_SUBJECT = frozenset(
+    {"nsa", "attention", "gate", "gates", "branch", "branches", "cmp", "sel", "win", "compressed", "compression"}
+    | {"sliding"}
+)
+# Our own name; what points any program at its folder; the repository variable that names a runner.
+_OUR_NAME = re.compile(r"nsa[-_]harness|\(\?:nsa_\)\?harness|NSA_OUT_DIR|NSA_GPU_RUNNER", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TABLE = re.compile(r"\w+\.csv")
+# Where one of them stands all the same, and why.
+ALLOWED: dict[str, tuple[set[str], str]] = {
+    "harness/core/bisect/question.py": ({"branches"}, "an example of what may be a set"),
+    "harness/core/bisect/subject.py": ({"branches"}, "how bisect.json calls a form"),
+    "harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/core/diagnosis/causes.py": (
+        {"nsa", "attention", "gate", "gates", "branch", "gate_health.csv"},
+        "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
+    ),
+    "harness/core/diagnosis/rules/call_mismatch.py": ({"branch"}, "of the user's code"),
+    "harness/core/diagnosis/rules/failures.py": (
+        {"nsa"},
+        "a folder of our checkout, which may shadow a user's package",
+    ),
+    "harness/core/diagnosis/rules/skipped_collectives.py": ({"branch"}, "of the user's code"),
+    "harness/core/reproduction.py": ({"branches"}, "of the script that is written"),
+    "harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),
+    "harness/core/scenario/scenario.py": (
+        {"nsa", "attention", "gates", "branch", "branches", "cmp", "sel", "win", "compression"},
+        "the one schema of scenario files, which has the keys of our program",
+    ),
+    "harness/supervisor/bisect/subjects.py": ({"branch", "branches"}, "the option --branch, answered by the subject"),
+    "harness/supervisor/launch/machine.py": ({"branch"}, "of git"),
+}
+
+
+def of_the_subject(text: str) -> set[str]:
+    plain = _OUR_NAME.sub("", text)
+    return {*_TABLE.findall(plain), *({word.lower() for word in _WORD.findall(plain)} & OF_THE_SUBJECT)}
+
+
+def test_the_core_and_the_supervisor_have_no_word_of_the_subject() -> None:
+    """What is known of our own program alone stands in harness/subject and is passed in."""
+    found = {name_of(path): of_the_subject(path.read_text("utf-8")) for path in of_layer("core", "supervisor")}
+    assert {name: words for name, words in found.items() if words} == {
+        name: words for name, (words, _) in ALLOWED.items()
+    }
+
+
+def test_a_word_of_the_subject_is_seen_within_any_name() -> None:
+    seen = "SecondRun.OTHER_ATTENTION, AttentionGate, NSA_TRAIN, 'gate_health.csv', nsa_harness, aggregate, windows"
+    assert of_the_subject(seen) == {"attention", "gate", "nsa", "gate_health.csv"}
 
 
 COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.stem not in ("__init__", "text"))

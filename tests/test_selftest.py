@@ -30,11 +30,9 @@ from nsa_harness.core.selftest.selftest import (
     planted,
     planting_line,
     planting_result,
+    planting_scores,
     score_lines,
     score_values,
-    scores,
-    twin,
-    verdict_scores,
     words_of,
 )
 from nsa_harness.errors import UsageError
@@ -44,9 +42,8 @@ from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.store.rundir import create_run
 
 BY_NAME = {kind.name: kind for kind in SELFTEST_FAULTS}
-DEADLOCK = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)
-DEADLOCK_TWIN = twin(BY_NAME["deadlock"], rank=1, layer=2, step=3)
-SKIP = planted(BY_NAME["skip_collective"], rank=0, layer=2, step=1)
+DEADLOCK, DEADLOCK_TWIN = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)
+SKIP = planted(BY_NAME["skip_collective"], rank=0, layer=2, step=1)[0]
 
 
 def outcome(said: ComparedVerdict, name: str = "subject") -> Outcome:
@@ -130,13 +127,16 @@ def test_the_score_counts_what_was_due_what_was_said_and_both() -> None:
         planting_result(DEADLOCK_TWIN, outcome(DEADLOCK.must_say)),
         planting_result(SKIP, truthful(SKIP)),
     ]
-    table = {name: (one.planted, one.said, one.right, one.precision, one.recall) for name, one in scores(marks).items()}
+    table = {
+        name: (one.planted, one.said, one.right, one.precision, one.recall)
+        for name, one in planting_scores(marks)["cause"].items()
+    }
     assert table == {
         "backward_function_blocked": (2, 2, 1, 0.5, 0.5),
         "lock_cycle": (0, 1, 0, 0.0, None),
         "rank_conditional_collective": (1, 1, 1, 1.0, 1.0),
     }
-    verdicts = {name: (one.planted, one.said, one.right) for name, one in verdict_scores(marks).items()}
+    verdicts = {name: (one.planted, one.said, one.right) for name, one in planting_scores(marks)["verdict"].items()}
     assert verdicts == {"HANG": (3, 4, 3), "PASS": (1, 0, 0)}
     assert list(score_lines(marks))[:2] == [
         "cause                        planted  said  right  precision  recall",
@@ -195,7 +195,7 @@ def test_a_planting_becomes_a_launch_that_expects_what_is_due(tmp_path: Path, mo
     (tmp_path / "scenarios" / "base" / "ddp.yaml").write_text("not: sound\n")  # must not matter
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSA_GC_RANGE", "0:2")
-    three = planted(BY_NAME["sigkill_of_3"], rank=2, layer=1, step=2)
+    three, _ = planted(BY_NAME["sigkill_of_3"], rank=2, layer=1, step=2)
     spec = run_selftest._spec(three)
     assert (spec.scenario, spec.fault, spec.ranks) == ("sigkill_of_3", three.fault, 3)
     assert (spec.expect.verdict, spec.expect.cause, spec.launcher) == ("FAIL", "killed", Launcher.TORCHRUN)

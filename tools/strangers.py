@@ -131,7 +131,9 @@ def _answer(home: Path, truth: dict[str, Any], out: Path) -> dict[str, Any]:
             str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", program.name,
             f"--ranks={truth['ranks']}", f"--out={reports}", "limits.deadline_s=420", "--", *truth["args"],
         ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # What a program leaves in the folder for temporary files is no other program's business.
+        (Path(scratch) / "tmp").mkdir()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(Path(scratch) / "tmp")}
         subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, timeout=900)
         report = json.loads(next(reports.glob("*/report.json")).read_text())
         outcome = next(one for one in report["outcomes"] if one["final"])

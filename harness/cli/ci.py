@@ -52,12 +52,14 @@ def matrix(
 ) -> None:
     """Print the jobs of a nightly: scenario shard x backend x torch version x GPUs."""
     from nsa_harness.core.ci import axes
+    from nsa_harness.core.ci import matrix as job_matrix
 
     wanted = axes(tags=tag or (), shards=shards, torch=torch, gpus=gpus, backends=backend, runner=runner, cpu=cpu)
-    made = _matrix(wanted)
+    made = job_matrix(wanted, {kind: _offer(wanted, kind) for kind in wanted.kinds()})
     for line in made.left_out:
         print(f"note: {line}", file=sys.stderr)
-    for line in [_matrix_json(made)] if as_json else _matrix_lines(made):
+    as_values = json.dumps({"include": [asdict(job) for job in made.jobs]})
+    for line in [as_values] if as_json else _matrix_lines(made):
         print(line)
 
 
@@ -86,12 +88,6 @@ def summary(
     raise typer.Exit(night.exit_code)
 
 
-def _matrix(wanted: Axes) -> JobMatrix:
-    from nsa_harness.core.ci import matrix
-
-    return matrix(wanted, {kind: _offer(wanted, kind) for kind in wanted.kinds()})
-
-
 def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
     """What `run --shard` would launch on such a runner. The environment of this machine has no say in it."""
     from nsa_harness.core.ci import Offer, of_another_backend, without
@@ -113,10 +109,6 @@ def _offer(wanted: Axes, kind: RunnerKind) -> Offer:
         left_out = tuple(launch.scenario for launch in declared if launch.scenario not in kept)
     shards = tuple(part(launches, (number, wanted.shards)) for number in range(1, wanted.shards + 1))
     return Offer(shards=shards, left_out=left_out)
-
-
-def _matrix_json(made: JobMatrix) -> str:
-    return json.dumps({"include": [asdict(job) for job in made.jobs]})
 
 
 def _matrix_lines(made: JobMatrix) -> Iterator[str]:

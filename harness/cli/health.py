@@ -7,17 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nsa_harness.cli.run import Out
 from nsa_harness.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsa_harness.core.doctor.overhead import Overhead
 
 
 def doctor(
@@ -31,12 +26,13 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at this machine: what works, what is missing, what to do. With --overhead -- COMMAND: what we cost it."""
-    command: Sequence[str] = context.obj or ()
+    command: tuple[str, ...] = context.obj or ()
     if overhead and not command:
         raise UsageError("--overhead measures a command: nsa-harness doctor --overhead -- COMMAND")
     if command and not overhead:
         raise UsageError("doctor starts no program; to measure one: nsa-harness doctor --overhead -- COMMAND")
     from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values
+    from nsa_harness.core.doctor.overhead import overhead_lines, overhead_values
     from nsa_harness.supervisor.doctor.doctor import measure
 
     lines = judged(measure(Path.cwd(), os.environ))
@@ -44,11 +40,15 @@ def doctor(
         print("\n".join(lines_text(lines)), flush=True)
     if overhead and not healthy(lines):
         print("overhead: not measured, because runs do not work here", file=sys.stderr)
-    cost = _measured(command) if overhead and healthy(lines) else None
+    cost = None
+    if overhead and healthy(lines):
+        from nsa_harness.commands.overhead import measured
+
+        cost = measured(command, lambda line: print(line, file=sys.stderr, flush=True))
     if as_json:
-        print(json.dumps({**values(lines), "overhead": _overhead_values(cost)}, indent=1))
+        print(json.dumps({**values(lines), "overhead": None if cost is None else overhead_values(cost)}, indent=1))
     elif cost is not None:
-        _print_overhead(cost)
+        print("\n".join(["", *overhead_lines(cost)]))
     raise typer.Exit(0 if healthy(lines) else 1)
 
 
@@ -83,21 +83,3 @@ def selftest(
         full=full, score=score, seed=chosen, programs=tuple(programs or ()), out=out, command=typed
     )
     raise typer.Exit(run_selftest(request))
-
-
-def _measured(command: Sequence[str]) -> Overhead:
-    from nsa_harness.commands.overhead import measured
-
-    return measured(command, lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def _overhead_values(cost: Overhead | None) -> dict[str, object] | None:
-    from nsa_harness.core.doctor.overhead import overhead_values
-
-    return None if cost is None else overhead_values(cost)
-
-
-def _print_overhead(cost: Overhead) -> None:
-    from nsa_harness.core.doctor.overhead import overhead_lines
-
-    print("\n".join(["", *overhead_lines(cost)]))

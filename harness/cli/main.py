@@ -102,9 +102,10 @@ def _check_environment(environ: os._Environ[str]) -> None:
     known = sorted({_DEBUG, *_option_variables()})
     unknown = [name for name in given if name not in known]
     if unknown:
-        hints = [did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown]
-        pairs = zip(unknown, hints, strict=True)
-        raise UsageError("\n".join(f"environment {name}: no option has this name{hint}" for name, hint in pairs))
+        hints = {name: did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown}
+        raise UsageError(
+            "\n".join(f"environment {name}: no option has this name{hint}" for name, hint in hints.items())
+        )
 
 
 def _option_variables() -> set[str]:

@@ -134,6 +134,8 @@ def run(
     """Run scenarios and judge them."""
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
+    from nsa_harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.supervisor.launch.planning import planned
 
     request = RunRequest(
         specs=(),
@@ -154,7 +156,7 @@ def run(
         _alone("--lf repeats what a stored run did not end as expected", selects)
         _again(request, dry_run=dry_run)
     question = question_of(context, words, tag, expression, script, ranks, matrix, shard)
-    _start(request, question, dry_run=dry_run)
+    _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
 def question_of(
@@ -182,13 +184,6 @@ def question_of(
         working_dir=Path.cwd(),
         environ=os.environ,
     )
-
-
-def _start(request: RunRequest, question: Invocation, *, dry_run: bool) -> NoReturn:
-    from nsa_harness.supervisor.launch.machine import machine_facts
-    from nsa_harness.supervisor.launch.planning import planned
-
-    _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
 def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:

@@ -75,9 +75,19 @@ def command_lines(plan: Plan) -> Iterator[str]:
 def command_events(plan: Plan) -> Iterator[str]:
     """One `plan` event a scenario, as the event stream has it."""
     for spec in plan.specs:
-        facts = {"skip": spec.reason} if isinstance(spec, Skip) else _launch_facts(spec)
-        event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario}
-        yield json.dumps({**event, "dry_run": True, **facts})
+        event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
+        if isinstance(spec, Skip):
+            facts: dict[str, object] = {"skip": spec.reason}
+        else:
+            facts = {
+                "command": command_line(spec, sys.executable, None),
+                "env": dict(spec.env),
+                "ranks": spec.ranks,
+                "backend": spec.backend,
+                "spec_hash": spec.spec_hash,
+                "notes": spec.notes,
+            }
+        yield json.dumps({**event, **facts})
 
 
 def shell_command(spec: RunSpec) -> str:
@@ -85,17 +95,6 @@ def shell_command(spec: RunSpec) -> str:
     words = command_line(spec, sys.executable, None)
     declared = [f"{name}={value}" for name, value in spec.env]
     return shlex.join(["env", *declared, *words] if declared else words)
-
-
-def _launch_facts(spec: RunSpec) -> dict[str, object]:
-    return {
-        "command": command_line(spec, sys.executable, None),
-        "env": dict(spec.env),
-        "ranks": spec.ranks,
-        "backend": spec.backend,
-        "spec_hash": spec.spec_hash,
-        "notes": spec.notes,
-    }
 
 
 def _about(item: SelectedScenario) -> str:

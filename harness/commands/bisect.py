@@ -7,8 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from nsa_harness.commands.attempt import run_one
@@ -41,19 +42,19 @@ from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import free_devices
+from nsa_harness.render import words
 from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
 from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
-from nsa_harness.render.listener import Broadcast, Silent
-from nsa_harness.supervisor.bisect.commits import worktrees
+from nsa_harness.render.listener import Broadcast, Listener
+from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
     Launches,
     key_of,
-    launches_of,
     question_of,
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
@@ -74,15 +75,15 @@ def run_bisection(request: BisectRequest) -> int:
     """Search, prove, write the documents; returns the exit code."""
     facts = machine_facts()
     parent = request.out or Path("reports")
-    launches = launches_of(request, facts)
+    launches = Launches(request=request, facts=facts)
     key = key_of(request, launches)
     known = unfinished(parent, key)
     run = known or create_run(parent)
     with locked(run), _open(request, run, launches, facts) as bisection:
         write_state(run, key, request.subject.question, request.command, ended=False)
         if known is not None:
-            count = len(bisection.journal.kept)
-            bisection.screen.note(f"goes on with {run.path}: {count} probe{'' if count == 1 else 's'} already made")
+            made = words.plural(len(bisection.journal.kept), "probe")
+            bisection.screen.note(f"goes on with {run.path}: {made} already made")
         code = bisection.carry_out()
         ended = code != INTERRUPTED and not bisection.out_of_budget
         write_state(run, key, request.subject.question, request.command, ended=ended)
@@ -90,30 +91,24 @@ def run_bisection(request: BisectRequest) -> int:
 
 
 @dataclass(kw_only=True)
-class Bisection:
+class Bisection(SearchState):
     """One search while it is carried out."""
 
-    request: BisectRequest
     run: RunDir
-    launches: Launches
-    facts: MachineFacts
     journal: Journal
     screen: BisectScreen
     broadcast: Broadcast
     interruption: Interruption
     server: ForkServer | None
-    probes: list[ProbeReport] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
     specs: list[RunSpec] = field(default_factory=list)
-    signature: Signature | None = None
-    notes: list[str] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
     out_of_budget: bool = False  # the same command with a larger one goes on
-    _number: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def carry_out(self) -> int:
-        self.screen.begun(report_so_far(self._state))
+        self.screen.begun(report_so_far(self))
         try:
             answer = find(self._question(), self.probe)
         except _Interrupted:
@@ -134,8 +129,8 @@ class Bisection:
 
     def probe(self, round_: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
-        self.screen.round_begun(round_, report_so_far(self._state))
-        places = [(self._next(), subset) for subset in round_.subsets]
+        self.screen.round_begun(round_, report_so_far(self))
+        places = [(next(self._numbers), subset) for subset in round_.subsets]
         if len(places) == 1:
             made = [self._one(*places[0], round_)]
         else:
@@ -154,7 +149,7 @@ class Bisection:
             self._learn(kept)
             probed = replace(kept, n=n)
             self.probes = sorted([*self.probes, probed], key=lambda one: one.n)
-            self.screen.probed(probed, report_so_far(self._state))
+            self.screen.probed(probed, report_so_far(self))
             self._tell_programs(probe_event(self.request.subject, probed))
         return probed
 
@@ -244,21 +239,10 @@ class Bisection:
         if self.signature is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
             self.signature = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
 
-    @property
-    def _state(self) -> SearchState:
-        return SearchState(
-            request=self.request, run=self.run, launches=self.launches, facts=self.facts, probes=tuple(self.probes),
-            signature=self.signature, notes=tuple(self.notes),
-        )  # fmt: skip
-
     def _finish(self, answer: SearchAnswer, *, cut_short: bool) -> None:
-        report = write_answer(self._state, answer, self.outcomes, self.specs, cut_short=cut_short)
+        report = write_answer(self, answer, self.outcomes, self.specs, cut_short=cut_short)
         self.screen.answered(report, self.run.path)
         self._tell_programs(answer_event(report, str(self.run.path)))
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
 
     def _free_name(self, n: int) -> str:
         """A probe that was killed in its middle has left a folder; it answers for nothing and keeps its name."""
@@ -280,7 +264,7 @@ class Bisection:
         return max(0.1, (sum(bad) / len(bad)) / (sum(good) / len(good))) if good and bad and sum(good) else 1.0
 
 
-class _Ctrl(Silent):
+class _Ctrl(Listener):
     """Of what a launch tells, the screen of a bisection shows Ctrl-C alone."""
 
     def __init__(self, screen: BisectScreen) -> None:
@@ -307,7 +291,8 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
     with ExitStack() as stack:
         if request.subject.form is Form.COMMIT:
             home = run.worktrees.resolve()
-            launches.enter_trees(stack.enter_context(worktrees(request.question.working_dir, home)))
+            trees = Worktrees(repository=request.question.working_dir, home=home)
+            launches.enter_trees(stack.enter_context(closing(trees)))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(_close, screen, run)
         broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))

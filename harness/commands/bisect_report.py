@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_harness import __version__
@@ -25,7 +25,7 @@ from nsa_harness.render.bisect.bisect_json import stored_search
 from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
 from nsa_harness.render.terminal.stream import Paint
 from nsa_harness.render.words import launch_line
-from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, launches_of, question_of
+from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
@@ -34,17 +34,17 @@ ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
 NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SearchState:
     """Everything that a bisection has seen so far."""
 
     request: BisectRequest
-    run: RunDir | None  # None: a plan, which writes nothing
+    run: RunDir | None = None  # None: a plan, which writes nothing
     launches: Launches
     facts: MachineFacts
-    probes: Sequence[ProbeReport]
-    signature: Signature | None
-    notes: Sequence[str]
+    probes: list[ProbeReport] = field(default_factory=list)
+    signature: Signature | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def report_so_far(
@@ -52,7 +52,6 @@ def report_so_far(
 ) -> BisectReport:
     """What is known, for a screen or a document."""
     spec = _any_spec(state.launches)
-    searching = [one for one in state.probes if one.purpose not in PROOFS and one.purpose not in CONTROLS]
     return BisectReport(
         run_id=state.run.run_id if state.run else "",
         harness=__version__,
@@ -66,7 +65,7 @@ def report_so_far(
         probes=tuple(state.probes),
         commands=_commands(state, answer, alone),
         floor_probes=_floor(answer, len(state.request.subject.items)),
-        search_probes=len(searching),
+        search_probes=sum(one.purpose not in (*PROOFS, *CONTROLS) for one in state.probes),
         wall_s=sum(one.wall_s for one in state.probes),
         interrupted=cut_short,
         notes=(*(spec.notes if spec else ()), *state.notes),
@@ -83,9 +82,17 @@ def write_answer(
     cut_short: bool,
 ) -> BisectReport:
     """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
-    assert state.run is not None
-    search = report_so_far(state, answer, alone=_write_repro(state, state.run, answer), cut_short=cut_short)
-    _write_documents(state, state.run, search, outcomes, specs)
+    run = state.run
+    assert run is not None
+    search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
+    dirs = [one.dir for one in search.probes if one.dir]
+    known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
+    record = Record(
+        command=state.request.command, harness=__version__, machine=state.facts, controller=os.getpid(),
+        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted,
+    )  # fmt: skip
+    write_record(run, record)
+    write_report(run, report_of(run, record, [known[name] for name in dirs if name in known]), search)
     return search
 
 
@@ -102,16 +109,13 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 def _commands(state: SearchState, answer: SearchAnswer, alone: str | None) -> Commands:
     def command(subset: Subset | None) -> str | None:
-        return None if subset is None else state.launches.command(subset, _stored(state, subset))
+        """By the spec of the newest probe of this configuration."""
+        if subset is None:
+            return None
+        dirs = [one.dir for one in state.probes if one.subset == spans_of(subset) and one.dir]
+        return state.launches.command(subset, state.run.attempt(dirs[-1]).spec if state.run and dirs else None)
 
     return Commands(bad=command(answer.failing), good=command(answer.passing), alone=alone)
-
-
-def _stored(state: SearchState, subset: Collection[int]) -> Path | None:
-    """The spec of the newest probe of this configuration."""
-    spans = spans_of(subset)
-    dirs = [one.dir for one in reversed(state.probes) if one.subset == spans and one.dir]
-    return state.run.attempt(dirs[0]).spec if state.run and dirs else None
 
 
 def _floor(answer: SearchAnswer, items: int) -> int:
@@ -142,20 +146,6 @@ def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str |
     return f"cd {folder} && {repro_command(spec)}"
 
 
-def _write_documents(
-    state: SearchState, run: RunDir, search: BisectReport, outcomes: Mapping[str, Outcome], specs: Sequence[RunSpec]
-) -> None:
-    dirs = [one.dir for one in search.probes if one.dir]
-    known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
-    record = Record(
-        command=state.request.command, harness=__version__, machine=state.facts, controller=os.getpid(),
-        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted,
-    )  # fmt: skip
-    write_record(run, record)
-    report = report_of(run, record, [known[name] for name in dirs if name in known])
-    write_report(run, report, search)
-
-
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
     """Of an earlier session; one that cannot be judged any more has its row among the probes all the same."""
     from nsa_harness.commands.judge import judge_stored
@@ -170,14 +160,12 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 def show_plan(request: BisectRequest) -> int:
     """What would be asked, and how many probes that takes at worst. Launches nothing, writes nothing."""
     facts = machine_facts()
-    launches = launches_of(request, facts)
+    launches = Launches(request=request, facts=facts)
     everything = range(len(request.subject.items))
-    state = SearchState(request=request, run=None, launches=launches, facts=facts, probes=(), signature=None, notes=())
+    state = SearchState(request=request, launches=launches, facts=facts)
     far = "up to" if request.subject.open_end else "bad"
     controls = [_control(launches, name, subset) for name, subset in (("good", ()), (far, everything))]
-    paint = _paint()
-    for line in plan_lines(report_so_far(state), worst_case(question_of(request)), controls, paint.size[0]):
-        print(paint.painted(line))
+    _print(lambda width: plan_lines(report_so_far(state), worst_case(question_of(request)), controls, width))
     return ANSWERED
 
 
@@ -194,11 +182,12 @@ def show_stored(path: Path, out: Path | None) -> int:
     """A bisection again, from its bisect.json. Raises StoredRunError."""
     run = find_run(path, out or Path("reports"))
     search = stored_search(run)
-    paint = _paint()
-    for line in stored_lines(search, run.path, paint.size[0]):
-        print(paint.painted(line))
+    _print(lambda width: stored_lines(search, run.path, width))
     return UNDECIDED if search.answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
 
-def _paint() -> Paint:
-    return Paint(sys.stdout, os.environ, STYLES, live=False)
+def _print(lines: Callable[[int], Iterable[str]]) -> None:
+    """The lines of this terminal's width."""
+    paint = Paint(sys.stdout, os.environ, STYLES, live=False)
+    for line in lines(paint.size[0]):
+        print(paint.painted(line))

@@ -21,7 +21,8 @@ from nsa_harness.core.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.report_json import outcome_values
-from nsa_harness.subject.files import program_files
+from nsa_harness.subject.files import is_launched_by, program_files
+from nsa_harness.subject.tables import RULES, reported
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
@@ -35,8 +36,10 @@ _NUMBER_DIGITS = 9
 
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
-    evidence = with_sources(attempt, collect(attempt, spec, node))
-    unwritten = _kept(attempt.path / PROFILE_FILE, _profile(evidence)) if evidence.samples else ()
+    ours = is_launched_by(spec)
+    evidence = with_sources(attempt, collect(attempt, spec, node, reported if ours else None))
+    profile = "".join(f"{line}\n" for line in profile_text(evidence))
+    unwritten = _kept(attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
             spec,
@@ -46,6 +49,7 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+            own_rules=RULES if ours else (),
         ),
         evidence.sources,
     )
@@ -57,10 +61,6 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
     unwritten = _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt.result, f"{outcome.verdict.status}\n")
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
-
-
-def _profile(evidence: Evidence) -> str:
-    return "".join(f"{line}\n" for line in profile_text(evidence))
 
 
 def _kept(path: Path, text: str) -> tuple[Trouble, ...]:

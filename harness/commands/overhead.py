@@ -18,7 +18,7 @@ from nsa_harness.core.doctor.overhead import Overhead, TimedPair, pairs_wanted
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import UsageError
-from nsa_harness.render.listener import Silent
+from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 
@@ -57,10 +57,9 @@ def _spec(command: Sequence[str], directory: Path) -> RunSpec:
 def _pair(number: int, command: Sequence[str], spec: RunSpec, directory: Path) -> TimedPair:
     """One of each; which comes first alternates, so that a machine that grows slower favours neither."""
     if number % 2:
-        harness_s, after_s = _harness_s(spec, directory)
-        return TimedPair(bare_s=_bare_s(command, spec), harness_s=harness_s, after_s=after_s)
-    bare_s = _bare_s(command, spec)
-    harness_s, after_s = _harness_s(spec, directory)
+        (harness_s, after_s), bare_s = _harness_s(spec, directory), _bare_s(command, spec)
+    else:
+        bare_s, (harness_s, after_s) = _bare_s(command, spec), _harness_s(spec, directory)
     return TimedPair(bare_s=bare_s, harness_s=harness_s, after_s=after_s)
 
 
@@ -99,7 +98,7 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
     return took_s, max(0.0, took_s - heard.last.timing.wall_s)
 
 
-class _Heard(Silent):
+class _Heard(Listener):
     """In place of the terminal: keeps the outcome."""
 
     def __init__(self) -> None:

@@ -44,6 +44,7 @@ from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.subject.second_runs import WHAT_FOLLOWS
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
@@ -142,9 +143,16 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
     """The request of a stored run, to be gone on with in its own directory. Raises StoredRunError."""
     run = find_run(path, request.out or Path("reports"))
     record = plan_to_resume(run)
-    stored = replace(request, specs=record.plan, policy=record.policy, jobs=record.jobs, probe=record.probe)
-    stored = replace(stored, deepen=record.deepen)
-    return replace(stored, resumed=run.path, command=record.command)
+    return replace(
+        request,
+        specs=record.plan,
+        policy=record.policy,
+        jobs=record.jobs,
+        probe=record.probe,
+        deepen=record.deepen,
+        resumed=run.path,
+        command=record.command,
+    )
 
 
 def _judged(run: RunDir) -> list[Outcome]:
@@ -186,7 +194,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=record.command,
         interrupted=record.interrupted,
-        outcomes=with_deeper_runs(with_flakiness(in_order)),
+        outcomes=with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
 

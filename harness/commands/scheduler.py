@@ -23,6 +23,7 @@ from nsa_harness.core.schedule import (
     free_devices,
 )
 from nsa_harness.render.listener import Broadcast
+from nsa_harness.subject.second_runs import WHAT_FOLLOWS, second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
 
@@ -104,7 +105,7 @@ class Execution:
     ) -> Outcome:
         """The same launch with one change: it answers for another attempt, and does not count itself."""
         deeper = self._attempt(deepened(spec, change, open_attempt.attempt), self._next_number(spec), devices)
-        return with_deeper_runs([open_attempt, replace(deeper, final=False)])[1]
+        return with_deeper_runs([open_attempt, replace(deeper, final=False)], WHAT_FOLLOWS)[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
         """The attempt that counts, and the change that would tell more about it; None where nothing is open."""
@@ -115,7 +116,7 @@ class Execution:
         if counting is None:
             return None
         made = [one.deepening.change for one in attempts if one.deepening and one.deepening.of == counting.attempt]
-        change = next_change(spec, counting, made, probe=self.request.probe)
+        change = next_change(spec, counting, made, probe=self.request.probe, own=second_runs(spec))
         return None if change is None else (counting, change)
 
     def _next_number(self, spec: RunSpec) -> int:

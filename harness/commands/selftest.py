@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from nsa_harness.commands.run import run_all
 from nsa_harness.commands.scheduler import RunRequest
@@ -42,12 +42,11 @@ from nsa_harness.core.selftest.selftest import (
     planting_result,
     score_lines,
     score_values,
-    twin,
     words_of,
 )
 from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json
-from nsa_harness.render.listener import Silent
+from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script
@@ -59,6 +58,9 @@ _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
 _PARENT = "base/fault.yaml"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CORPUS_DEADLINE_S = 120.0
+
+Asked = TypeVar("Asked", Trial, Planting)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +110,11 @@ def _planted_runs(
     if not plantings:
         return _RIGHT, [], None
     print(_head(plantings, request), file=people, flush=True)
-    lines = _Lines(_mark_line(plantings), people)
+    lines = _Lines(_line(plantings, planting_result, planting_line), people)
     specs = tuple(_spec(planting) for planting in plantings)
     run = RunRequest(specs=specs, out=request.out, json=False, strict=True, probe="full", command=request.command)
     code = run_all(run, lines)
-    marks = _marks(plantings, lines.run_dir)
+    marks = _results(plantings, planting_result, lines.run_dir)
     print("\n".join(_end(marks, plantings, lines.run_dir)), file=people)
     if request.score:
         print("\n".join(score_lines(marks)), file=people)
@@ -140,7 +142,7 @@ def _corpus_runs(programs: Sequence[Trial], root: Path, request: SelftestRequest
     return answers
 
 
-class _Lines(Silent):
+class _Lines(Listener):
     """In place of the terminal: one line an outcome as it is judged, or at the end, where one attempt says nothing."""
 
     def __init__(self, line: Callable[[Outcome], str], people: TextIO, *, at_the_end: bool = False) -> None:
@@ -183,10 +185,20 @@ def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) 
     answers: dict[Path, list[TrialResult]] = {}
     for repeat, together in groupby(sorted(chosen, key=_repeat), key=_repeat):
         some = tuple(together)
-        lines = _Lines(_answer_line(some), people, at_the_end=repeat > 1)
-        code = run_all(_run_request(some, request, repeat), lines)
+        lines = _Lines(_line(some, trial_result, trial_line), people, at_the_end=repeat > 1)
+        run = RunRequest(
+            specs=tuple(_trial_spec(trial, request.root) for trial in some),
+            out=request.out,
+            json=False,
+            strict=True,
+            probe="full",
+            command=request.command,
+            policy=Policy(repeat=repeat),
+            jobs=request.jobs,
+        )
+        code = run_all(run, lines)
         if lines.run_dir is not None:
-            answers[lines.run_dir] = _answers(some, lines.run_dir)
+            answers[lines.run_dir] = _results(some, trial_result, lines.run_dir)
         if code == _INTERRUPTED:
             break
     return answers
@@ -219,7 +231,7 @@ def _named(trial: Trial, pattern: str) -> bool:
 def _at_a_place(kind: SelftestFault, seed: int) -> tuple[Planting, Planting]:
     draw = random.Random(f"{seed} {kind.name}")
     rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
-    return planted(kind, rank=rank, layer=layer, step=step), twin(kind, rank=rank, layer=layer, step=step)
+    return planted(kind, rank=rank, layer=layer, step=step)
 
 
 def _spec(planting: Planting) -> RunSpec:
@@ -233,18 +245,6 @@ def _launch_of(question: Invocation) -> RunSpec:
     (spec,) = planned_specs(question, machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return spec
-
-
-def _marks(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
-    outcomes = {} if run_dir is None else _stored_outcomes(run_dir)
-    return [planting_result(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]
-
-
-def _stored_outcomes(run_dir: Path) -> dict[str, Outcome]:
-    """Those that count, by scenario: from report.json, as any other program would read it."""
-    stored = RunDir(run_dir).report
-    outcomes = from_json(stored.read_text(), str(stored)).outcomes
-    return {outcome.scenario: outcome for outcome in outcomes if outcome.final}
 
 
 def _head(plantings: Sequence[Planting], request: SelftestRequest) -> str:
@@ -274,19 +274,6 @@ def _repeat(trial: Trial) -> int:
     return trial.label.repeat
 
 
-def _run_request(some: Iterable[Trial], request: CorpusRequest, repeat: int) -> RunRequest:
-    return RunRequest(
-        specs=tuple(_trial_spec(trial, request.root) for trial in some),
-        out=request.out,
-        json=False,
-        strict=True,
-        probe="full",
-        command=request.command,
-        policy=Policy(repeat=repeat),
-        jobs=request.jobs,
-    )
-
-
 def _trial_spec(trial: Trial, root: Path) -> RunSpec:
     """By the path of any script on a command line."""
     label = trial.label
@@ -301,18 +288,19 @@ def _trial_spec(trial: Trial, root: Path) -> RunSpec:
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
 
 
-def _answer_line(some: Sequence[Trial]) -> Callable[[Outcome], str]:
-    by_name = {trial.name: trial for trial in some}
+def _line(
+    asked: Iterable[Asked], result: Callable[[Asked, Outcome], Result], line: Callable[[Result, int], str]
+) -> Callable[[Outcome], str]:
+    """What is said of an outcome once it is compared, in columns as wide as the longest name."""
+    by_name = {one.name: one for one in asked}
     width = max(map(len, by_name), default=0)
-    return lambda outcome: trial_line(trial_result(by_name[outcome.scenario], outcome), width)
+    return lambda outcome: line(result(by_name[outcome.scenario], outcome), width)
 
 
-def _mark_line(plantings: Sequence[Planting]) -> Callable[[Outcome], str]:
-    by_name = {planting.name: planting for planting in plantings}
-    width = max(map(len, by_name), default=0)
-    return lambda outcome: planting_line(planting_result(by_name[outcome.scenario], outcome), width)
-
-
-def _answers(some: Iterable[Trial], run_dir: Path) -> list[TrialResult]:
-    outcomes = _stored_outcomes(run_dir)
-    return [trial_result(trial, outcomes[trial.name]) for trial in some if trial.name in outcomes]
+def _results(asked: Iterable[Asked], result: Callable[[Asked, Outcome], Result], run_dir: Path | None) -> list[Result]:
+    """By the outcomes that count, from report.json, as any other program would read it."""
+    if run_dir is None:
+        return []
+    stored = RunDir(run_dir).report
+    outcomes = {one.scenario: one for one in from_json(stored.read_text(), str(stored)).outcomes if one.final}
+    return [result(one, outcomes[one.name]) for one in asked if one.name in outcomes]

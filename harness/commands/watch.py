@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,13 +25,13 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Broadcast, Listener, Silent
+from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.text import escape
+from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.attach import Look, RunningJob, find_job, onlooker
+from nsa_harness.supervisor.observe.attach import RunningJob, find_job, look, onlooker
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
-from nsa_harness.supervisor.observe.ranks import command_words
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
@@ -95,10 +95,9 @@ class Watched:
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         with self.run.events.open("a", encoding="utf-8") as events, self.run.log.open("a", encoding="utf-8") as log:
-            listeners: list[Listener] = [Events(events, self.run.run_id, clock), GuestLines(log, quiet=False)]
-            shown: TextIO = sys.stderr
-            listeners.append(Events(shown, self.run.run_id, clock) if self.request.json else self.lines)
-            self.broadcast = Broadcast(listeners=tuple(listeners))
+            shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
+            stored = (Events(events, self.run.run_id, clock), GuestLines(log, quiet=False))
+            self.broadcast = Broadcast(listeners=(*stored, shown))
             return self._attempts()
 
     def _attempts(self) -> int:
@@ -110,7 +109,7 @@ class Watched:
         if not self.request.json:
             self.lines.begun(self.run.path)
         ended_by_us = self._observe(guest, attempt)
-        status = _TIMED_OUT if ended_by_us else shell_status(guest.status())
+        status = _TIMED_OUT if ended_by_us else shell_status(guest.child.wait())
         for hook in self.hooks:
             hook.wait()
         return status
@@ -120,7 +119,7 @@ class Watched:
         while True:
             self.broadcast(lambda one: one.launched(self.spec))
             observation = self._observation(guest, attempt)
-            ending = observation.run()
+            ending = observation.watch.run()
             if observation.ranks.restarted:
                 attempt = self._next(guest, observation)
                 continue
@@ -136,16 +135,13 @@ class Watched:
             return ends_it
 
     def _observation(self, guest: Guest, attempt: AttemptDir) -> ObservedJob:
-        def told_of(ending: Ending) -> None:
-            self._still_there(observation, ending)
-
         observation = ObservedJob(
             guest=guest,
             spec=self.spec,
             attempt=attempt,
             audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
             relay=self.relay,
-            on_ending=told_of,
+            on_ending=lambda ending: self._still_there(observation, ending),
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
@@ -198,17 +194,14 @@ class Watched:
 def _spec_of(request: WatchRequest, number: int) -> RunSpec:
     """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
     name, about = job_name(request.command), f"observed: {shlex.join(request.command)}"
-    return observed_spec(name, about, request.command, request.limits, _hash_of(request.command, number))
-
-
-def _hash_of(command: Sequence[str], number: int) -> str:
-    return hashlib.sha256(json.dumps([list(command), os.getcwd(), number]).encode()).hexdigest()[:16]
+    launch = json.dumps([request.command, os.getcwd(), number]).encode()
+    return observed_spec(name, about, request.command, request.limits, hashlib.sha256(launch).hexdigest()[:16])
 
 
 _NAME = "nsa-harness"
 
 
-class GuestLines(Silent):
+class GuestLines(Listener):
     """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
@@ -256,22 +249,23 @@ def attach(request: AttachRequest) -> int:
         command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
     )
     write_record(run, record)
-    as_run = _as_run(request, spec)
+    as_run = RunRequest(  # what the screens and the event stream want to know of a command
+        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
+    )
     with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
         attempt = run.attempt(spec.scenario)
         broadcast(lambda one: one.plan(facts, [spec]))
         prepare(attempt, spec, facts)
         broadcast(lambda one: one.launched(spec))
         with onlooker(job) as guarded:
-            Look(
-                guarded=guarded,
-                spec=spec,
-                attempt=attempt,
-                audience=AttemptAudience(name=spec.scenario, tell=broadcast),
+            look(
+                guarded,
+                spec,
+                attempt,
+                AttemptAudience(name=spec.scenario, tell=broadcast),
                 interrupted=lambda: interruption.count > 0,
-                job=job,
                 for_s=request.for_s,
-            ).run()
+            )
         outcome = judge_attempt(attempt, spec, facts.host, 1)
         record = replace(record, interrupted=interruption.count > 0)
         write_record(run, record)
@@ -288,10 +282,3 @@ def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     spec = with_ranks(spec, max(job.ranks) + 1)
     unmarked = ("no marks: the job was started without the probe; steps, modules and collectives are not known",)
     return spec if job.boards else replace(spec, notes=unmarked)
-
-
-def _as_run(request: AttachRequest, spec: RunSpec) -> RunRequest:
-    """What the screens and the event stream want to know of a command."""
-    return RunRequest(
-        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
-    )

@@ -114,7 +114,12 @@ def axes(
         backends=_listed("--backend", backends, BACKENDS[:1] if cpu else BACKENDS[:2], _backend, mistakes),
         runner=template,
     )
-    mistakes += _runner_mistakes(template)
+    mistakes += [
+        f"--runner {shown(template)}: {shown(label)} is no label; expected labels of letters, digits and _ . - "
+        "with commas between them; {gpus} stands for the number of GPUs"
+        for label in (part.strip() for part in template.split(","))
+        if not re.fullmatch(r"(?:[A-Za-z0-9_.-]|\{gpus\})+", label)
+    ]
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return wanted
@@ -213,15 +218,6 @@ def _labels(template: str, gpus: int) -> tuple[str, ...]:
     if not gpus:
         return CPU_RUNNER
     return tuple(label.strip().replace("{gpus}", str(gpus)) for label in template.split(","))
-
-
-def _runner_mistakes(template: str) -> Iterator[str]:
-    for label in (part.strip() for part in template.split(",")):
-        if not re.fullmatch(r"(?:[A-Za-z0-9_.-]|\{gpus\})+", label):
-            yield (
-                f"--runner {shown(template)}: {shown(label)} is no label; expected labels of letters, digits and _ . - "
-                "with commas between them; {gpus} stands for the number of GPUs"
-            )
 
 
 def _listed(

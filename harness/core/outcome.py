@@ -14,6 +14,7 @@ from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
+from nsa_harness.core.diagnosis.phases import Rule
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
@@ -188,14 +189,19 @@ def outcome_of(
     artifacts: Sequence[Artifact],
     metrics: Mapping[str, float],
     repeat: str,
+    own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge, diagnose and tell one attempt. `metrics`: what the program reported, foreign expressions included."""
+    """Judge, diagnose and tell one attempt.
+
+    `metrics`: what the program reported, foreign expressions included. `own_rules`: those of that program alone.
+    """
     judgement = judge(evidence)
-    diagnosis = diagnose(evidence, judgement)
+    diagnosis = diagnose(evidence, judgement, own_rules)
     misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
     noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
-    findings = tuple(_rooted(finding, directory) for finding in noted)
+    # Proof paths of an attempt, as seen from the run's directory.
+    findings = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
     culprit = diagnosis.culprit
     return Outcome(
         scenario=spec.scenario,
@@ -254,7 +260,18 @@ _COMPARE = (
 def missed(expect: Expect, evidence: Evidence, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
     """One finding for each number that was expected and not met, or not reported at all."""
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
-    return tuple(_missed_finding(claim, ranks) for claim, ranks in claims)
+    return tuple(
+        Finding(
+            code=Cause.EXPECTATION_MISSED,
+            claim=claim,
+            ranks=ranks,
+            place=None,
+            confidence=1.0,
+            proof=("spec.json",),
+            advice=Cause.EXPECTATION_MISSED.row.advice,
+        )
+        for claim, ranks in claims
+    )
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None) -> bool:
@@ -306,18 +323,6 @@ def _violated(bound: Bound, value: float) -> Iterator[str]:
         limit = getattr(bound, key)
         if limit is not None and (math.isnan(value) or not holds(value, limit)):
             yield f"{sign} {limit:g}"
-
-
-def _missed_finding(claim: str, ranks: tuple[int, ...]) -> Finding:
-    return Finding(
-        code=Cause.EXPECTATION_MISSED,
-        claim=claim,
-        ranks=ranks,
-        place=None,
-        confidence=1.0,
-        proof=("spec.json",),
-        advice=Cause.EXPECTATION_MISSED.row.advice,
-    )
 
 
 def skipped(skip: Skip) -> Outcome:
@@ -425,11 +430,6 @@ def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Findin
         return Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
     return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=diagnosis.findings[0].claim)
-
-
-def _rooted(finding: Finding, directory: str) -> Finding:
-    """Proof paths of an attempt, as seen from the run's directory."""
-    return replace(finding, proof=tuple(f"{directory}/{path}" for path in finding.proof))
 
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:

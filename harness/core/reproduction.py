@@ -11,7 +11,7 @@ from pprint import pformat
 from nsa_harness import protocol
 from nsa_harness.core.diagnosis.case import collectives_of
 from nsa_harness.core.diagnosis.causes import Replay, row_of
-from nsa_harness.core.evidence.evidence import Board, Call, Collective, Evidence, RankEvidence
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
 
@@ -129,7 +129,7 @@ def parting_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[M
     everybody = tuple(range(evidence.world_size))
     source = _from_board if from_python else _from_recorder
     made = {rank.rank: tuple(source(rank, evidence, everybody)) for rank in evidence.ranks}
-    begins = {channel: _begin(channel, made) for channel in _channels(made)}
+    begins = {channel: _begin(channel, made) for channel in {one.channel for calls in made.values() for one in calls}}
     return {
         rank: tuple(one for one in calls if (begin := begins[one.channel]) is not None and one.number >= begin)
         for rank, calls in made.items()
@@ -164,15 +164,11 @@ def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -
             operation=operation,
             group=_group(one.group),
             members=members,
-            elements=_elements(one),
+            elements=min(max(1, sum(prod(size) for size in one.sizes[:1])), MOST_ELEMENTS),
             dtype=DTYPES.get(one.dtypes[0] if one.dtypes else "", "float32"),
             number=one.seq,
             done=one.retired,
         )
-
-
-def _elements(one: Collective) -> int:
-    return min(max(1, sum(prod(size) for size in one.sizes[:1])), MOST_ELEMENTS)
 
 
 def _from_board(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[Made]:
@@ -223,10 +219,6 @@ def _called(rank: int, call: Call, board: Board, everybody: Members) -> Made | N
 
 def _group(name: str) -> str:
     return "" if name in _DEFAULT else name
-
-
-def _channels(made: Mapping[int, Sequence[Made]]) -> set[Channel]:
-    return {one.channel for calls in made.values() for one in calls}
 
 
 def _begin(channel: Channel, made: Mapping[int, Sequence[Made]]) -> int | None:
@@ -335,8 +327,9 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
     elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
     if elsewhere:
         return None, f"rank {elsewhere[0]} stood outside every recorded call, where a script of calls cannot bring it"
+    recorded = all(rank.collectives for rank in evidence.ranks)
     try:
-        calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not _recorded(evidence))
+        calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not recorded)
     except NotRepeatableError as reason:
         return None, str(reason)
     if not _part(calls):
@@ -351,10 +344,6 @@ def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
         [(one.operation, one.channel, one.elements, one.dtype, one.root) for one in made] for made in calls.values()
     ]
     return any(one != done[0] for one in done)
-
-
-def _recorded(evidence: Evidence) -> bool:
-    return all(rank.collectives for rank in evidence.ranks)
 
 
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:

@@ -40,12 +40,12 @@ def _spin_until(end_s: float) -> None:
         turns += 1
 
 
-def crawl_token_by_token(torch: Any, hidden: Any, seconds: float) -> None:
+def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None:
     """Slow, not stuck: what the selection branch of the seeds did, a Python loop over tokens with real small ops.
 
     The graph is a side branch, and its saved tensors are kept from an enclosing checkpoint, which would count them.
     """
-    end_s = time.monotonic() + seconds
+    end_s = time.monotonic() + (SLOW_STEP_S if heals_s is None else heals_s)
     tokens = hidden.detach().float().reshape(-1, hidden.shape[-1])[:512].clone().requires_grad_()
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
         while time.monotonic() < end_s:
@@ -105,6 +105,6 @@ def leave_with_status_0(heals_s: float | None) -> None:
     os.waitpid(child, 0)
 
 
-def come_late(heals_s: float) -> None:
-    """The twin of a skipped collective."""
-    time.sleep(heals_s)
+def come_late(heals_s: float | None) -> None:
+    """The twin of a skipped collective, and a step that is slow where a layer is computed again."""
+    time.sleep(SLOW_STEP_S if heals_s is None else heals_s)

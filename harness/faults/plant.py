@@ -147,21 +147,10 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, rank {self.spec.rank}")
 
     def _act(self, where: str) -> None:
-        heals_s = self.spec.heals_s
         if self.spec.kind == "raise":
-            acts.raise_an_error(where, heals_s)
-        elif self.spec.kind == "sigkill":
-            acts.send_itself_sigkill(heals_s)
-        elif self.spec.kind == "sigstop":
-            acts.send_itself_sigstop(heals_s)
-        elif self.spec.kind == "exit0":
-            acts.leave_with_status_0(heals_s)
-        elif self.spec.kind == "deadlock":
-            acts.take_a_held_lock(heals_s)
-        elif self.spec.kind == "endless_loop":
-            acts.spin_in_python(heals_s)
+            acts.raise_an_error(where, self.spec.heals_s)
         else:
-            acts.come_late(_seconds(heals_s))
+            _ACTS[self.spec.kind](self.spec.heals_s)
 
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
         tensor = _first_tensor(output, self._torch.Tensor)
@@ -169,7 +158,7 @@ class PlantedFault:
             return
         if self.spec.kind == "slow_step":
             self._happened = True
-            acts.crawl_token_by_token(self._torch, tensor, _seconds(self.spec.heals_s))
+            acts.crawl_token_by_token(self._torch, tensor, self.spec.heals_s)
         elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
             # Where a Function.backward of the layer would run. A hook on the tensor would come before the layer's own.
             tensor.grad_fn.register_prehook(self._in_backward)
@@ -212,10 +201,6 @@ def _first_tensor(output: Any, tensor_type: type) -> Any:
     return next((item for item in items if isinstance(item, tensor_type)), None)
 
 
-def _seconds(heals_s: float | None) -> float:
-    return acts.SLOW_STEP_S if heals_s is None else heals_s
-
-
 def averages_the_loss(caller: dict[str, Any]) -> bool:
     return str(caller.get("__name__")).removeprefix(INSTALLED_BELOW) in CALLERS
 
@@ -224,6 +209,14 @@ FORWARD = ("raise", "sigkill", "sigstop", "exit0", "slow_step")
 BACKWARD = ("deadlock", "endless_loop")
 COLLECTIVE = ("skip_collective",)
 KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE)
+_ACTS = {
+    "sigkill": acts.send_itself_sigkill,
+    "sigstop": acts.send_itself_sigstop,
+    "exit0": acts.leave_with_status_0,
+    "slow_step": acts.come_late,
+    "deadlock": acts.take_a_held_lock,
+    "endless_loop": acts.spin_in_python,
+}
 
 
 class FaultSpec:

@@ -63,7 +63,8 @@ def serve(control: socket.socket) -> Program:
     why = _unfit()
     tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
-    printed = _printed(1), _printed(2)
+    # What the imports have said, which every new process would say again. The two streams are files in memory.
+    printed = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
     try:
         _guard(*_a_child_of(control))
     except Reborn as reborn:
@@ -87,11 +88,6 @@ def _unfit() -> str | None:
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     return None if threads == 1 else f"importing torch has started {threads - 1} threads"
-
-
-def _printed(stream: int) -> bytes:
-    """What the imports have said, which every new process would say again. The stream is a file in memory."""
-    return os.pread(stream, 1 << 20, 0)
 
 
 def _a_child_of(control: socket.socket) -> tuple[int, int]:
@@ -141,7 +137,7 @@ def _stand_on(stdin: int, stdout: int, stderr: int) -> None:
     keep_only()
 
 
-def _launched(order: dict[str, Any], face: Face, printed: tuple[bytes, bytes], early: list[Early]) -> Program:
+def _launched(order: dict[str, Any], face: Face, printed: list[bytes], early: list[Early]) -> Program:
     """The launcher; one of its ranks later."""
     words, environment = order["argv"], order["env"]
     face.show(words, environment)

@@ -34,7 +34,7 @@ def enter() -> None:
     guest = ProcessProbe(directory, mode)
     if _rank_of_our_own():
         guest.become_rank()
-    imports.after_torch(guest.torch_arrived, guest.trouble)
+    imports.after(imports.AWAITED, guest.torch_arrived, guest.trouble)
 
 
 def _rank_of_our_own() -> bool:

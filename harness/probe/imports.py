@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 AWAITED = ("torch", "torch.distributed")
 
 
-def after_torch(then: Callable[[], None], trouble: TroubleLog) -> None:
-    after(AWAITED, then, trouble)
-
-
 def after(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
     """Call `then` once all modules stand: now if they do, else at the end of the import that completes them.
 

@@ -12,13 +12,17 @@ from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
 from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape, escaped
 
 SCHEMA = 1
 
 
-class Events:
-    """A listener that writes a line for each event; every line is flushed, so that a reader is never behind."""
+class Events(Listener):
+    """A line for each event; every line is flushed, so that a reader is never behind.
+
+    Ctrl-C has no event of its own: the `done` event of an interrupted run has exit code 130.
+    """
 
     def __init__(self, stream: TextIO, run_id: str, elapsed_s: Callable[[], float], *, strict: bool = False) -> None:
         self._stream = stream
@@ -46,9 +50,6 @@ class Events:
     def released(self, scenario: str, text: str) -> None:
         self._write("released", scenario, text=escape(text))
 
-    def interrupted(self, count: int) -> None:
-        """No event of its own: the `done` event of an interrupted run has exit code 130."""
-
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self._phases.pop(outcome.dir, None)
         self._write("outcome", outcome.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
@@ -57,9 +58,6 @@ class Events:
         given = {status.value: number for status, number in counts(report.outcomes).items()}
         code = exit_code(report, strict=self._strict)
         self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
-
-    def close(self) -> None:
-        self._stream.flush()
 
     def _write(self, event: str, scenario: str | None, **values: Any) -> None:
         head = {

@@ -6,18 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
-class Listener(Protocol):
+class Listener:
     """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
 
-    With several attempts at once the calls come from several threads, and the attempts alternate. `attempt` is the name
-    of the attempt's directory, as in `Outcome.dir`.
+    One that overrides a method hears of that, and of nothing else. With several attempts at once the calls come from
+    several threads, and the attempts alternate. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
     """
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
@@ -67,37 +66,3 @@ class Broadcast:
     def __call__(self, tell: Callable[[Listener], None]) -> None:
         with self.lock:
             notify(self.listeners, tell)
-
-
-# ruff: noqa: ARG002
-
-
-class Silent(Listener):
-    """Says nothing: for who listens to little."""
-
-    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
-        return
-
-    def launched(self, spec: RunSpec) -> None:
-        return
-
-    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        return
-
-    def suspect(self, attempt: str, text: str) -> None:
-        return
-
-    def released(self, attempt: str, text: str) -> None:
-        return
-
-    def interrupted(self, count: int) -> None:
-        return
-
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        return
-
-    def done(self, report: Report, run_dir: Path) -> None:
-        return
-
-    def close(self) -> None:
-        return

@@ -8,6 +8,7 @@ Jinja and ElementTree do the escaping of their own formats; nothing that XML 1.0
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import TypeVar, cast
@@ -62,6 +63,13 @@ def markdown_fence(text: str, language: str) -> list[str]:
     """The text as a fenced block that nothing in it can close."""
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Cells are Markdown. A head that ends in a colon aligns its column to the right."""
+    rules = ["---:" if name.endswith(":") else "---" for name in head]
+    cells = ([name.rstrip(":") for name in head], rules, *rows)
+    return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def link_target(path: str) -> str | None:

@@ -15,20 +15,16 @@ from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place, Repo
 def meaning(outcome: Outcome) -> str:
     """What the verdict says, and what it does not say, in the same words everywhere."""
     verdict = outcome.verdict
-    if verdict.kind is not None:
-        return _MEANING_OF_KIND[verdict.kind]
-    if verdict.status in (Status.FAIL, Status.ERROR):
+    if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
         return row_of(verdict.cause).verdict_means or _MEANING[verdict.status]
-    return _MEANING[verdict.status]
+    return _MEANING[verdict.kind or verdict.status]
 
 
-_MEANING_OF_KIND = {
+_MEANING: dict[HangKind | Status, str] = {
     HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
     HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
     HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
     HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
-}
-_MEANING = {
     Status.HANG: "Proven to move no more.",
     Status.FAIL: "The program ended wrongly.",
     Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
@@ -169,10 +165,6 @@ def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
     return sorted(numbered, key=lambda pair: pair[1].verdict.status is Status.PASS)
 
 
-def subject_line(outcome: Outcome) -> str:
-    return launch_line(outcome.ranks, outcome.backend, outcome.subject)
-
-
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
     """ "2 ranks · gloo · shape ci"; the backend "any" of a program that chooses by itself is left out."""
     known = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
@@ -199,7 +191,8 @@ def wall_time(outcome: Outcome) -> str:
 def facts(outcome: Outcome) -> tuple[str, ...]:
     """What was run, and what one must know of it."""
     showed = f"it showed: {outcome.showed}" if outcome.showed else ""
-    known = (outcome.about, subject_line(outcome), *remarks(outcome), showed, *outcome.notes)
+    launched = launch_line(outcome.ranks, outcome.backend, outcome.subject)
+    known = (outcome.about, launched, *remarks(outcome), showed, *outcome.notes)
     return tuple(fact for fact in known if fact)
 
 

@@ -11,24 +11,6 @@ from nsa_harness.core.scenario.overrides import Override
 from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
 from nsa_harness.errors import UsageError, did_you_mean
 
-# nsa.train reads these itself, and its command line, which spells out every option, goes before them.
-SUBJECT_NAMES = {
-    "NSA_GC_RANGE": "gc.layers",
-    "NSA_GC_LAYERS": "gc.layers",
-    "NSA_FORCE_BRANCH": "model.branch",
-    "NSA_DDP_STATIC_GRAPH": "parallel.static_graph",
-    "NSA_USE_FA2": "model.impl",
-    "NSA_TRACE_GRADS": "trace.grads",
-    "NSA_TRACE_MODULE_BWD": "trace.module_bwd",
-    "NSA_TRACE_DDP_BUCKETS": "trace.buckets",
-    "NSA_MEM_DUMP_EVERY": "trace.mem_dump_every",
-    "TORCH_BACKEND": "needs.backend",
-}
-OVERRULED = {
-    name: f"has no effect, the command line of nsa.train goes before it; set {key}"
-    for name, key in SUBJECT_NAMES.items()
-}
-
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -50,16 +32,16 @@ def _list(text: str) -> Plain:
     return [int(layer) for layer in text.split(",")]
 
 
-def _branch(text: str) -> Plain:
-    if text not in ("cmp", "sel", "win"):
-        raise ValueError(f"expected cmp, sel or win, got {shown(text)}{did_you_mean(text, ('cmp', 'sel', 'win'))}")
-    return text
-
-
 def _count(text: str) -> Plain:
     if not re.fullmatch(r"\d{1,9}", text):
         raise ValueError(f"expected a number of steps, got {shown(text)}")
     return int(text)
+
+
+def _branch(text: str) -> Plain:
+    if text not in ("cmp", "sel", "win"):
+        raise ValueError(f"expected cmp, sel or win, got {shown(text)}{did_you_mean(text, ('cmp', 'sel', 'win'))}")
+    return text
 
 
 def _backend(text: str) -> Plain:
@@ -72,21 +54,29 @@ def _flash(text: str) -> Plain:
     return "flash" if _switch(text) else "auto"
 
 
-_PARSERS: dict[str, Callable[[str], Plain]] = {
-    "NSA_GC_RANGE": _range,
-    "NSA_GC_LAYERS": _list,
-    "NSA_FORCE_BRANCH": _branch,
-    "NSA_DDP_STATIC_GRAPH": _switch,
-    "NSA_USE_FA2": _flash,
-    "NSA_TRACE_GRADS": _switch,
-    "NSA_TRACE_MODULE_BWD": _switch,
-    "NSA_TRACE_DDP_BUCKETS": _switch,
-    "NSA_MEM_DUMP_EVERY": _count,
-    "TORCH_BACKEND": _backend,
+# nsa.train reads these itself, and its command line, which spells out every option, goes before them.
+TABLE: dict[str, tuple[str, Callable[[str], Plain]]] = {
+    "NSA_GC_RANGE": ("gc.layers", _range),
+    "NSA_GC_LAYERS": ("gc.layers", _list),
+    "NSA_FORCE_BRANCH": ("model.branch", _branch),
+    "NSA_DDP_STATIC_GRAPH": ("parallel.static_graph", _switch),
+    "NSA_USE_FA2": ("model.impl", _flash),
+    "NSA_TRACE_GRADS": ("trace.grads", _switch),
+    "NSA_TRACE_MODULE_BWD": ("trace.module_bwd", _switch),
+    "NSA_TRACE_DDP_BUCKETS": ("trace.buckets", _switch),
+    "NSA_MEM_DUMP_EVERY": ("trace.mem_dump_every", _count),
+    "TORCH_BACKEND": ("needs.backend", _backend),
 }
-TABLE = {name: (key, _PARSERS[name]) for name, key in SUBJECT_NAMES.items()}
+OVERRULED = {
+    name: f"has no effect, the command line of nsa.train goes before it; set {key}" for name, (key, _) in TABLE.items()
+}
 # Read by nsa.train itself; the harness sets it for each attempt.
 _PASSED_ON = ("NSA_OUT_DIR",)
+
+
+def is_read_by_it(name: str) -> bool:
+    """What is not declared must not leak into nsa.train from the user's shell: the spec repeats the run."""
+    return name.startswith("NSA_") or name in ("TORCH_BACKEND", "CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,24 +89,23 @@ class FromEnvironment:
 
 def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
     """The overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
-    mistakes = [*_unknown(environ), *_conflicts(environ)]
+    mistakes = list(_unknown(environ))
+    if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
+        mistakes.append("environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one")
     found = []
-    for variable in (name for name in TABLE if name in environ):
+    for variable, (key, parse) in TABLE.items():
+        if variable not in environ:
+            continue
         try:
-            found.append(_override(variable, environ[variable]))
+            value = from_plain(parse(environ[variable]), Origin(source=f"environment {variable}"))
         except ValueError as error:
             mistakes.append(f"environment {variable}: {error}")
+        else:
+            note = f"{variable}={environ[variable]} in the environment set {key}"
+            found.append(FromEnvironment(override=Override(key=key, value=value), note=note))
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return tuple(found)
-
-
-def _override(variable: str, text: str) -> FromEnvironment:
-    key, parse = TABLE[variable]
-    value = from_plain(parse(text), Origin(source=f"environment {variable}"))
-    return FromEnvironment(
-        override=Override(key=key, value=value), note=f"{variable}={text} in the environment set {key}"
-    )
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
@@ -127,9 +116,3 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
         for name in ours
         if name not in known
     ]
-
-
-def _conflicts(environ: Mapping[str, str]) -> list[str]:
-    if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
-        return ["environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one"]
-    return []

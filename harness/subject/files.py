@@ -6,6 +6,8 @@ from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import CountedIn, ProgramFile
 
+FOLDER = "nsa"  # where it lies in our package, and in a checkout
+
 _TELEMETRY = (
     ("training.csv", CountedIn.ROWS),
     ("k_stats.csv", CountedIn.ROWS),
@@ -15,9 +17,14 @@ _TELEMETRY = (
 )
 
 
+def is_launched_by(spec: RunSpec) -> bool:
+    """nsa.train is the program: the harness spells out every option of it."""
+    return bool({"--trace-grads", "--no-trace-grads"} & set(spec.program))
+
+
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
     """Of another program there is no reason to give: what it happens to write by these names is listed."""
-    ours = any("--trace-grads" in word or "--no-trace-grads" in word for word in spec.program)
+    ours = is_launched_by(spec)
     reached = any(rank.board and rank.board.steps_s for rank in evidence.ranks)
     no_table = "the program did not write it" if reached else "not reached: no optimizer step was done"
     steps = "heartbeat_rank*.jsonl"

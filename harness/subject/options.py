@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.scenario.scenario import Attention, Scenario
+from nsa_harness.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,27 @@ class MachineChoice:
     dtype: str
     backend: str
     device: str
+
+
+# Where the first key differs, the others mean nothing without it.
+WITH_THEIR_HEAD = (
+    "model.attention", "model.branch", "model.compression", "model.impl", "model.stop_gradient_gates",
+)  # fmt: skip
+
+
+def branches_of(scenario: Scenario) -> Subject:
+    """What a bisection over the branches varies; without any of them the attention is the dense one."""
+    if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
+        raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
+    branch = scenario.model.branch
+    return Subject(
+        form=Form.PARTS,
+        key="model.branch",
+        noun="branch",
+        items=("cmp", "sel", "win") if branch == "all" else tuple(branch.split("+")),
+        good={"model.attention": "vanilla", "model.branch": "all"},
+        bad_values=("all",),
+    )
 
 
 def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:

@@ -79,20 +79,6 @@ ONE_PROCESS = Contrast(
     with_it=other_than("none"),
     undo=("parallel.wrapper=none", "run.ranks=1"),
 )
-CHECKPOINTING = Contrast(
-    keys=("gc.layers",), without=one_of("none"), with_it=other_than("none"), undo=("gc.layers=none",)
-)
-REENTRANT_AND_UNUSED = Contrast(
-    keys=("gc.mode", "parallel.find_unused_parameters"),
-    without=other_than("reentrant"),
-    with_it=one_of("reentrant"),
-    undo=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
-)
-SAFE_MODE = Contrast(
-    keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")
-)
-_BUCKETS = Contrast(keys=("parallel.bucket_cap_mb",), without=one_of("25.0"), with_it=other_than("25.0"))
-_HOOK = Contrast(keys=("parallel.comm_hook",), without=one_of("none"), with_it=other_than("none"))
 _ALONE = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of(*BRANCHES))
 _TOGETHER = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of("all"))
 _RANGES = Contrast(keys=("gc.layers",), without=other_than("none", "all", ""), with_it=other_than("none", "all", ""))
@@ -103,9 +89,20 @@ _CAUSES: tuple[tuple[str, Contrast], ...] = (
     ("DDP is the cause", swap("parallel.wrapper", ("manual",), ("ddp",))),
     ("FSDP is the cause", swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1"))),
     ("more than one rank is the cause", ONE_PROCESS),
-    ("gradient checkpointing is the cause", CHECKPOINTING),
+    (
+        "gradient checkpointing is the cause",
+        Contrast(keys=("gc.layers",), without=one_of("none"), with_it=other_than("none"), undo=("gc.layers=none",)),
+    ),
     ("reentrant gradient checkpointing is the cause", switch("gc.mode", "reentrant", off="non_reentrant")),
-    ("reentrant gradient checkpointing with find_unused_parameters is the cause", REENTRANT_AND_UNUSED),
+    (
+        "reentrant gradient checkpointing with find_unused_parameters is the cause",
+        Contrast(
+            keys=("gc.mode", "parallel.find_unused_parameters"),
+            without=other_than("reentrant"),
+            with_it=one_of("reentrant"),
+            undo=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
+        ),
+    ),
     ("NSA's attention is the cause", ATTENTION),
     ("the compressed branch is the cause", branch("cmp")),
     ("the selection branch is the cause", branch("sel")),
@@ -119,13 +116,24 @@ _CHANGES: tuple[tuple[str, Contrast], ...] = (
     ("static_graph changes it", STATIC_GRAPH),
     ("find_unused_parameters changes it", switch("parallel.find_unused_parameters", "true", off="false")),
     ("FSDP in place of DDP changes it", FSDP_FOR_DDP),
-    ("safe mode (eager kernels, stop-gradient gates) changes it", SAFE_MODE),
+    (
+        "safe mode (eager kernels, stop-gradient gates) changes it",
+        Contrast(
+            keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")
+        ),
+    ),
     ("eager kernels change it", switch("model.impl", "eager", off="auto")),
     ("stop-gradient gates change it", switch("model.stop_gradient_gates", "true", off="false")),
-    ("the bucket size changes it", _BUCKETS),
+    (
+        "the bucket size changes it",
+        Contrast(keys=("parallel.bucket_cap_mb",), without=one_of("25.0"), with_it=other_than("25.0")),
+    ),
     ("no buffer broadcast changes it", switch("parallel.broadcast_buffers", "false", off="true")),
     ("gradient_as_bucket_view changes it", switch("parallel.gradient_as_bucket_view", "true", off="false")),
-    ("a communication hook changes it", _HOOK),
+    (
+        "a communication hook changes it",
+        Contrast(keys=("parallel.comm_hook",), without=one_of("none"), with_it=other_than("none")),
+    ),
     ("a barrier after backward changes it", switch("parallel.barrier_after_backward", "true", off="false")),
 )
 
@@ -310,4 +318,4 @@ _TREE: tuple[TreeQuestion, ...] = (
     ),
 )
 
-PLAYBOOK = Playbook(claims=tuple(_claims()), gates=_GATES, questions=_TREE)
+PLAYBOOK = Playbook(claims=tuple(_claims()), gates=_GATES, questions=_TREE, onward="nsa-harness run -t plan")

@@ -85,8 +85,7 @@ def _training(scenario: Scenario) -> Contradictions:
     if scenario.parallel.comm_hook is not CommHook.NONE and wrapper is not Wrapper.DDP:
         yield ("parallel", "comm_hook"), f"a hook of DDP, and the wrapper is {wrapper}; set parallel.wrapper: ddp"
     if scenario.model.dtype is Dtype.FLOAT16 and wrapper in (Wrapper.FSDP, Wrapper.FSDP1):
-        what = f"float16 needs loss scaling, which {wrapper} does not share; use bfloat16"
-        yield ("model", "dtype"), what
+        yield ("model", "dtype"), f"float16 needs loss scaling, which {wrapper} does not share; use bfloat16"
     if train.phase is Phase.DATA and (train.resume or train.checkpoint_every):
         key = "resume" if train.resume else "checkpoint_every"
         yield ("train", key), "the phase is data, which has no model; set train.phase: step"
@@ -132,12 +131,10 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:
-    notes = []
-    if choice.device == "cpu":
-        why = gpus_text(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
-        notes.append(f"CPU form, chosen because this machine has {why}")
-    notes += _without_effect(scenario)
-    return (*notes, *effect_notes(scenario.run.env, device=choice.device, backend=choice.backend))
+    why = gpus_text(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
+    form = [f"CPU form, chosen because this machine has {why}"] if choice.device == "cpu" else []
+    effects = effect_notes(scenario.run.env, device=choice.device, backend=choice.backend)
+    return (*form, *_without_effect(scenario), *effects)
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:

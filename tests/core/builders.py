@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.divergence.ledger import first_skipped
+
+from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.evidence.evidence import (
     Board,
     Call,

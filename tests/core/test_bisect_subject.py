@@ -10,7 +10,9 @@ from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer
 from nsa_harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
 from nsa_harness.core.scenario.layers import layers_of, parse_layers
 from nsa_harness.core.scenario.overrides import parse_override
+from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import plain
+from nsa_harness.subject.options import branches_of
 
 LAYERS = Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
 LENGTH = Subject(form=Form.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)
@@ -61,7 +63,8 @@ def test_keys_have_their_good_value_where_they_are_off_and_no_override_takes_a_v
 
 
 def test_without_any_branch_the_attention_is_the_dense_one():
-    branches = Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=("cmp", "sel", "win"))
+    branches = branches_of(Scenario(name="x"))
+    assert branches.items == ("cmp", "sel", "win")
     assert branches.config(()) == {"model.attention": "vanilla", "model.branch": "all"}
     assert branches.config((1, 2)) == {"model.branch": "sel+win"}
     assert branches.config((0, 1, 2)) == {"model.branch": "all"}

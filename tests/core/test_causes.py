@@ -14,6 +14,7 @@ from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.core.selftest.corpus import read_label
 from nsa_harness.subject.program import PROGRAM
+from nsa_harness.subject.tables import RULES as OWN_RULES
 
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "harness" / "core"
@@ -43,7 +44,7 @@ def test_a_code_of_another_version_is_a_cause_that_is_unknown() -> None:
 
 
 def said_by_a_rule(cause: Cause) -> bool:
-    return any(cause in rule.causes for rule in RULES)
+    return any(cause in rule.causes for rule in (*RULES, *OWN_RULES))
 
 
 def used_elsewhere(cause: Cause) -> list[str]:

@@ -19,11 +19,22 @@ from nsa_harness.core.outcome import shown_deeper
 from nsa_harness.core.plan import Deepening, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
+from nsa_harness.subject.second_runs import WHAT_FOLLOWS, second_runs
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")
 FORWARD = Place(file="/home/ada/model.py", line=11, function="forward", text="y = g * x")
-OURS = ("/lib/nsa", "--attention", "nsa", "--branch", "all", "--backend", "gloo", "--no-detect-anomaly")
+OURS = (
+    "/lib/nsa",
+    "--attention",
+    "nsa",
+    "--branch",
+    "all",
+    "--backend",
+    "gloo",
+    "--no-detect-anomaly",
+    "--trace-grads",
+)
 DDP = "rank 0 raised RuntimeError: Parameter indices which did not receive grad for rank 0: 4 5"
 
 
@@ -45,7 +56,8 @@ def launch(**changes: Any) -> RunSpec:
 def planned(outcome: Outcome, probe: str = "full", **changes: Any) -> list[str]:
     """Every change that would be made, one after another."""
     made: list[str] = []
-    while change := next_change(launch(**changes), outcome, made, probe=probe):
+    base = launch(**changes)
+    while change := next_change(base, outcome, made, probe=probe, own=second_runs(base)):
         made.append(change.name)
     return made
 
@@ -75,6 +87,10 @@ def look(change: str, status: Status = FAIL, *, says: str = "this", cause: str |
         (bad("unknown", HANG, confidence=0.3), {"program": OURS}, ["vanilla", "again"]),
         (bad("exception", phase="backward", confidence=0.5), {"program": OURS}, ["anomaly", "names", "vanilla"]),
         (bad("transport", HANG), {"program": tuple(w.replace("gloo", "nccl") for w in OURS)}, ["gloo", "again"]),
+        (bad("transport", HANG), {"program": ("train.py", "--backend", "nccl")}, ["again"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": ("t.py", *OURS[1:-1])}, ["again"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": (*OURS[:3], "--branch", "cmp", *OURS[5:])}, ["again"]),
+        (bad("exception", phase="backward"), {"program": (*OURS[:-2], "--detect-anomaly", OURS[-1])}, []),
         (bad("slow", confidence=0.5), {}, []),
         (bad("flaky", confidence=0.5), {}, []),
         (run("ddp", PASS), {}, []),
@@ -108,11 +124,20 @@ def test_a_deeper_launch_differs_in_the_one_thing_and_shows_it() -> None:
 def test_an_option_of_our_own_program_takes_its_other_value_and_no_other_word_changes() -> None:
     base = launch(program=OURS)
     made = [
-        next_change(base, bad("unknown", confidence=0.3, phase="backward"), made, probe="full")
+        next_change(base, bad("unknown", confidence=0.3, phase="backward"), made, probe="full", own=second_runs(base))
         for made in ((), ("names",))
     ]
     assert made[1] is not None
-    assert deepened(base, made[1], 1).program == (*OURS[:-1], "--detect-anomaly")
+    assert deepened(base, made[1], 1).program == (*OURS[:-2], "--detect-anomaly", OURS[-1])
+
+
+def test_the_same_launch_over_another_backend_changes_its_option_and_says_so() -> None:
+    base = launch(program=tuple(word.replace("gloo", "nccl") for word in OURS), backend="nccl")
+    change = next_change(base, bad("transport", HANG), (), probe="full", own=second_runs(base))
+    assert change is not None
+    deeper = deepened(base, change, 1)
+    assert (deeper.program, deeper.backend) == (OURS, "gloo")
+    assert ("needs.backend", "gloo") in deeper.settings
 
 
 @pytest.mark.parametrize("probe", ["off", "board", "full"])
@@ -196,7 +221,7 @@ def test_a_name_goes_beside_the_line_that_was_known() -> None:
     ],
 )
 def test_what_follows_from_a_pair_of_runs_is_said_as_likely(deeper: Outcome, said: str) -> None:
-    told = lesson(bad("transport", HANG), deeper)
+    told = lesson(bad("transport", HANG), deeper, WHAT_FOLLOWS)
     assert told.claim == f"with this (attempt 2) {said}"
     assert told.confidence < 0.9
 

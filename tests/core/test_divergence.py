@@ -24,12 +24,12 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from nsa_harness.core.divergence.divergence import Analysis, DivergenceKind, Track, analyse, minority
+from nsa_harness.core.divergence.mismatch import CallMismatch, first_call_mismatch
 
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.entries import classes
 from nsa_harness.core.diagnosis.rules import call_mismatch
-from nsa_harness.core.divergence.divergence import Analysis, DivergenceKind, Track, analyse, minority
-from nsa_harness.core.divergence.mismatch import CallMismatch, first_call_mismatch
 from nsa_harness.core.evidence.evidence import (
     Board,
     Call,

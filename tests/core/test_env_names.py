@@ -15,7 +15,7 @@ from nsa_harness.core.scenario.env_names import (
     sound_environment,
 )
 from nsa_harness.core.scenario.resolve import resolve
-from nsa_harness.subject.environment import OVERRULED, SUBJECT_NAMES
+from nsa_harness.subject.environment import OVERRULED, TABLE
 from nsa_harness.subject.program import PROGRAM
 
 
@@ -35,11 +35,11 @@ def test_a_name_that_nothing_reads_is_refused_with_what_to_do(name: str) -> None
     assert mistake(name, ours=False) == mistake(name)
 
 
-@pytest.mark.parametrize("name", sorted(SUBJECT_NAMES))
+@pytest.mark.parametrize("name", sorted(TABLE))
 def test_a_name_that_a_key_says_is_refused_where_the_command_line_goes_before_it(name: str) -> None:
     said = mistake(name)
     assert said is not None
-    assert said.endswith(f"set {SUBJECT_NAMES[name]}")
+    assert said.endswith(f"set {TABLE[name][0]}")
     assert mistake(name, ours=False) is None
 
 

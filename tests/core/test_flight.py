@@ -205,8 +205,6 @@ def test_a_dump_that_names_a_function_is_refused_and_nothing_is_called(protocol:
     [
         b"\x80\x02",
         b"\x80\x02.",
-        b"\x80\x02NN.",
-        b"\x80\x02(N.",
         b"\x80\x02Na.",
         b"\x80\x02]NNs.",
         b"\x80\x02}(Nu.",
@@ -221,6 +219,12 @@ def test_a_dump_that_names_a_function_is_refused_and_nothing_is_called(protocol:
 def test_a_broken_pickle_is_a_value_error_that_names_the_byte(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"byte (\d+|None) of \d+"):
         plain_value(data)
+
+
+@pytest.mark.parametrize("data", [b"\x80\x02NN.", b"\x80\x02(N.", b"\x80\x02].", b"\x80\x02K\x03."])
+def test_a_plain_value_that_is_no_dump_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"the top is .*, no object"):
+        parse_dump(data)
 
 
 @given(st.binary(max_size=60) | st.integers(0, 400).map(lambda size: pickled(entry(), entry())[:size]))

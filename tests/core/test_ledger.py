@@ -9,7 +9,6 @@ import pytest
 from builders import USER, board, call, mark
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness.core.divergence.ledger import (
     OutOfBatches,
     SkippedCall,
@@ -19,6 +18,7 @@ from nsa_harness.core.divergence.ledger import (
     first_step_of_difference,
     last_agreed,
 )
+
 from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
 from nsa_harness.core.report import Place
 

@@ -12,7 +12,7 @@ from nsa_harness.core.diagnosis.rules import numerics as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
 from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from nsa_harness.core.evidence.looks import AttentionGate, Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
 from nsa_harness.core.report import Place
 
 MIB = 1 << 20
@@ -265,22 +265,6 @@ def test_a_rank_whose_end_failed_is_named_with_the_line() -> None:
 def test_of_a_run_that_failed_the_end_is_not_told_twice() -> None:
     dirty = rank_evidence(0, exit=ended(0, 1), last_words=last_words(ATEXIT))
     assert found(of_silence.dirty_exit, dirty) is None
-
-
-# Gates.
-
-
-@pytest.mark.parametrize(
-    ("mean", "share", "shut"), [(0.0004, 1.0, True), (0.3, 0.2, False), (0.009, 0.5, False), (0.998, 1.0, False)]
-)
-def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: float, shut: bool) -> None:
-    gates = tuple(
-        AttentionGate(step=20, layer=layer, branch="sel", mean=mean, deviation=0.01, saturated_share=share)
-        for layer in (3, 2)
-    )
-    one = found(of_silence.gate_collapse, rank(0, gates=gates))
-    assert (one is not None) is shut
-    assert not shut or (one.place, one.code) == (Place(layer=2, module="blocks.2.attn"), "gate_collapse")
 
 
 # The file of looks.

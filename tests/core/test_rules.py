@@ -10,17 +10,24 @@ from graphlib import CycleError
 
 import pytest
 
+from nsa_harness import subject
 from nsa_harness.core.diagnosis import rules as families
 from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.engine import IN_PHASE, RULES
+from nsa_harness.core.diagnosis.engine import RULES, by_phase
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order, rule
+from nsa_harness.subject.tables import RULES as OWN_RULES
 
 
 def written() -> Iterator[Rule]:
-    """The rules of every module of the diagnosis. A public function of a rules' module that could be one is one."""
-    for found in pkgutil.iter_modules(families.__path__):
-        module = importlib.import_module(f"{families.__name__}.{found.name}")
+    """The rules of every module of the diagnosis and of what is known of our own program.
+
+    A public function of a rules' module that could be one is one.
+    """
+    for found in (
+        found for place in (families, subject) for found in pkgutil.iter_modules(place.__path__, f"{place.__name__}.")
+    ):
+        module = importlib.import_module(found.name)
         own = [
             one for one in vars(module).values() if isinstance(one, Rule) and one.explain.__module__ == module.__name__
         ]
@@ -32,23 +39,37 @@ def written() -> Iterator[Rule]:
 
 
 def test_every_rule_that_is_written_is_asked_once() -> None:
-    assert sorted(one.name for one in written()) == sorted(one.name for one in RULES)
-    assert len({one.name for one in RULES}) == len(RULES)
-    assert [one for rules in IN_PHASE.values() for one in rules if one not in RULES] == []
-    assert {one for rules in IN_PHASE.values() for one in rules} == set(RULES)
+    every = (*RULES, *OWN_RULES)
+    assert sorted(one.name for one in written()) == sorted(one.name for one in every)
+    assert len({one.name for one in every}) == len(every)
+    for rules in (RULES, every):
+        asked = [one for in_phase in by_phase(rules).values() for one in in_phase]
+        assert len(asked) == len(rules)
+        assert set(asked) == set(rules)
 
 
-def named_rule(name: str, *outranks: str) -> Rule:
+def test_the_rules_of_the_core_need_none_of_one_programs_own() -> None:
+    assert {one.explain.__module__.rpartition(".")[0] for one in RULES} == {families.__name__}
+    assert {one.explain.__module__.rpartition(".")[0] for one in OWN_RULES} == {subject.__name__}
+
+
+def named_rule(name: str, *outranks: str, outranked_by: tuple[str, ...] = ()) -> Rule:
     def explain(_: Case) -> None:
         return None
 
     explain.__name__ = name
-    return rule(RulePhase.SLOW, Cause.SLOW, outranks=outranks)(explain)
+    return rule(RulePhase.SLOW, Cause.SLOW, outranks=outranks, outranked_by=outranked_by)(explain)
 
 
 def test_a_rule_is_asked_before_those_that_it_outranks_wherever_it_stands() -> None:
     rules = [named_rule("last"), named_rule("middle", "last"), named_rule("first", "middle")]
     assert [one.name for one in in_order(rules)] == ["first", "middle", "last"]
+    below = named_rule("below", "last", outranked_by=("first",))
+    assert [one.name for one in in_order([below, *rules[:1], named_rule("first", "last")])] == [
+        "first",
+        "below",
+        "last",
+    ]
     with pytest.raises(CycleError):
         in_order([named_rule("one", "other"), named_rule("other", "one")])
     with pytest.raises(KeyError):

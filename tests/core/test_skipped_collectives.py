@@ -21,8 +21,6 @@ from builders import (
     rank_snapshot,
     stalled,
 )
-
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.divergence.divergence import (
     Divergence,
     Track,
@@ -35,6 +33,8 @@ from nsa_harness.core.divergence.divergence import (
 )
 from nsa_harness.core.divergence.ledger import AbandonedBatch, OtherPace, abandoned_batch, first_skipped, other_pace
 from nsa_harness.core.divergence.mismatch import first_call_mismatch
+
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Board, Call, CaughtException, Collective, Evidence
 from nsa_harness.core.report import Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge

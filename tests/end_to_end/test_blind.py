@@ -18,10 +18,11 @@ ACTS = str(Path(acts.__file__).resolve())
 
 BLIND = PROGRAMS / "blind.py"
 TIMES = "limits: {busy_s: 8, open_wait_s: 8, deadline_s: 120}"
+SHORT = "limits: {stall_s: 2, open_wait_s: 3, deadline_s: 120}"  # for a wait that shows all at the first look
 
 
-def scenario(kind: str) -> str:
-    return f"about: blind\nrun: {{ranks: 2, program: {BLIND}, args: [{kind}]}}\n{TIMES}\n"
+def scenario(kind: str, limits: str = TIMES) -> str:
+    return f"about: blind\nrun: {{ranks: 2, program: {BLIND}, args: [{kind}]}}\n{limits}\n"
 
 
 def line_of(text: str) -> int:
@@ -88,7 +89,7 @@ def test_a_rank_that_nobody_may_look_into_is_still_blamed_and_every_missing_sour
     if subprocess.run([*without, "true"], check=False).returncode != 0:
         pytest.skip("not allowed to give up a capability")
     monkeypatch.setattr(conftest, "COMMAND", [*without, *conftest.COMMAND])
-    workspace.scenario("hidden", scenario("hidden"))
+    workspace.scenario("hidden", scenario("hidden", SHORT))
     outcome = workspace.harness("run", "hidden").outcome
 
     assert outcome["verdict"] == "HANG"

@@ -30,10 +30,10 @@ EXPECTED = {
     "sigstop": ("HANG", "stopped", "stopped_process"),
     "exit0": ("FAIL", None, "early_exit"),
 }
-STALL_S = 2  # in place of five
-BUSY_S = 6  # in place of a minute
+STALL_S = 1  # in place of five
+BUSY_S = 3  # in place of a minute
 CLOSED_WAIT_LIMIT_S = 15
-HEALS_S = 4  # longer than the stall limit
+HEALS_S = 3  # longer than the stall limit
 
 
 def planted(kind: str, seed: int, limits: str = "", **more: object) -> tuple[str, dict[str, int]]:
@@ -95,7 +95,7 @@ def test_the_healthy_twin_of_a_fault_passes(launcher, kind):
 
 
 def test_a_slow_step_at_its_deadline_is_slow_and_names_the_loop(forks):
-    text, where = planted("slow_step", 0, "deadline_s: 12", heals_s=60)
+    text, where = planted("slow_step", 0, "deadline_s: 10", heals_s=60)
     outcome = forks.outcome_of("slow", text)
 
     place = outcome["culprit"]["place"]

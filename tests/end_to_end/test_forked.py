@@ -135,12 +135,33 @@ def test_a_scenario_that_passes_computes_the_same_numbers(launches: Launches) ->
 
 
 def test_a_hang_has_the_same_proof_and_line(launches: Launches) -> None:
-    anew, forked = launches.both(scenario("fault_deadlock", "limits.stall_s=2"), "fault_deadlock")
+    anew, forked = launches.both(scenario("fault_deadlock", "limits.stall_s=1"), "fault_deadlock")
     assert anew.outcome.verdict.status == "HANG"
     assert forked.told == anew.told
 
 
-@pytest.mark.parametrize("way", ["raises", *(pytest.param(way, marks=pytest.mark.slow) for way in ("exit3", "words"))])
+@pytest.fixture(scope="module")
+def raised_anew(launches: Launches) -> Done:
+    """Asked to be forked, and started by torchrun for what its environment declares."""
+    return launches.launch(replace(script("raises"), env=(("TORCH_LOGS", "-all"),)), Launcher.FORK, "declared")
+
+
+def test_what_cannot_be_forked_is_started_anew_and_says_so(raised_anew: Done) -> None:
+    assert raised_anew.spec.launcher is Launcher.TORCHRUN
+    assert raised_anew.spec.notes[-1] == "launched anew, not forked: TORCH_LOGS is read when a program starts"
+    assert raised_anew.outcome.verdict.cause == "exception"
+
+
+def test_a_rank_that_raises_is_blamed_for_the_same_line(launches: Launches, raised_anew: Done) -> None:
+    forked = launches.launch(script("raises"), Launcher.FORK, "raises")
+    assert forked.spec.launcher is Launcher.FORK, forked.spec.notes
+    assert forked.told == raised_anew.told
+    # Rank 0 loses its partner and is ended by torchrun for that, whichever comes first.
+    assert forked.ends[1:] == raised_anew.ends[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["exit3", "words"])
 def test_a_rank_that_fails_is_blamed_for_the_same_line(launches: Launches, way: str) -> None:
     anew, forked = launches.both(script(way), way)
     assert anew.outcome.verdict.status == "FAIL"
@@ -247,14 +268,6 @@ def test_nothing_outlives_a_controller_that_is_killed(tmp_path: Path) -> None:
     until(lambda: not any(one.is_running() for one in family), "every process is gone")
     assert (home / "killed" / "interrupted").exists()
     assert list(Path("/dev/shm").glob(f"nsa-harness-{home.name}*")) == []
-
-
-def test_what_cannot_be_forked_is_started_anew_and_says_so(launches: Launches) -> None:
-    spec = replace(script("raises"), env=(("TORCH_LOGS", "-all"),))
-    done = launches.launch(spec, Launcher.FORK, "declared")
-    assert done.spec.launcher is Launcher.TORCHRUN
-    assert done.spec.notes[-1] == "launched anew, not forked: TORCH_LOGS is read when a program starts"
-    assert done.outcome.verdict.cause == "exception"
 
 
 @pytest.mark.slow

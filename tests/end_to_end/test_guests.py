@@ -21,12 +21,13 @@ def test_a_rank_that_takes_no_probe_passes_and_the_report_says_what_was_not_seen
     assert (ran.run_dir / "stranger" / "output.log").read_text().endswith("1\n")
 
 
-def test_a_program_with_handlers_of_its_own_ends_by_its_own_exception(workspace):
+@pytest.mark.parametrize("launcher", ["forked", pytest.param("by torchrun", marks=pytest.mark.slow)], indirect=True)
+def test_a_program_with_handlers_of_its_own_ends_by_its_own_exception(launcher, tmp_path):
     program = PROGRAMS / "guest_ends.py"
-    workspace.scenario("stranger", f"about: handlers\nrun: {{ranks: 2, program: {program}}}\n")
-    ran = workspace.harness("run", "stranger")
+    outcome = launcher.outcome_of("stranger", f"about: handlers\nrun: {{ranks: 2, program: {program}}}\n")
 
-    assert (ran.code, ran.outcome["verdict"], ran.outcome["cause"]) == (1, "FAIL", "exception")
-    assert ran.outcome["culprit"]["ranks"] == [1]
-    assert (ran.run_dir / "stranger" / "output.log").read_text().count("the user's hook saw ValueError") == 1
-    assert ran.outcome["trouble"] == []
+    assert (outcome["verdict"], outcome["cause"]) == ("FAIL", "exception")
+    assert outcome["culprit"]["ranks"] == [1]
+    (output,) = tmp_path.glob("reports/2*/stranger/output.log")
+    assert output.read_text().count("the user's hook saw ValueError") == 1
+    assert outcome["trouble"] == []

@@ -18,9 +18,17 @@ MOMENTS = 10
 STEPS = 40
 
 
-@pytest.fixture(params=[5, *(pytest.param(n, marks=pytest.mark.slow) for n in range(MOMENTS) if n != 5)])
-def moment(request):
-    return request.param
+TRAINING = {n: pytest.param(n, marks=pytest.mark.slow) for n in range(MOMENTS)}
+WAITING = -1  # the ranks wait, and have no torch: what a kill leaves behind is the same, and comes sooner
+
+
+def started(workspace, moment):
+    """A run that has come to the moment, and its controller."""
+    if moment == WAITING:
+        return start_waiting(workspace)
+    controller = start(workspace)
+    reach(workspace, controller, moment)
+    return controller
 
 
 def start(workspace):
@@ -85,9 +93,9 @@ def assert_all_gone(workspace, since):
     wait_for(lambda: not processes_of(workspace.directory), limit_s=GONE_S - (time.monotonic() - since))
 
 
+@pytest.mark.parametrize("moment", [WAITING, *TRAINING.values()])
 def test_the_death_of_the_controller_leaves_nothing_and_can_be_judged(workspace, moment):
-    controller = start(workspace)
-    reach(workspace, controller, moment)
+    controller = started(workspace, moment)
     killed = time.monotonic()
     controller.kill()
     controller.wait()
@@ -100,9 +108,9 @@ def test_the_death_of_the_controller_leaves_nothing_and_can_be_judged(workspace,
     assert ran.err == ""
 
 
+@pytest.mark.parametrize("moment", [WAITING, *TRAINING.values()])
 def test_the_death_of_torchrun_is_named_and_its_ranks_are_ended(workspace, moment):
-    controller = start(workspace)
-    reach(workspace, controller, moment)
+    controller = started(workspace, moment)
     wait_for(lambda: agent(workspace)).send_signal(signal.SIGKILL)
     killed = time.monotonic()
     assert_all_gone(workspace, killed)
@@ -113,9 +121,9 @@ def test_the_death_of_torchrun_is_named_and_its_ranks_are_ended(workspace, momen
     _judged_again_alike(workspace, ran)
 
 
+@pytest.mark.parametrize("moment", [5, *(param for n, param in TRAINING.items() if n != 5)])
 def test_the_death_of_a_rank_is_named(workspace, moment):
-    controller = start(workspace)
-    reach(workspace, controller, max(moment, 2))
+    controller = started(workspace, max(moment, 2))
     victim = random.Random(moment).randrange(2)
     wait_for(lambda: ranks(workspace).get(victim)).send_signal(signal.SIGKILL)
 

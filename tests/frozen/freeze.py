@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 EVIDENCE = HERE / "evidence.jsonl.gz"
 JUDGEMENTS = HERE / "judgements.jsonl"
 _PACKAGES = ("nsa_harness", "harness")
-_PURE = ("core", "render", "supervisor")
+_PURE = ("core", "subject", "render", "supervisor")
 _SPEC = {
     "scenario": "frozen",
     "about": "",
@@ -54,7 +54,7 @@ def evidence_lines() -> list[str]:
 
 def _judged(stored: dict[str, Any]) -> dict[str, Any]:
     """The outcome as report.json has it, and what is decided from its cause."""
-    evidence, spec = named("adapter")(named("Evidence")).validate_python(stored), _spec(len(stored["ranks"]))
+    evidence, spec = evidence_of(stored), _spec(len(stored["ranks"]))
     outcome = outcome_of_stored(stored)
     made = named("reproduction")(spec, evidence, outcome, "torchrun train.py")
     return {
@@ -67,10 +67,23 @@ def _judged(stored: dict[str, Any]) -> dict[str, Any]:
 
 def outcome_of_stored(stored: dict[str, Any]) -> Any:
     """What judge and diagnosis make of one frozen evidence."""
-    evidence, spec = named("adapter")(named("Evidence")).validate_python(stored), _spec(len(stored["ranks"]))
+    evidence, spec = evidence_of(stored), _spec(len(stored["ranks"]))
     return named("outcome_of")(
-        spec, evidence, attempt=1, directory="frozen", artifacts=(), metrics=evidence.metrics, repeat=""
+        spec,
+        evidence,
+        attempt=1,
+        directory="frozen",
+        artifacts=(),
+        metrics=evidence.metrics,
+        repeat="",
+        own_rules=(named("gate_collapse"),),
     )
+
+
+def evidence_of(stored: dict[str, Any]) -> Any:
+    """What the program reported was kept with its rank when it was frozen."""
+    reported = [row for rank in stored["ranks"] for row in rank.get("gates", ())]
+    return named("adapter")(named("Evidence")).validate_python({**stored, "reported": reported})
 
 
 def _spec(ranks: int) -> Any:

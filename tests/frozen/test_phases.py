@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 
-from freeze import evidence_lines, named
+from freeze import evidence_lines, evidence_of
+from nsa_harness.core.divergence.ledger import first_skipped
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
-from nsa_harness.core.diagnosis.engine import IN_PHASE, RULES
+from nsa_harness.core.diagnosis.engine import RULES as OF_ANY_PROGRAM
+from nsa_harness.core.diagnosis.engine import by_phase
 from nsa_harness.core.diagnosis.phases import RulePhase
-from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.subject.tables import RULES as OWN_RULES
+
+RULES = (*OF_ANY_PROGRAM, *OWN_RULES)
 
 
 @cache
@@ -24,11 +28,11 @@ def answers() -> dict[int, dict[RulePhase, dict[str, Explanation]]]:
 
 
 def _answers(line: str) -> Iterator[tuple[RulePhase, dict[str, Explanation]]]:
-    evidence = named("adapter")(named("Evidence")).validate_python(json.loads(line))
+    evidence = evidence_of(json.loads(line))
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
     case = Case(evidence=evidence, judgement=judge(evidence), skipped=first_skipped(boards))
     for phase in asked(case):
-        yield phase, {one.name: found for one in IN_PHASE[phase] if (found := one(case)) is not None}
+        yield phase, {one.name: found for one in by_phase(RULES)[phase] if (found := one(case)) is not None}
 
 
 def asked(case: Case) -> list[RulePhase]:
@@ -40,9 +44,11 @@ def asked(case: Case) -> list[RulePhase]:
 
 def outranked(name: str) -> set[str]:
     """The rules that this one outranks, directly or through another."""
-    direct = {one.name: one.outranks for one in RULES}
+    direct = {
+        one.name: {*one.outranks, *(lower.name for lower in RULES if one.name in lower.outranked_by)} for one in RULES
+    }
     below: set[str] = set()
-    queue = list(direct[name])
+    queue = [*direct[name]]
     while queue:
         below.add(one := queue.pop())
         queue += direct[one]

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_forks
 
 from nsa_harness.nsa.config import CI, NSAConfig
 from nsa_harness.nsa.train import main
@@ -59,23 +61,39 @@ def tiny() -> NSAConfig:
     )
 
 
+def forked(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The training program on two ranks, forked from a process that has torch."""
+    ranks = run_forks(2, str(ROOT / "nsa"), *arguments, boards=None, cwd=directory)
+    status = next((rank.status for rank in ranks if rank.status), 0)
+    out, err = ("".join(said) for said in zip(*((rank.out, rank.err) for rank in ranks), strict=True))
+    return subprocess.CompletedProcess(arguments, status, out, err)
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Run the training program in an empty directory: `program("--steps", "1", ranks=2, env={...})`."""
+    """Run the training program in an empty directory: `program("--steps", "1", torchrun=2)`."""
 
-    def run(*arguments: str, ranks: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    def run(*arguments: str, torchrun: int = 0) -> subprocess.CompletedProcess[str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"] if torchrun else []
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"}
         return subprocess.run(
             [sys.executable, *launcher, str(ROOT / "nsa"), *arguments],
             cwd=tmp_path,
-            env=clean | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            env=clean | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=120,
         )
 
     return run
+
+
+@pytest.fixture
+def two_ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
+    """The training program on two ranks: quick tests fork them, slow ones start torchrun."""
+    if request.node.get_closest_marker("slow") is None:
+        return partial(forked, tmp_path)
+    return partial(request.getfixturevalue("program"), torchrun=2)
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Alone, Program
+from conftest import Alone, Program, forked
+from ranks import run_forks
 from torch import Tensor
-from wrapped_gradients import WAYS
+from wrapped_gradients import ONE_OF_EACH, REST, WAYS
 
 from nsa_harness.nsa.config import CI, Attention, Branch
 from nsa_harness.nsa.model import Recompute, StockBlock, TinyLM
@@ -27,31 +25,45 @@ from nsa_harness.nsa.world import World
 LINES = "[GRAD-TRACE] after_backward_step"
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Everything that two ranks have to measure, in one launch."""
-    result = tmp_path_factory.mktemp("ranks") / "result.json"
-    program = Path(__file__).with_name("wrapped_gradients.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, str(program), str(result)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+def ranks_measure(directory: Path, what: str) -> dict[str, Any]:
+    result = directory / "result.json"
+    program = str(Path(__file__).with_name("wrapped_gradients.py"))
+    ranks = run_forks(2, program, str(result), what, boards=None)
+    assert [rank.status for rank in ranks] == [0, 0], ranks
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("way", list(WAYS))
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks have to measure, in one launch."""
+    return ranks_measure(tmp_path_factory.mktemp("first"), "first")
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return ranks_measure(tmp_path_factory.mktemp("rest"), "rest")
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> dict[str, Any]:
+    slow = request.node.get_closest_marker("slow") is not None
+    result: dict[str, Any] = request.getfixturevalue("rest" if slow else "first")
+    return result
+
+
+SOME = [*ONE_OF_EACH, *(pytest.param(way, marks=pytest.mark.slow) for way in REST)]
+
+
 class TestTwoRanksComputeTheGradientsOfOneProcess:
+    @pytest.mark.parametrize("way", WAYS)
     def test_in_float64(self, measured: dict[str, Any], way: str) -> None:
         assert measured["float64"][way] < 1e-10
 
+    @pytest.mark.parametrize("way", SOME)
     def test_in_float32_when_they_read_the_same_blocks(self, measured: dict[str, Any], way: str) -> None:
         assert 0 < measured["float32"][way] < 1e-5
 
+    @pytest.mark.parametrize("way", SOME)
     def test_with_torchs_own_layers(self, measured: dict[str, Any], way: str) -> None:
         assert measured["stock"][way] < 1e-10
 
@@ -73,13 +85,13 @@ COMMON = ("--layers", "1", "--dtype", "float64", "--data", "text", "--accumulate
 def ddp_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Four steps of two ranks under DDP, which the other wrappers are compared with."""
     directory = tmp_path_factory.mktemp("ddp")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / "nsa")]
-    subprocess.run([*launcher, *COMMON, "--wrapper", "ddp", "--steps", "4"], cwd=directory, check=True, timeout=120)
+    done = forked(directory, *COMMON, "--wrapper", "ddp", "--steps", "4")
+    assert done.returncode == 0, done.stderr
     return losses(directory / "out")
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("before", "after"),
     [
         ("fsdp1", "fsdp"),
         pytest.param("fsdp", "ddp", marks=pytest.mark.slow),
@@ -87,13 +99,13 @@ def ddp_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ],
 )
 def test_a_run_goes_on_under_another_wrapper_as_if_nothing_had_happened(
-    program: Program, tmp_path: Path, ddp_losses: list[float], first: str, second: str
+    two_ranks: Program, tmp_path: Path, ddp_losses: list[float], before: str, after: str
 ) -> None:
-    start = program(*COMMON, "--wrapper", first, "--steps", "2", "--checkpoint-every", "2", "--trace-grads", ranks=2)
+    start = two_ranks(*COMMON, "--wrapper", before, "--steps", "2", "--checkpoint-every", "2", "--trace-grads")
     assert start.returncode == 0, start.stderr
     assert start.stdout.splitlines().count(f"{LINES}2 arrived=29 missing=0") == 2
-    rest = ("--wrapper", second, "--steps", "2", "--resume", "out/checkpoint_step2.pt", "--barrier-after-backward")
-    end = program(*COMMON, *rest, ranks=2)
+    more = ("--wrapper", after, "--steps", "2", "--resume", "out/checkpoint_step2.pt", "--barrier-after-backward")
+    end = two_ranks(*COMMON, *more)
     assert end.returncode == 0, end.stderr
     assert losses(tmp_path / "out") == pytest.approx(ddp_losses, rel=1e-5)
 
@@ -201,10 +213,11 @@ def test_compiled_layers_compute_what_they_compute_uncompiled(attention: Attenti
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode is Recompute.REENTRANT else 1)
 
 
-def test_compiled_layers_take_sequences_of_any_length() -> None:
+@pytest.mark.parametrize("lengths", [(70, 9), pytest.param((64, 70, 41, 9), marks=pytest.mark.slow)], ids=str)
+def test_compiled_layers_take_sequences_of_any_length(lengths: tuple[int, ...]) -> None:
     torch._dynamo.reset()
     model = TinyLM.from_config(replace(CI, layers=1)).double()
-    batches = [torch.randint(256, (2, length)) for length in (64, 70, 41, 9)]
+    batches = [torch.randint(256, (2, length)) for length in lengths]
     plain = [gradients(model, inputs) for inputs in batches]
     compile_layers(model, backend="aot_eager")
     for inputs, expected in zip(batches, plain, strict=True):

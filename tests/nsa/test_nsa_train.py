@@ -26,11 +26,10 @@ def losses(directory: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
-    done = program(
+def test_one_ddp_step_of_two_ranks_with_every_trace(two_ranks: Program) -> None:
+    done = two_ranks(
         *("--wrapper", "ddp", "--trace-grads", "--trace-buckets", "--trace-module-bwd", "--steps", "3"),
         *("--freeze", "blocks.2.attn.gate_mlp.bias", "--bucket-cap-mb", "0.5"),
-        ranks=2,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -49,9 +48,9 @@ def test_one_ddp_step_of_two_ranks_with_every_trace(program: Program) -> None:
 
 
 @pytest.mark.slow
-def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Program, tmp_path: Path) -> None:
+def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(two_ranks: Program, tmp_path: Path) -> None:
     common = ("--layers", "1", "--steps", "3", "--dtype", "float64", "--accumulate", "2")
-    assert program(*common, "--wrapper", "ddp", ranks=2).returncode == 0
+    assert two_ranks(*common, "--wrapper", "ddp").returncode == 0
     by_ddp = losses(tmp_path)
     beats = [
         json.loads((tmp_path / "out" / f"heartbeat_rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()[-1])
@@ -63,7 +62,7 @@ def test_averaging_by_hand_equals_ddp_and_ranks_see_different_data(program: Prog
     assert by_ddp[-1] == pytest.approx(mean, rel=1e-5)
     assert [beat["backend"] for beat in beats] == ["gloo", "gloo"]
     (tmp_path / "out" / "training.csv").unlink()
-    assert program(*common, "--wrapper", "manual", ranks=2).returncode == 0
+    assert two_ranks(*common, "--wrapper", "manual").returncode == 0
     assert losses(tmp_path) == by_ddp
 
 
@@ -158,8 +157,8 @@ def test_the_shipped_text_is_long_enough_to_learn_from() -> None:
 
 
 @pytest.mark.slow
-def test_sixty_steps_of_text_on_two_ranks_learn(program: Program, tmp_path: Path) -> None:
-    done = program("--wrapper", "ddp", "--data", "text", "--steps", "60", ranks=2)
+def test_sixty_steps_of_text_on_two_ranks_learn(two_ranks: Program, tmp_path: Path) -> None:
+    done = two_ranks("--wrapper", "ddp", "--data", "text", "--steps", "60")
     assert done.returncode == 0, done.stderr
     curve = losses(tmp_path)
     assert curve[0] > 5.3
@@ -194,44 +193,47 @@ def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, m
         alone("--layers", "1", "--detect-anomaly")
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package below another one, as an installation has it."""
+    home = tmp_path_factory.mktemp("elsewhere")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(nsa.__path__[0]), tmp_path / "other_package" / "nsa", ignore=ignored)
-    (tmp_path / "other_package" / "__init__.py").touch()
-    return tmp_path
+    shutil.copytree(Path(nsa.__path__[0]), home / "other_package" / "nsa", ignore=ignored)
+    (home / "other_package" / "__init__.py").touch()
+    return home
 
 
-STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text", "--out-dir=out")
+STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text")
 
 
 @pytest.mark.parametrize(
     "command", [("-m", "other_package.nsa.train"), ("other_package/nsa",)], ids=["module", "folder"]
 )
-def test_a_step_below_another_package_loads_nothing_of_ours(elsewhere: Path, command: tuple[str, ...]) -> None:
+def test_a_step_below_another_package_loads_nothing_of_ours(
+    elsewhere: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     # The last import of a program, so that what it sees is what the step has loaded.
-    (elsewhere / "sitecustomize.py").write_text(
+    (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\n"
         "atexit.register(lambda: print('top-level nsa:', any(name.split('.')[0] == 'nsa' for name in sys.modules)))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(elsewhere)}
-    done = run_python(*command, *STEP, cwd=elsewhere, environment=environment)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(elsewhere)])}
+    done = run_python(*command, *STEP, f"--out-dir={tmp_path / 'out'}", cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "top-level nsa: False"
-    assert len(losses(elsewhere)) == 1
+    assert len(losses(tmp_path)) == 1
     usage = run_python(*command, "--help", cwd=elsewhere, environment=environment).stdout
     assert usage.startswith("usage: python -m other_package.nsa.train ")
 
 
-def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path) -> None:
+def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path, tmp_path: Path) -> None:
     # With checkpointing an operator looks for what its own layer selected.
-    command = [*STEP, "--gc=all"]
+    command = [*STEP, "--gc=all", f"--out-dir={tmp_path / 'out'}"]
     text = f"import nsa.train, other_package.nsa.train as other; [one.main({command}) for one in (nsa.train, other)]"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(elsewhere), str(Path(nsa.__path__[0]).parent)])}
     done = run_python("-W", "error", "-c", text, cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
-    first, second = losses(elsewhere)
+    first, second = losses(tmp_path)
     assert first == second
 
 

@@ -1,16 +1,17 @@
 """What two ranks compute: for each way to wrap the model, how far its gradients are from those of one process.
 
-Started by test_nsa_parallel.py under torchrun. Rank 0 writes a JSON object to the file named by the first argument.
+Started by test_nsa_parallel.py: wrapped_gradients.py FILE first|rest. Rank 0 writes a JSON object to the file.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,9 @@ WAYS = {
     "fsdp1 gc": ("--wrapper", "fsdp1", "--gc", "all"),
     "fsdp1 reentrant": ("--wrapper", "fsdp1", *REENTRANT),
 }
+# What further types and layers do to a wrapper, they do to each way of it.
+ONE_OF_EACH = ("ddp", "manual", "fsdp", "fsdp1")
+REST = tuple(way for way in WAYS if way not in ONE_OF_EACH)
 
 
 def built(settings: Settings, dtype: torch.dtype) -> TinyLM:
@@ -95,18 +99,21 @@ def whole_gradients(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name.removeprefix("module.").replace("_fsdp_wrapped_module.", ""), full
 
 
-def distances(world: World, attention: Attention, dtype: torch.dtype, *, pin: bool) -> dict[str, float]:
+def distances(
+    world: World, attention: Attention, dtype: torch.dtype, ways: Iterable[str], *, pin: bool = False
+) -> dict[str, float]:
     """Largest difference of any gradient to the joint one, relative to the largest gradient, by way."""
+    common = ("--layers", "2", "--attention", attention)
+    settings = read_settings(common, {})
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(settings.model.vocab, (world.size * MICRO_BATCHES, LENGTH), generator=generator)
+    expected, chosen = joint(settings, dtype, tokens)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     found = {}
-    for name, options in WAYS.items():
-        settings = read_settings(("--layers", "2", "--attention", attention, *options), {})
-        settings = replace(settings, dtype=str(dtype).removeprefix("torch."))
-        generator = torch.Generator().manual_seed(7)
-        tokens = torch.randint(settings.model.vocab, (world.size * MICRO_BATCHES, LENGTH), generator=generator)
-        expected, chosen = joint(settings, dtype, tokens)
+    for name in ways:
+        settings = replace(read_settings((*common, *WAYS[name]), {}), dtype=str(dtype).removeprefix("torch."))
         found_here = wrapped(settings, world, dtype, tokens, chosen if pin else None)
         assert found_here.keys() == expected.keys()
-        largest = max(float(gradient.abs().max()) for gradient in expected.values())
         found[name] = max(float((found_here[key] - expected[key]).abs().max()) for key in expected) / largest
     return found
 
@@ -129,18 +136,27 @@ def bf16_hook_distance(world: World) -> float:
     return max(float((rounded[name] - plain[name]).abs().max() / plain[name].abs().max()) for name in plain)
 
 
+def measured(world: World, ways: Sequence[str]) -> dict[str, Any]:
+    return {
+        "float32": distances(world, Attention.NSA, torch.float32, ways, pin=True),
+        "stock": distances(world, Attention.STOCK, torch.float64, ways),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    file, what = sys.argv[1:]
     with joined("cpu", "gloo", needs_group=True) as world:
-        result = {
-            "float64": distances(world, Attention.NSA, torch.float64, pin=False),
-            "float32": distances(world, Attention.NSA, torch.float32, pin=True),
-            "stock": distances(world, Attention.STOCK, torch.float64, pin=False),
-            "bf16_mean_is_exact": bf16_mean_is_exact(world),
-            "bf16_hook": bf16_hook_distance(world),
-        }
+        if what == "rest":
+            result = measured(world, REST)
+        else:
+            result = measured(world, ONE_OF_EACH) | {
+                "float64": distances(world, Attention.NSA, torch.float64, WAYS),
+                "bf16_mean_is_exact": bf16_mean_is_exact(world),
+                "bf16_hook": bf16_hook_distance(world),
+            }
         if world.is_first:
-            Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
+            Path(file).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

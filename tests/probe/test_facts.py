@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, run_ranks, wait_for
+from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
@@ -113,8 +113,14 @@ def test_keys_are_kept_whole_and_of_a_long_one_the_end_that_names_the_rank() -> 
 
 
 def test_groups_mesh_partners_and_functional_collectives_of_four_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(4, FACTS, boards=tmp_path)  # forked ones are over before the beat has told their groups
-    assert [(rank.status, rank.err) for rank in ranks] == [(0, "")] * 4
+    processes = fork_ranks(4, FACTS, boards=tmp_path)
+    try:
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 4
+        for _ in range(2):  # whatever the first one tells it has told when the second one comes
+            _wait_for_a_beat_of_each(Boards(tmp_path))
+    finally:
+        ends = [ended(process) for process in processes]
+    assert [(rank.status, rank.err) for rank in ends] == [(0, "")] * 4
     boards = Boards(tmp_path).all()
     assert not list(tmp_path.glob("*.trouble.jsonl"))
     assert [dict(board.mesh) for board in boards] == [
@@ -137,6 +143,11 @@ def test_groups_mesh_partners_and_functional_collectives_of_four_ranks(tmp_path:
     assert gathered.elements == 4
     assert gathered.place is not None
     assert (gathered.place.function, gathered.dtype) == ("main", "float32")
+
+
+def _wait_for_a_beat_of_each(boards: Boards) -> None:
+    before = {board.pid: board.beat_s or 0.0 for board in boards.all()}
+    wait_for(lambda: all((board.beat_s or 0.0) > before[board.pid] for board in boards.all()), "a beat of each rank")
 
 
 def _partners(calls: tuple[Call, ...]) -> list[tuple[str, int | None]]:

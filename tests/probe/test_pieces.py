@@ -96,7 +96,7 @@ gc.freeze()  # an exit looks at everything that is not, and copies its pages
 running = []
 for piece, where in json.loads(sys.argv[4]):
     sys.stdout.flush()
-    if len(running) == 3:
+    if len(running) == 6:
         print(os.waitstatus_to_exitcode(os.waitpid(running.pop(0), 0)[1]))
         sys.stdout.flush()
     child = os.fork()

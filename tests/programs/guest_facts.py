@@ -1,4 +1,9 @@
-"""Four ranks with groups, a mesh, point-to-point partners and functional collectives: what the board tells of each."""
+"""Four ranks with groups, a mesh, point-to-point partners and functional collectives: what the board tells of each.
+
+They stay until a line comes in: groups are told by the beat.
+"""
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -31,6 +36,8 @@ def main() -> None:
     init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
     tensor = distribute_tensor(torch.arange(8.0), mesh, [Replicate(), Shard(0)])
     assert tensor.redistribute(mesh, [Replicate(), Replicate()]).to_local().sum().item() == 28
+    print("ready", flush=True)
+    sys.stdin.readline()
     dist.destroy_process_group()
 
 

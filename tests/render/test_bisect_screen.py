@@ -40,7 +40,7 @@ from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchA
 from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.bisect.screen import (
     Control,
     answer_lines,
@@ -128,7 +128,7 @@ def test_the_next_round_says_what_is_left_and_not_the_answer_alone() -> None:
     told = bisection(TWELVE, [probe(TWELVE, 1, R, range(6), GOOD)], SINGLE.answer)
     grid = Grid(subject=TWELVE, width=100)
     (alone,) = grid.row(told.probes[0], told, None)
-    (followed,) = grid.row(told.probes[0], told, Next(purpose=R, open=(3, 12)))
+    (followed,) = grid.row(told.probes[0], told, replace(told.probes[0], open=(3, 12)))
     assert "[0,12) → [6,12)" in alone
     assert "[0,12) → [3,12)" in followed
 
@@ -233,7 +233,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.VALUE: THRESHOLD.subject,
         Form.COMMIT: SAMPLES["commit"].subject,
         Form.KEYS: ONE_KEY.subject,
-        Form.BRANCHES: Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
+        Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
         Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
     }
     assert set(forms) == set(Form)
@@ -242,7 +242,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.VALUE: "from which model.seq_len on does it fail?",
         Form.COMMIT: "since which commit does it fail?",
         Form.KEYS: "which of 5 keys make it fail?",
-        Form.BRANCHES: "which branches of the attention make it fail?",
+        Form.PARTS: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"

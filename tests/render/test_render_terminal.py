@@ -139,6 +139,16 @@ def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
     assert f"  {1000 - STANDINGS} more ranks stand in SUMMARY.md" in lines
 
 
+def test_after_one_run_that_passed_the_plan_is_proposed_for_our_own_program_alone() -> None:
+    ours = replace(PASSED, next=None)
+    foreign = replace(ours, device="any", settings=(("run.program", "train.py"),))
+    proposed = [
+        [line for line in done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80) if "next" in line]
+        for one in (ours, foreign, replace(foreign, next="nsa-harness run train.py"))
+    ]
+    assert proposed == [["  next       nsa-harness run -t plan"], [], ["  next       nsa-harness run train.py"]]
+
+
 def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
     stream = Screen(tty=False)
     tell_a_run(Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"}))

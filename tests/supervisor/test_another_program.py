@@ -81,3 +81,20 @@ def test_a_job_that_was_only_observed_is_another_program(judged: tuple[Outcome, 
 def test_one_run_of_ours_among_them_brings_its_questions_back(judged: tuple[Outcome, ...], tmp_path: Path) -> None:
     ours = replace(judged[0], settings=(("model.shape", "ci"),), device="cpu", scenario="ddp")
     assert "| attention |" in documents(tmp_path, [ours, *judged[1:]])["SUMMARY.md"]
+
+
+SHUT = "step,layer,branch,mean,std,saturated_share\n3,0,sel,0.0001,0.0,1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("case", "ours"), [("ancient_passes", True), ("onestep_passes", True), ("replicas_part", False)]
+)
+def test_tables_of_those_names_tell_something_only_where_our_own_program_wrote_them(
+    case: str, ours: bool, tmp_path: Path
+) -> None:
+    attempt = unpack(case, tmp_path / case)
+    (attempt.path / "gate_health.csv").write_text(SHUT)
+    (attempt.path / "training.csv").write_text("step,loss\n1,5.5\n2,5.25\n")
+    outcome = judge_stored(attempt)
+    assert (outcome.metrics.get("loss_last") == 5.25) is ours
+    assert ("gate_collapse" in [one.code for one in outcome.findings]) is ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import UsageError
-from nsa_harness.supervisor.bisect.commits import commits_between, worktrees
+from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
@@ -40,13 +41,12 @@ def _script(question: Invocation, *args: str) -> Invocation:
 
 def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
-    return Launches(
-        question=question,
-        subject=subject,
-        templates=templates.checked(subject),
-        base_args=arguments_of(question),
-        facts=FACTS,
-    )
+    request = BisectRequest(
+        question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
+        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
+        probe="full", command="",
+    )  # fmt: skip
+    return Launches(request=request, facts=FACTS)
 
 
 def _refused(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> str:  # noqa: B008
@@ -75,7 +75,11 @@ def test_one_question_at_a_time(typed):
 
 def test_values_go_from_the_good_end_to_the_scenarios_own(typed):
     launches = _launches(typed, SubjectOptions(layers="auto"))
-    assert (launches.subject.good, launches.subject.items[0], launches.subject.items[-1]) == (1, 2, 12)
+    assert (launches.subject.good, launches.subject.items[0], launches.subject.items[-1]) == (
+        1,
+        2,
+        12,
+    )
     assert launches.subject.ordered
     program = launches.spec(range(3)).program
     assert program[program.index("--layers") + 1] == "4"
@@ -95,12 +99,7 @@ def test_an_end_may_be_open_where_a_value_can_grow(typed):
 
 def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
     options = SubjectOptions(seq_len="64:")
-    launches = _launches(typed, options)
-    request = BisectRequest(
-        question=launches.question, subject=launches.subject, templates=Templates(), base_args=(), wanted=Wanted(),
-        confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False, probe="full", command="",
-    )  # fmt: skip
-    question = question_of(request)
+    question = question_of(_launches(typed, options).request)
     assert (question.unbounded, question.max_probes) == (True, 1000)
     assert at_most(worst_case(question)) < question.max_probes
 
@@ -161,7 +160,13 @@ def test_two_files_are_told_apart_key_by_key(typed):
         "train: {steps: 3}\nrun: {env: {B: y}}\nlimits: {stall_s: 9}\n"
     )
     launches = _launches(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml"))
-    assert set(launches.subject.items) == {"model.attention", "gc.layers", "train.steps", "run.env.A", "run.env.B"}
+    assert set(launches.subject.items) == {
+        "model.attention",
+        "gc.layers",
+        "train.steps",
+        "run.env.A",
+        "run.env.B",
+    }
     everything = range(len(launches.subject.items))
     assert dict(launches.spec(everything).env).get("A") is None
     assert dict(launches.spec(everything).env)["B"] == "y"
@@ -218,11 +223,15 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
         words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=())
     )
     launches = _launches(question, SubjectOptions(commits="HEAD~3..HEAD"))
-    assert [label.split(" ", 1)[1] for label in launches.subject.labels] == ["version 1", "version 2", "version 3"]
+    assert [label.split(" ", 1)[1] for label in launches.subject.labels] == [
+        "version 1",
+        "version 2",
+        "version 3",
+    ]
     assert launches.spec((0, 1)).cwd is None
     command = launches.command((0, 1), None)
     assert command == f"git checkout {launches.subject.items[1]} && nsa-harness run --script train.py --ranks 2"
-    with worktrees(repository, repository.parent / "trees") as trees:
+    with closing(Worktrees(repository=repository, home=repository.parent / "trees")) as trees:
         launches.enter_trees(trees)
         spec = launches.spec((0, 1))
         assert (Path(spec.cwd) / "train.py").read_text() == "print(2)\n"

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.report import Trouble
-from nsa_harness.supervisor.capture.snapshot import Camera, leaf_line
+from nsa_harness.supervisor.capture.scene import Scene
+from nsa_harness.supervisor.capture.snapshot import Camera
 
 SLEEPER = """
 import time
@@ -75,19 +76,21 @@ def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: Camera, rank:
     text = (camera.dumps / "rank0.3.txt").read_text().splitlines()
     assert text[0].startswith(f"rank 0   pid {rank.pid}   ")
     assert text[1].startswith("state ")
-    line = leaf_line(seen, seen.stacks[0])
-    assert line is not None
-    assert text[line - 1] == f"    step ({seen.stacks[0].frames[0].file}:6)"
+    innermost = next(number for number, line in enumerate(text) if line.startswith("thread ")) + 1
+    assert text[innermost] == f"    step ({seen.stacks[0].frames[0].file}:6)"
     assert json.loads((camera.dumps / "rank0.3.json").read_text())[0]["frames"][0]["name"] == "step"
 
 
-def test_a_stack_that_is_not_in_the_dump_has_no_line() -> None:
-    seen = RankSnapshot(rank=0, pid=7, process=None)
-    stranger = Stack(
-        thread="x", tid=1, active=False, frames=(Frame(file="a.py", line=1, function="f"),), source="py-spy"
-    )
-    assert leaf_line(seen, stranger) is None
-    assert leaf_line(seen, None) is None
+def test_the_gpus_are_asked_for_only_where_a_process_holds_one(
+    camera: Camera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'No devices were found' >&2; exit 6\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    facts = {"pid": 7, "parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
+    for holds, trouble in ((), []), (("/dev/nvidia0 rw",), ["nvidia-smi: No devices were found"]):
+        camera._gpus(Scene(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
+        assert [one.why for one in camera.trouble] == trouble
 
 
 def test_a_rank_that_has_gone_is_told_as_gone(camera: Camera) -> None:

@@ -201,7 +201,7 @@ def test_what_the_run_prints_goes_to_the_output_file_and_signals_keep_their_mean
 def test_a_launcher_that_cannot_start_is_told_as_failed(home: Home) -> None:
     controller = home.guard([str(home.path / "no-such-launcher")])
     assert "no-such-launcher" in controller.hear("failed")["error"]
-    controller.send({"do": "end"})
+    controller.send({"do": "end", "grace_s": 1.0})
     ended = controller.hear("ended")
     assert (ended["outlived"], ended["left"]) == ([], [])
     controller.send({"do": "quit"})

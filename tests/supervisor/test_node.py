@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.core.evidence.exit_messages import closing_signals
-from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal, killed_since, parse_gpus
+from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
-from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_in_use, gpu_state, watch_memory
+from nsa_harness.supervisor.capture.commands import CommandFailed
+from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_state
 from nsa_harness.supervisor.store.journals import sent_signals
 
 
@@ -94,12 +95,12 @@ def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_betwee
 
 
 def test_a_log_that_nobody_may_read_is_no_error(tmp_path: Path) -> None:
-    assert watch_memory().ended(tmp_path / "absent").killed == ()
+    assert MemoryWatch().ended(tmp_path / "absent").killed == ()
 
 
 def test_reading_the_real_log_ends() -> None:
     began_s = time.monotonic()
-    assert watch_memory().ended().killed == ()
+    assert MemoryWatch().ended().killed == ()
     assert time.monotonic() - began_s < 2.0
 
 
@@ -116,7 +117,7 @@ def test_torchrun_says_which_signals_it_sent() -> None:
 
 
 def test_who_sent_which_signal_is_told_by_sender() -> None:
-    guarded = [{"event": "signal", "t_ns": 9_000_000_000, "signal": "SIGTERM", "pids": [70, 99]}, {"event": "ended"}]
+    guarded = [{"event": "signal", "t_ns": 9_000_000_000, "signal": "SIGTERM", "pids": [70, 99]}]
     killed = HostMemory(
         total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=1, killed=(KILL, "Killed")
     )
@@ -170,17 +171,13 @@ def test_a_tool_that_hangs_fails_or_is_absent_is_told_and_waited_for_no_longer_t
         (tmp_path / name).chmod(0o755)
     began_s = time.monotonic()
     for name in ("hangs", "fails", "lies", "absent"):
-        assert gpu_state(failures, str(tmp_path / name)) == ()
+        with pytest.raises((CommandFailed, ValueError)) as failed:
+            gpu_state(str(tmp_path / name))
+        failures.append(str(failed.value))
     assert time.monotonic() - began_s < 5.0
     assert [failure.partition(":")[0] for failure in failures] == ["hangs", "fails", "nvidia-smi, line 1", "absent"]
     assert "no answer within" in failures[0]
     assert failures[1] == "fails: No devices were found"
-
-
-def test_the_tool_is_asked_only_where_a_process_holds_a_gpu() -> None:
-    facts = {"pid": 7, "parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
-    bare, with_gpu = Process(**facts), Process(**facts, holds=("pipe:[1] w", "/dev/nvidia0 rw"))
-    assert (gpu_in_use([bare]), gpu_in_use([bare, with_gpu])) == (False, True)
 
 
 def test_a_process_frozen_by_its_group_is_seen_for_what_it_is() -> None:

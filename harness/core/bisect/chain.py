@@ -74,13 +74,10 @@ def farthest(points: Sequence[int], unresolved: Sequence[int], low: int, high: i
     marks = sorted({low, high, *unresolved})
     while len(chosen) < min(count, len(points)):
         left = [point for point in points if point not in chosen]
-        chosen.append(max(left, key=lambda point: (_distance(point, marks), -point)))
+        distances = {point: min(abs(point - mark) for mark in marks) for point in left}
+        chosen.append(max(left, key=lambda point: (distances[point], -point)))
         marks.append(chosen[-1])
     return sorted(chosen)
-
-
-def _distance(point: int, marks: Sequence[int]) -> int:
-    return min(abs(point - mark) for mark in marks)
 
 
 def _scaled(gap: int, rounds: int, bad_cost: float) -> int:

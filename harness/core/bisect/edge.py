@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.bisect.chain import Chain, cuts, depth, farthest, probes_at_worst
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, together
@@ -13,22 +14,20 @@ _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECH
 _FOR_ITSELF = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
 
 
+@dataclass(eq=False, kw_only=True)
 class Contradicted(Exception):
     """`good` passed though it holds all of `bad`, which failed: flaky if they are the same, or else not monotone."""
 
-    def __init__(self, *, good: Subset, bad: Subset) -> None:
-        super().__init__(good, bad)
-        self.good = good
-        self.bad = bad
+    good: Subset
+    bad: Subset
 
 
+@dataclass(eq=False, kw_only=True)
 class Unjudged(Exception):
     """Between these two nothing could be judged."""
 
-    def __init__(self, *, passing: Subset, failing: Subset) -> None:
-        super().__init__(passing, failing)
-        self.passing = passing
-        self.failing = failing
+    passing: Subset
+    failing: Subset
 
 
 class Certain:

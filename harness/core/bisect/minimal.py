@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
 from typing import Protocol
 
 from nsa_harness.core.bisect.chain import Chain
@@ -193,14 +194,8 @@ def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sampl
 def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
     """Different sets of one size, spread over all: no few items, no range can be in each of them."""
     total = len(among)
-    stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if _coprime(step, total))
+    stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     turned = [among[(1 + i * stride) % total] for i in range(total)]
     starts = [(start * max(total // sample, 1)) % total for start in range(total)]
     sets = [frozenset((turned + turned)[start : start + count]) for start in starts]
     return list(dict.fromkeys(sets))[:sample]
-
-
-def _coprime(one: int, other: int) -> bool:
-    while other:
-        one, other = other, one % other
-    return one == 1

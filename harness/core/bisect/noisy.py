@@ -55,7 +55,8 @@ class Belief:
     def information(self, weights: Weights) -> list[float]:
         """Bits that asking each length tells of the edge, by length from 0: mutual information of edge and answer."""
         shares = [sum(row) for row in weights]
-        rates = [self._mean(row, share) for row, share in zip(weights, shares, strict=True)]
+        sums = [sum(map(mul, row, self._rates)) for row in weights]
+        rates = [one / share if share else 0.0 for one, share in zip(sums, shares, strict=True)]
         noise = _entropy(self._false_bad)
         bad, known = self._false_bad, noise
         bits = [0.0]
@@ -64,9 +65,6 @@ class Belief:
             known += share * (_entropy(rate) - noise)
             bits.append(_entropy(bad) - known)
         return bits
-
-    def _mean(self, row: Sequence[float], share: float) -> float:
-        return sum(map(mul, row, self._rates)) / share if share else 0.0
 
     def _futures(self, futures: list[tuple[float, Weights]], point: int) -> list[tuple[float, Weights]]:
         after = [

@@ -65,7 +65,13 @@ def _between_ends(oracle: Oracle) -> SearchAnswer:
     bad_end = failed[0] if failed else _control_bad(oracle)
     if bad_end is GOOD:
         times = len(oracle.answers(frozenset(end)))
-        return nothing(oracle, times, oracle.question.confidence, _RAREST)
+        why = f"the bad end was good {times} of {times} times: nothing to bisect, unless it fails in less than"
+        return SearchAnswer(
+            kind=AnswerKind.NONE,
+            confidence=oracle.question.confidence,
+            why=f"{why} {_RAREST:.0%}",
+            passing=oracle.items(oracle.everything),
+        )
     if bad_end is not BAD:
         return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}")
     return _searched(oracle, end)
@@ -96,7 +102,14 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
     _must_fail(oracle, judge, frozenset(end[:length]))
     if _rest(oracle, judge, end[: length - 1], at_least=tries(_HALF, oracle.question.confidence) - 1) is not GOOD:
         raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
-    return of_threshold(oracle, judge, length)
+    return SearchAnswer(
+        kind=AnswerKind.THRESHOLD,
+        items=(length,),
+        confidence=judge.sure,
+        p_bad=judge.rate,
+        passing=oracle.items(range(length - 1)),
+        failing=oracle.items(range(length)),
+    )
 
 
 def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
@@ -116,9 +129,18 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
 
 
 def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
+    """Any so many. The two configurations are the first so many, and one fewer."""
     _must_fail(oracle, judge, first)
     _rest(oracle, judge, sorted(first)[1:])
-    return of_number(oracle, judge, len(first), sampled)
+    return SearchAnswer(
+        kind=AnswerKind.COUNT,
+        items=(len(first),),
+        confidence=judge.sure * sampled,
+        p_bad=judge.rate,
+        why="not all sets of the size were asked, but a sample",
+        passing=oracle.items(range(1, len(first))),
+        failing=oracle.items(range(len(first))),
+    )
 
 
 def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> FailingSet:
@@ -253,37 +275,6 @@ def so_far(oracle: Oracle, why: str, open_units: Subset = frozenset()) -> Search
         open=tuple(sorted(oracle.items(open_units or between))),
         passing=None if passing is None else oracle.items(passing),
         failing=None if failing is None else oracle.items(failing),
-    )
-
-
-def nothing(oracle: Oracle, times: int, confidence: float, rate: float) -> SearchAnswer:
-    """The bad end was never bad."""
-    why = f"the bad end was good {times} of {times} times: nothing to bisect, unless it fails in less than {rate:.0%}"
-    passing = oracle.items(oracle.everything)
-    return SearchAnswer(kind=AnswerKind.NONE, confidence=confidence, why=why, passing=passing)
-
-
-def of_threshold(oracle: Oracle, judge: SetJudge, length: int) -> SearchAnswer:
-    return SearchAnswer(
-        kind=AnswerKind.THRESHOLD,
-        items=(length,),
-        confidence=judge.sure,
-        p_bad=judge.rate,
-        passing=oracle.items(range(length - 1)),
-        failing=oracle.items(range(length)),
-    )
-
-
-def of_number(oracle: Oracle, judge: SetJudge, count: int, confidence: float) -> SearchAnswer:
-    """Any so many. The two configurations are the first so many, and one fewer."""
-    return SearchAnswer(
-        kind=AnswerKind.COUNT,
-        items=(count,),
-        confidence=judge.sure * confidence,
-        p_bad=judge.rate,
-        why="not all sets of the size were asked, but a sample",
-        passing=oracle.items(range(1, count)),
-        failing=oracle.items(range(count)),
     )
 
 

@@ -25,6 +25,7 @@ def repro_command(spec: RunSpec) -> str:
 
 
 def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
+    """All that comes from outside is told by `ascii`: a literal of plain characters, whatever it holds."""
     head, *words = spec.program
     module = head == "-m"
     program, args = (words[0], words[1:]) if module else (head, words)
@@ -39,46 +40,32 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
     if spec.fault is not None:
         yield "import torch"
     yield ""
-    yield f"os.chdir({_literal(spec.cwd or working_dir)})"
-    yield f"os.environ.update({_mapping(spec.env)})"
+    yield f"os.chdir({spec.cwd or working_dir!a})"
+    yield f"os.environ.update({dict(spec.env)!a})"
     yield f"sys.argv[1:] = {_list(args)}"
     if spec.fault is not None:
-        yield from _fault(spec)
+        # A planted fault is no part of the program: the package plants it, as it did in the probe.
+        yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
+        yield f"plant({json.dumps(asdict(spec.fault))!a})"
     if module:
         yield "sys.path.insert(0, os.getcwd())"
-        yield f"runpy.run_module({_literal(program)}, run_name='__main__', alter_sys=True)"
+        yield f"runpy.run_module({program!a}, run_name='__main__', alter_sys=True)"
         return
-    yield f"sys.argv[0] = {_literal(program)}"
-    yield f"sys.path[0] = os.path.dirname(os.path.abspath({_literal(program)}))"
-    yield f"runpy.run_path({_literal(program)}, run_name='__main__')"
-
-
-def _fault(spec: RunSpec) -> Iterator[str]:
-    """A planted fault is no part of the program: the package plants it, as it did in the probe."""
-    assert spec.fault is not None
-    yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
-    yield f"plant({_literal(json.dumps(asdict(spec.fault)))})"
-
-
-def _mapping(pairs: tuple[tuple[str, str], ...]) -> str:
-    return "{" + ", ".join(f"{_literal(name)}: {_literal(value)}" for name, value in pairs) + "}"
+    yield f"sys.argv[0] = {program!a}"
+    yield f"sys.path[0] = os.path.dirname(os.path.abspath({program!a}))"
+    yield f"runpy.run_path({program!a}, run_name='__main__')"
 
 
 def _list(words: list[str]) -> str:
     """Wrapped, to keep a long command on a screen. A literal holds no blank that a line could break at."""
     body = textwrap.fill(
-        " ".join(_literal(word).replace(" ", _HELD) + "," for word in words),
+        " ".join(ascii(word).replace(" ", _HELD) + "," for word in words),
         110,
         break_long_words=False,
         break_on_hyphens=False,
     )
     body = body.replace(_HELD, " ")
     return f"[{body[:-1]}]" if "\n" not in body else "[\n" + textwrap.indent(body, "    ") + "\n]"
-
-
-def _literal(text: str) -> str:
-    """A Python literal of plain ASCII, whatever the text holds."""
-    return ascii(text)
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,6 @@ Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placehol
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
 _NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
-_VANILLA: Config = {"model.attention": "vanilla", "model.branch": "all"}
 
 
 class Form(StrEnum):
@@ -25,7 +24,7 @@ class Form(StrEnum):
     LAYERS = "layers"  # the numbers of the chosen ones, in a list
     VALUE = "value"  # the largest of the chosen ones
     WORDS = "words"  # the chosen ones, in a list
-    BRANCHES = "branches"  # of the attention; without any it is the dense one
+    PARTS = "branches"  # the chosen ones with + between them; none of them and all of them are said in another way
     KEYS = "keys"  # dotted keys that have their bad value instead of their good one
     COMMIT = "commit"  # the newest of the chosen ones
 
@@ -41,8 +40,8 @@ class Subject:
     key: str  # "gc.layers"; for people where the form has several keys
     noun: str  # one item: "layer"
     items: tuple[Plain, ...]
-    good: Plain = None  # ordered: the value of the good end, below the first item
-    bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to
+    good: Plain = None  # ordered: the value of the good end, below the first item; parts: the keys without any of them
+    bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to; parts: the word for all of them
     good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
     open_end: bool = False  # ordered: nobody says that the last item is bad; it is as far as is looked
     together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
@@ -77,11 +76,11 @@ class Subject:
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
         chosen = [self.items[place] for place in sorted(subset)]
-        if self.form is Form.BRANCHES:
-            if not chosen:
-                return _VANILLA
-            whole = len(chosen) == len(self.items)
-            return {"model.branch": "all" if whole else "+".join(map(str, chosen))}
+        if self.form is Form.PARTS:
+            if not chosen and isinstance(self.good, dict):
+                return self.good
+            whole = self.bad_values if len(chosen) == len(self.items) else ()
+            return {self.key: whole[0] if whole else "+".join(map(str, chosen))}
         if self.form is Form.KEYS:
             pairs = zip(self.items, self.good_values, self.bad_values, strict=True)
             return {str(key): bad if place in subset else good for place, (key, good, bad) in enumerate(pairs)}

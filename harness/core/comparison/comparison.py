@@ -106,7 +106,9 @@ def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:
     """ "ddp_nccl was SKIP": why runs that would have answered say nothing; empty where there are none."""
     for pair in blocked_pairs(contrast, outcomes)[:1]:
         return "; ".join(
-            f"{run.scenario} {_silence(run)}" for run in (pair.control, pair.changed) if not is_evidence(run)
+            f"{run.scenario} {'is flaky' if run.flaky else f'was {run.verdict.status.value}'}"
+            for run in (pair.control, pair.changed)
+            if not is_evidence(run)
         )
     return ""
 
@@ -114,7 +116,9 @@ def silenced(contrast: Contrast, outcomes: Sequence[Outcome]) -> str:
 def _rows(claim: Claim, outcomes: Sequence[Outcome]) -> Iterator[ClaimRow]:
     found = pairs(claim.contrast, outcomes)
     if not found:
-        yield _not_checked(claim, outcomes)
+        reason, command = silenced(claim.contrast, outcomes) or NO_CONTROL, _missing_run(claim, outcomes)
+        unknown = ClaimResult.NOT_CHECKED
+        yield ClaimRow(claim=claim, result=unknown, pair=None, of_pairs=(0, 0), reason=reason, command=command)
     answers = [(_result(claim.kind, pair), pair) for pair in found]
     for result in ClaimResult:
         saying = [pair for answer, pair in answers if answer is result]
@@ -146,17 +150,6 @@ def _reason(pair: RunPair) -> str:
     return (
         "ends the same way with and without it" if _ended_alike(pair) else "ends badly with and without it, not alike"
     )
-
-
-def _not_checked(claim: Claim, outcomes: Sequence[Outcome]) -> ClaimRow:
-    reason, command = silenced(claim.contrast, outcomes) or NO_CONTROL, _missing_run(claim, outcomes)
-    return ClaimRow(
-        claim=claim, result=ClaimResult.NOT_CHECKED, pair=None, of_pairs=(0, 0), reason=reason, command=command
-    )
-
-
-def _silence(outcome: Outcome) -> str:
-    return "is flaky" if outcome.flaky else f"was {outcome.verdict.status.value}"
 
 
 def _missing_run(claim: Claim, outcomes: Sequence[Outcome]) -> str | None:

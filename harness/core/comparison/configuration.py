@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -74,7 +74,7 @@ def passed(outcome: Outcome) -> bool:
 def configuration(outcome: Outcome) -> dict[str, str]:
     """What decided the run. What a scenario needed is replaced by what it got."""
     backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
-    # On gloo, nsa.train gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
+    # On gloo, our program gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
     quiet = _ONLY_LOGS if outcome.backend == "nccl" else (*_ONLY_LOGS, "run.env.TORCH_DISTRIBUTED_DEBUG")
     chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
     return {**chosen, "backend": backend, "device": outcome.device}
@@ -87,28 +87,26 @@ def setting(outcome: Outcome, key: str) -> str:
 
 def pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[RunPair, ...]:
     """Every pair that answers the question, plainest first, the same whatever the order of the outcomes."""
-    found = [pair for pair in _candidates(contrast, outcomes) if _comparable(pair)]
-    return tuple(sorted(found, key=_plainest))
+    return tuple(filter(_comparable, _candidates(contrast, outcomes)))
 
 
 def blocked_pairs(contrast: Contrast, outcomes: Sequence[Outcome]) -> tuple[RunPair, ...]:
     """The pairs that would answer it, if each of the two had been judged."""
-    found = [
-        pair
-        for pair in _candidates(contrast, outcomes)
-        if not (is_evidence(pair.control) and is_evidence(pair.changed))
-    ]
-    return tuple(sorted(found, key=_plainest))
+    found = _candidates(contrast, outcomes)
+    return tuple(pair for pair in found if not (is_evidence(pair.control) and is_evidence(pair.changed)))
 
 
-def _candidates(contrast: Contrast, outcomes: Sequence[Outcome]) -> Iterator[RunPair]:
+def _candidates(contrast: Contrast, outcomes: Sequence[Outcome]) -> list[RunPair]:
+    """Plainest first."""
     valued = [(outcome, setting(outcome, contrast.keys[0])) for outcome in outcomes if outcome.final]
     changed = [(outcome, value) for outcome, value in valued if contrast.with_it(value)]
     controls = [(outcome, value) for outcome, value in valued if contrast.without(value)]
-    for (control, before), (other, after) in product(controls, changed):
-        pair = RunPair(control=control, changed=other)
-        if contrast.related(before, after) and _differing_keys(contrast, pair) == set(contrast.keys):
-            yield pair
+    related = (
+        RunPair(control=control, changed=other)
+        for (control, before), (other, after) in product(controls, changed)
+        if contrast.related(before, after)
+    )
+    return sorted((pair for pair in related if _differing_keys(contrast, pair) == set(contrast.keys)), key=_plainest)
 
 
 def _differing_keys(contrast: Contrast, pair: RunPair) -> set[str]:

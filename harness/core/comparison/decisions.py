@@ -151,7 +151,11 @@ def _slow(outcomes: Sequence[Outcome]) -> GateAnswer:
 
 
 def _ready_twice(outcomes: Sequence[Outcome]) -> GateAnswer:
-    twice = [run for run in outcomes if failed(run) and _says_twice(run)]
+    twice = [
+        run
+        for run in outcomes
+        if failed(run) and (run.verdict.cause == Cause.READY_TWICE or _READY_TWICE.search(run.verdict.summary))
+    ]
     checkpointed = [run for run in twice if _may_checkpoint(run)]
     if checkpointed:
         return applies(named(checkpointed), again(checkpointed[0], "gc.mode=non_reentrant"))
@@ -164,10 +168,6 @@ def _may_checkpoint(run: Outcome) -> bool:
     """What a foreign program does, and what a report of an earlier version was set to, is not known."""
     known = takes_our_keys(run) and run.device
     return not known or setting(run, "gc.layers") not in ("none", "")
-
-
-def _says_twice(run: Outcome) -> bool:
-    return run.verdict.cause == Cause.READY_TWICE or _READY_TWICE.search(run.verdict.summary) is not None
 
 
 UNSTABLE = Gate(
@@ -198,40 +198,35 @@ READY_TWICE = Gate(
 
 def gloo_too(*overrides: str) -> Gate:
     """`overrides`: what to change next in a run over gloo that failed."""
-
-    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
-        over_gloo = [run for run in outcomes if is_evidence(run) and run.backend == "gloo" and run.ranks > 1]
-        bad = [run for run in over_gloo if failed(run)]
-        if bad:
-            return applies(named(bad), again(bad[0], *overrides))
-        missing = "missing: two ranks over gloo, needs.backend=gloo"
-        return does_not_apply(named(over_gloo)) if over_gloo else not_checkable(missing)
-
+    missing = "two ranks over gloo, needs.backend=gloo"
     return Gate(
         name="gloo_too",
         when="a run over gloo fails too",
         then="it is not NCCL: autograd or the graph; take DDP's reducer away next",
-        rule=rule,
+        rule=_fails_too(lambda run: run.backend == "gloo" and run.ranks > 1, missing, overrides),
     )
 
 
 def one_process(alone: Sequence[str], *overrides: str) -> Gate:
     """`alone`: what makes a run in one process of another one. `overrides`: what to change next where that failed."""
-
-    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
-        single = [run for run in outcomes if is_evidence(run) and run.ranks == 1]
-        bad = [run for run in single if failed(run)]
-        if bad:
-            return applies(named(bad), again(bad[0], *overrides))
-        missing = f"missing: a run in one process, {' '.join(alone)}"
-        return does_not_apply(named(single)) if single else not_checkable(missing)
-
+    missing = f"a run in one process, {' '.join(alone)}"
     return Gate(
         name="one_process",
         when="a run in one process fails too",
         then="it needs neither DDP nor a second rank: look at the model",
-        rule=rule,
+        rule=_fails_too(lambda run: run.ranks == 1, missing, overrides),
     )
+
+
+def _fails_too(asked: Callable[[Outcome], bool], missing: str, overrides: Sequence[str]) -> Rule:
+    def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
+        runs = [run for run in outcomes if is_evidence(run) and asked(run)]
+        bad = [run for run in runs if failed(run)]
+        if bad:
+            return applies(named(bad), again(bad[0], *overrides))
+        return does_not_apply(named(runs)) if runs else not_checkable(f"missing: {missing}")
+
+    return rule
 
 
 class TreeAnswer(StrEnum):
@@ -239,6 +234,13 @@ class TreeAnswer(StrEnum):
     NO = "no"
     OPEN = "open"  # no run answers it
     NOT_ASKED = "not asked"  # the path has ended before
+
+
+_SAID = {
+    GateState.APPLIES: TreeAnswer.YES,
+    GateState.DOES_NOT_APPLY: TreeAnswer.NO,
+    GateState.NOT_CHECKABLE: TreeAnswer.OPEN,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +282,7 @@ def walked(outcomes: Sequence[Outcome], questions: Sequence[TreeQuestion], gates
     steps: list[TreeStep] = []
     leaf: str | None = None
     for question in questions:
-        said = TreeAnswer.NOT_ASKED if leaf else _said(answers[question.gate])
+        said = TreeAnswer.NOT_ASKED if leaf else _SAID[answers[question.gate].state]
         command = _command(question, bad) if said is TreeAnswer.OPEN else None
         steps.append(TreeStep(question=question, said=said, answer=answers[question.gate], command=command))
         leaf = question.leaf if said is TreeAnswer.YES else leaf
@@ -288,14 +290,6 @@ def walked(outcomes: Sequence[Outcome], questions: Sequence[TreeQuestion], gates
     if leaf is None and steps[-1].said is TreeAnswer.NO and gate and answers[gate].state is GateState.APPLIES:
         leaf = otherwise
     return Walk(steps=tuple(steps), leaf=leaf, certain_already=_certain(bad))
-
-
-def _said(answer: GateAnswer) -> TreeAnswer:
-    return {
-        GateState.APPLIES: TreeAnswer.YES,
-        GateState.DOES_NOT_APPLY: TreeAnswer.NO,
-        GateState.NOT_CHECKABLE: TreeAnswer.OPEN,
-    }[answer.state]
 
 
 def _command(question: TreeQuestion, bad: Sequence[Outcome]) -> str | None:
@@ -317,6 +311,7 @@ class Playbook:
     claims: tuple[Claim, ...]
     gates: tuple[Gate, ...]
     questions: tuple[TreeQuestion, ...] = ()
+    onward: str | None = None  # the command after a single run that asks for none itself
 
 
 ANY_PROGRAM = Playbook(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness import protocol
@@ -16,7 +16,6 @@ from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status
 MOST_RUNS = 3
 CERTAIN = 0.9
 
-_NO_ANOMALY, _ANOMALY = "--no-detect-anomaly", "--detect-anomaly"  # of nsa.train, which spells out every option
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 # DDP speaks of parameters by index; with INFO it names them.
 _BY_INDEX = re.compile(r"ready only once|did not receive grad|finished reduction|same model across all ranks")
@@ -29,11 +28,11 @@ _CALLS_BACKWARD = re.compile(r"\bbackward\(|\.grad\(")
 class Change:
     """One thing that a deeper launch does otherwise."""
 
-    name: SecondRun
+    name: str  # of a SecondRun, or of what the program alone can do
     says: str
     env: tuple[tuple[str, str], ...] = ()
-    option: tuple[str, str] | None = None  # of nsa.train, and its other value
-    switch: tuple[str, str] | None = None  # of nsa.train: a word, and the word in its place
+    program: tuple[str, ...] = ()  # the command line in its place; empty: the same
+    backend: str | None = None  # that the command line asks for; None: the same
     setting: tuple[str, str] | None = None  # the same as a key of a scenario
 
 
@@ -43,12 +42,6 @@ ANOMALY = Change(
     says="autograd's anomaly detection",
     env=((protocol.ENV_ANOMALY, "1"),),
 )
-OUR_ANOMALY = Change(
-    name=SecondRun.ANOMALY,
-    says="autograd's anomaly detection",
-    switch=(_NO_ANOMALY, _ANOMALY),
-    setting=("trace.detect_anomaly", "true"),
-)
 CHECKPOINT_DEBUG = Change(
     name=SecondRun.CHECKPOINT_DEBUG,
     says="checkpoint's debug mode",
@@ -57,42 +50,26 @@ CHECKPOINT_DEBUG = Change(
 LAUNCH_BLOCKING = Change(
     name=SecondRun.LAUNCH_BLOCKING, says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
 )
-GLOO = Change(
-    name=SecondRun.OTHER_BACKEND,
-    says="gloo in place of nccl",
-    option=("--backend", "gloo"),
-    setting=("needs.backend", "gloo"),
-)
-VANILLA = Change(
-    name=SecondRun.OTHER_ATTENTION,
-    says="vanilla attention",
-    option=("--attention", "vanilla"),
-    setting=("model.attention", "vanilla"),
-)
 AGAIN = Change(name=SecondRun.AGAIN, says="nothing changed, the same seed")
 
-_CHANGES = {
-    SecondRun.NAMES: NAMES,
-    SecondRun.CHECKPOINT_DEBUG: CHECKPOINT_DEBUG,
-    SecondRun.ANOMALY: ANOMALY,
-    SecondRun.LAUNCH_BLOCKING: LAUNCH_BLOCKING,
-    SecondRun.OTHER_BACKEND: GLOO,
-    SecondRun.OTHER_ATTENTION: VANILLA,
-    SecondRun.AGAIN: AGAIN,
-}
+_OF_ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
 
 
-def next_change(spec: RunSpec, outcome: Outcome, made: Collection[str], *, probe: str) -> Change | None:
+def next_change(
+    spec: RunSpec, outcome: Outcome, made: Collection[str], *, probe: str, own: Sequence[Change] = ()
+) -> Change | None:
     """The change of the next deeper launch; None where nothing is open, or nothing more would tell.
 
-    `outcome` is the attempt of `spec` that counts, `made` the changes that were made already.
+    `outcome` is the attempt of `spec` that counts, `made` the changes that were made already, `own` what the program of
+    `spec` can do otherwise by its command line; of a change that any program takes, it is its own way to make it.
     """
     more = row_of(outcome.verdict.cause).second_run
     if outcome.verdict.status not in (Status.FAIL, Status.HANG) or more is None:
         return None
     if len(made) >= MOST_RUNS:
         return None
-    wanted = (_fitting(_CHANGES[run], spec) for run in _worth_asking(outcome, more))
+    changes = {change.name: change for change in (*_OF_ANY_PROGRAM, *own, AGAIN)}
+    wanted = (changes[run] for run in _worth_asking(outcome, more, changes) if run in changes)
     can = (change for change in wanted if change.name not in made and _can(change, spec, outcome, probe))
     return next(can, None)
 
@@ -104,17 +81,17 @@ def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
     settings |= dict([change.setting]) if change.setting else {}
     return replace(
         spec,
-        program=_reworded(spec.program, change),
+        program=change.program or spec.program,
         env=tuple(sorted(declared.items())),
-        backend="gloo" if change is GLOO else spec.backend,
+        backend=change.backend or spec.backend,
         settings=tuple(sorted(settings.items())),
         notes=(*spec.notes, f"to look deeper into attempt {of}: {change.says}"),
         spec_hash=hashlib.sha256(f"{spec.spec_hash} deeper {change.name}".encode()).hexdigest()[:12],
-        deepening=Deepening(of=of, change=change.name.value, says=change.says),
+        deepening=Deepening(of=of, change=str(change.name), says=change.says),
     )
 
 
-def _worth_asking(outcome: Outcome, more: Sequence[SecondRun]) -> Iterator[SecondRun]:
+def _worth_asking(outcome: Outcome, more: Sequence[SecondRun], every: Iterable[str]) -> Iterator[str]:
     """What the words of the failure leave open, what tells more of the cause, and anything of what is not certain."""
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
@@ -122,7 +99,7 @@ def _worth_asking(outcome: Outcome, more: Sequence[SecondRun]) -> Iterator[Secon
         yield SecondRun.CHECKPOINT_DEBUG
     yield from more
     if min((one.confidence for one in outcome.findings[:1]), default=0.0) < CERTAIN:
-        yield from _CHANGES
+        yield from every
 
 
 def _in_backward(outcome: Outcome) -> bool:
@@ -138,108 +115,82 @@ def _named(outcome: Outcome) -> bool:
     return place is not None and place.parameter is not None
 
 
-def _fitting(change: Change, spec: RunSpec) -> Change:
-    return OUR_ANOMALY if change is ANOMALY and _NO_ANOMALY in spec.program else change
-
-
 def _can(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
     """The change is one for this launch, and says something about an end of this kind."""
     declared, failed = dict(spec.env), outcome.verdict.status is Status.FAIL
+    if change.program == spec.program:
+        return False
     match change.name:
         case SecondRun.NAMES:
             return failed and spec.ranks > 1 and declared.get(_DEBUG, "OFF") == "OFF" and not _named(outcome)
         case SecondRun.ANOMALY:
-            on = _ANOMALY in spec.program or protocol.ENV_ANOMALY in declared
-            return (
-                failed and not on and _in_backward(outcome) and (probe != protocol.PROBE_OFF or change is OUR_ANOMALY)
-            )
+            possible = protocol.ENV_ANOMALY not in declared and (probe != protocol.PROBE_OFF or bool(change.program))
+            return failed and possible and _in_backward(outcome)
         case SecondRun.CHECKPOINT_DEBUG:
             asked = outcome.verdict.cause == Cause.CHECKPOINT_RECOMPUTE_MISMATCH
             about = asked or _RECOMPUTED.search(outcome.verdict.summary)
             return failed and probe != protocol.PROBE_OFF and bool(about)
         case SecondRun.LAUNCH_BLOCKING:
             return spec.device == "cuda" and "CUDA_LAUNCH_BLOCKING" not in declared
-        case SecondRun.OTHER_BACKEND:
-            return _value(spec.program, "--backend") == "nccl"
-        case SecondRun.OTHER_ATTENTION:
-            return _value(spec.program, "--attention") == "nsa" and _value(spec.program, "--branch") == "all"
     return True
 
 
-def _value(program: tuple[str, ...], option: str) -> str | None:
-    """Of nsa.train alone, which always gets the switch of anomaly detection too."""
-    ours = {_NO_ANOMALY, _ANOMALY} & set(program)
-    at = program.index(option) + 1 if ours and option in program else len(program)
-    return program[at] if at < len(program) else None
-
-
-def _reworded(program: tuple[str, ...], change: Change) -> tuple[str, ...]:
-    if change.switch is not None:
-        old, new = change.switch
-        return tuple(new if word == old else word for word in program)
-    if change.option is None:
-        return program
-    option, value = change.option
-    return tuple(value if before == option else word for before, word in zip(("", *program), program, strict=False))
-
-
-_PASSED, _SAME, _OTHER = "passed", "the same", "another"
+PASSED, SAME, _OTHER = "passed", "the same", "another"
 # (change, how it ended beside the first attempt) -> what follows. One pair of runs makes it likely, not certain.
-_FOLLOWS = {
-    (SecondRun.OTHER_BACKEND, _PASSED): "so it needs NCCL: its transport, or the order of work on the device",
-    (SecondRun.OTHER_BACKEND, _SAME): "so it is not NCCL",
-    (SecondRun.OTHER_ATTENTION, _PASSED): "so the fault lies in NSA's attention",
-    (SecondRun.OTHER_ATTENTION, _SAME): "so it does not need NSA's attention",
-    (SecondRun.AGAIN, _PASSED): "so it does not come each time: --repeat=5 says how often",
-    (SecondRun.AGAIN, _SAME): "so it comes each time, as far as two attempts tell",
-    ("launch_blocking", _SAME): "there the kernel that failed was launched",
-    ("names", _PASSED): "so it does not come each time, or depends on time",
-    ("anomaly", _PASSED): "so it does not come each time, or depends on time",
-    ("checkpoint_debug", _PASSED): "so it does not come each time, or depends on time",
+Follows = Mapping[tuple[str, str], str]
+FOLLOWS: Follows = {
+    (SecondRun.OTHER_BACKEND, PASSED): "so it needs NCCL: its transport, or the order of work on the device",
+    (SecondRun.OTHER_BACKEND, SAME): "so it is not NCCL",
+    (SecondRun.AGAIN, PASSED): "so it does not come each time: --repeat=5 says how often",
+    (SecondRun.AGAIN, SAME): "so it comes each time, as far as two attempts tell",
+    ("launch_blocking", SAME): "there the kernel that failed was launched",
+    ("names", PASSED): "so it does not come each time, or depends on time",
+    ("anomaly", PASSED): "so it does not come each time, or depends on time",
+    ("checkpoint_debug", PASSED): "so it does not come each time, or depends on time",
 }
 _LIKELY, _SEEN = 0.7, 0.95
 
 
-def with_deeper_runs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+def with_deeper_runs(outcomes: Sequence[Outcome], follows: Follows = FOLLOWS) -> tuple[Outcome, ...]:
     """The outcomes, in their order: each look says what it showed, and what was looked into has that as a finding.
 
     Verdicts stay as they are. A place that only a deeper run could name becomes the culprit's. Applied twice it changes
     nothing more.
     """
-    return tuple(_looked_into(outcome, outcomes) for outcome in outcomes)
+    return tuple(_looked_into(outcome, outcomes, follows) for outcome in outcomes)
 
 
-def lesson(base: Outcome, deeper: Outcome) -> Finding:
+def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Finding:
     """What `deeper` says about `base`, as a finding of `base`."""
     asked = deeper.deepening
     assert asked is not None
     own = _own(deeper)
     how = _how(base, deeper)
     said = own.claim if own else _ended(base, deeper, how)
-    follows = "" if own else _FOLLOWS.get((asked.change, how), "")
+    lead = "" if own else follows.get((asked.change, how), "")
     losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
-    unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != _SAME else ""
+    unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != SAME else ""
     return Finding(
         code=Cause.DEEPENED,
-        claim=f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {follows}' if follows else ''}{losses}{unlike}",
+        claim=f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {lead}' if lead else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
-        confidence=_SEEN if own and how == _SAME else _LIKELY,
+        confidence=_SEEN if own and how == SAME else _LIKELY,
         proof=own.proof if own else ((f"{deeper.dir}/verdict.json",) if deeper.dir else ()),
         advice=own.advice if own else _advice(deeper, asked),
     )
 
 
-def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows) -> Outcome:
     if outcome.deepening is not None:
         base = next((one for one in outcomes if _asks_about(outcome, one)), None)
-        return replace(outcome, showed=lesson(base, outcome).claim) if base and not outcome.showed else outcome
+        return replace(outcome, showed=lesson(base, outcome, follows).claim) if base and not outcome.showed else outcome
     looks = sorted((one for one in outcomes if _asks_about(one, outcome)), key=lambda one: one.attempt)
     known = {one.claim for one in outcome.findings}
-    lessons = [(look, found) for look in looks if (found := lesson(outcome, look)).claim not in known]
+    lessons = [(look, found) for look in looks if (found := lesson(outcome, look, follows)).claim not in known]
     if not lessons:
         return outcome
-    better = next((one.place for look, one in lessons if one.place and _how(outcome, look) == _SAME), None)
+    better = next((one.place for look, one in lessons if one.place and _how(outcome, look) == SAME), None)
     return replace(
         outcome,
         findings=(*outcome.findings, *(found for _, found in lessons)),
@@ -260,17 +211,17 @@ def _own(deeper: Outcome) -> Finding | None:
 
 def _how(base: Outcome, deeper: Outcome) -> str:
     if deeper.verdict.status is Status.PASS:
-        return _PASSED
+        return PASSED
     alike = (base.verdict.status, base.verdict.cause) == (deeper.verdict.status, deeper.verdict.cause)
     asked = deeper.deepening
     if asked and asked.change == "checkpoint_debug" and _own(deeper):
         # In that mode torch raises the same mismatch in other words.
         alike = base.verdict.status == deeper.verdict.status
-    return _SAME if alike else _OTHER
+    return SAME if alike else _OTHER
 
 
 def _ended(base: Outcome, deeper: Outcome, how: str) -> str:
-    if how == _PASSED:
+    if how == PASSED:
         return "it passed"
     if how == _OTHER:
         return f"it ended otherwise: {_verdict(deeper)}"

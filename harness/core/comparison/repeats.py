@@ -22,7 +22,7 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
         return None
     ended = Counter((word, one.verdict.status) for one, word in bad).most_common()
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
-    there = f"{most} of {len(told)} attempts {_BAD[status]}{'s' if most == 1 else ''} at{_same(most)} {word}"
+    there = f"{most} of {len(told)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
     return Finding(
         code=Cause.SAME_PLACE,
         claim="; ".join((there, *_elsewhere(told, ended, (word, status)))),
@@ -46,10 +46,6 @@ def place_word(place: Place | None) -> str:
 
 def _place(outcome: Outcome) -> Place | None:
     return outcome.culprit.place if outcome.culprit else None
-
-
-def _same(count: int) -> str:
-    return " the same line" if count > 1 else ""
 
 
 def _elsewhere(

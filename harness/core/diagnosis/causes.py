@@ -49,7 +49,6 @@ class SecondRun(StrEnum):
     CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing tells which operation it recomputes otherwise
     LAUNCH_BLOCKING = "launch_blocking"  # a kernel fails on the line that launched it
     OTHER_BACKEND = "gloo"
-    OTHER_ATTENTION = "vanilla"
     AGAIN = "again"  # nothing
 
 

@@ -1,13 +1,15 @@
 """Diagnosis: the cause of a verdict that is not PASS, the culprit, and everything else worth knowing.
 
 A rule is a function with `@rule` in one of the modules of rules/, a new one of which is named in `_FAMILIES`. Causes
-have a row in causes.py. Phases are asked in the order of `RulePhase`, and the first answer is the cause.
+have a row in causes.py. Rules that one program alone needs are passed in. Phases are asked in the order of `RulePhase`,
+and the first answer is the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
@@ -41,7 +43,6 @@ _FAMILIES = (
     threads,
 )
 RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
-IN_PHASE = {phase: in_order(one for one in RULES if one.phase is phase) for phase in RulePhase}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +54,19 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
 
-def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
+@cache
+def by_phase(rules: tuple[Rule, ...]) -> dict[RulePhase, tuple[Rule, ...]]:
+    """Each phase with its rules, in the order in which they are asked."""
+    return {phase: in_order(one for one in rules if one.phase is phase) for phase in RulePhase}
+
+
+def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
+    """`own_rules`: those of the program that ran."""
     case = Case(evidence=evidence, judgement=judgement)
-    first = None if judgement.status is Status.PASS else _cause(case)
+    phases = by_phase((*RULES, *own_rules))
+    first = None if judgement.status is Status.PASS else _cause(case, phases)
     main = as_sure_as_proven(case, first) if first else None
-    besides = [one.finding for one in _beside(case)]
+    besides = [one.finding for one in _beside(case, phases)]
     places = meshes(evidence)
     findings = tuple(
         replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
@@ -65,15 +74,15 @@ def diagnose(evidence: Evidence, judgement: Judgement) -> Diagnosis:
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
 
 
-def _cause(case: Case) -> Explanation:
+def _cause(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Explanation:
     """The first answer. The last rule of the fallback answers every case."""
-    rules = (one for phase in RulePhase if phase is not RulePhase.SILENT for one in IN_PHASE[phase])
+    rules = (one for phase in RulePhase if phase is not RulePhase.SILENT for one in phases[phase])
     return next(answer for one in rules if (answer := one(case)) is not None)
 
 
-def _beside(case: Case) -> Iterator[Explanation]:
+def _beside(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Iterator[Explanation]:
     """What is noted beside any verdict."""
-    yield from (answer for one in IN_PHASE[RulePhase.SILENT] if (answer := one(case)) is not None)
+    yield from (answer for one in phases[RulePhase.SILENT] if (answer := one(case)) is not None)
 
 
 def _culprit(case: Case, first: Explanation | None) -> Culprit | None:

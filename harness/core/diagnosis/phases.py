@@ -43,17 +43,27 @@ class Rule:
     phase: RulePhase
     causes: tuple[Cause, ...]  # that it can name
     outranks: tuple[str, ...]  # rules of its phase, by name: where both answer, this one counts
+    outranked_by: tuple[str, ...]  # the same said from below, of a rule that the other one cannot know
     explain: Explain
 
     def __call__(self, case: Case) -> Explanation | None:
         return self.explain(case)
 
 
-def rule(phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = ()) -> Callable[[Explain], Rule]:
+def rule(
+    phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = (), outranked_by: tuple[str, ...] = ()
+) -> Callable[[Explain], Rule]:
     """Makes a rule of a function; its name is that of the function."""
 
     def made(explain: Explain) -> Rule:
-        return Rule(name=explain.__name__, phase=phase, causes=causes, outranks=outranks, explain=explain)
+        return Rule(
+            name=explain.__name__,
+            phase=phase,
+            causes=causes,
+            outranks=outranks,
+            outranked_by=outranked_by,
+            explain=explain,
+        )
 
     return made
 
@@ -65,4 +75,5 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     for one in by_name.values():
         for name in one.outranks:
             sorter.add(by_name[name].name, one.name)
+        sorter.add(one.name, *(by_name[name].name for name in one.outranked_by))
     return tuple(by_name[name] for name in sorter.static_order())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board, Call, CaughtException, Frame, Mark
@@ -17,6 +18,8 @@ _ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
 _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
+_Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
+
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> Board:
     """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
@@ -24,10 +27,17 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
     """
     pid, rank, world_size, created_ns = _identity(data)
-    clock = _Clock(launched_ns)
+
+    def clock(at_ns: int) -> float:
+        return (at_ns - launched_ns) / _NS
+
+    def clock_if_set(at_ns: int) -> float | None:
+        return clock(at_ns) if at_ns else None
+
     realtime_ns = protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0]
     strings = _strings(data)
     steps = _steps(data)
+    calls = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
     facts = _facts(data, strings)
     beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
@@ -37,57 +47,39 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         pid=pid,
         rank=rank if rank >= 0 else None,
         world_size=world_size if world_size > 0 else None,
-        created_s=clock.seconds(created_ns),
-        beat_s=clock.seconds_if_set(beat_ns),
-        exit_s=clock.seconds_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
+        created_s=clock(created_ns),
+        beat_s=clock_if_set(beat_ns),
+        exit_s=clock_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
         raised=bool(flags & protocol.END_RAISED),
         marks=_marks(data, strings, clock),
         gaps_s=_gaps(data),
-        steps_s=tuple((step, clock.seconds(at_ns)) for step, at_ns, _, _ in steps),
-        calls=_calls(data, strings, clock, newest_calls),
+        steps_s=tuple((step, clock(at_ns)) for step, at_ns, _, _ in steps),
+        calls=tuple(_call(record, strings, clock) for record in calls[-newest_calls:]),
         enqueued=enqueued,
         completed=completed,
-        collectives_changed_s=clock.seconds_if_set(changed_ns),
-        seen=_seen(data, strings),
+        collectives_changed_s=clock_if_set(changed_ns),
+        seen=_frame(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0])),
         gradients={step: gradients for step, _, gradients, _ in steps},
         marked={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
         caught=_caught(facts),
-        mesh=_mesh(facts.get(protocol.FACT_MESH, "")),
+        mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
         backend=facts.get(protocol.FACT_BACKEND, ""),
         device_pending=max(0, recorded - reached),
         device_completed=reached,
-        device_changed_s=clock.seconds_if_set(reached_ns),
+        device_changed_s=clock_if_set(reached_ns),
         unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
-        stepped_from=_lines(facts.get(protocol.FACT_STEPPED, "")),
-        left_from=_lines(facts.get(protocol.FACT_LEFT, "")),
+        stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
+        left_from=_frames(facts.get(protocol.FACT_LEFT, "")),
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,
     )
 
 
-def _seen(data: bytes, strings: list[str]) -> Frame | None:
-    place = read_place(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0]))
-    if place is None or place.file is None or place.line is None:
-        return None
-    return Frame(file=place.file, line=place.line, function=place.function or "")
-
-
 def answered(data: bytes) -> int:
     """The number of the last request for the flight recorder that this process has answered."""
     return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
-
-
-class _Clock:
-    def __init__(self, launched_ns: int) -> None:
-        self._launched_ns = launched_ns
-
-    def seconds(self, at_ns: int) -> float:
-        return (at_ns - self._launched_ns) / _NS
-
-    def seconds_if_set(self, at_ns: int) -> float | None:
-        return self.seconds(at_ns) if at_ns else None
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int]:
@@ -139,7 +131,7 @@ def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[Mark, ...]:
                 kind=protocol.KINDS[kind],
                 name=name,
                 step=step,
-                at_s=clock.seconds(at_ns),
+                at_s=clock(at_ns),
                 count=count,
                 position=position,
             )
@@ -148,27 +140,22 @@ def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[Mark, ...]:
 
 
 def _gaps(data: bytes) -> dict[str, float]:
-    gaps: dict[str, float] = {}
-    for number, kind in enumerate(protocol.KINDS):
-        (gap_ns,) = protocol.GAP.unpack_from(data, protocol.GAPS_AT + number * protocol.GAP.size)
-        if number and gap_ns:
-            gaps[kind] = gap_ns / _NS
-    return gaps
+    size = len(protocol.KINDS) * protocol.GAP.size
+    gaps_ns = protocol.GAP.iter_unpack(data[protocol.GAPS_AT : protocol.GAPS_AT + size])
+    known = list(zip(protocol.KINDS, gaps_ns, strict=True))[1:]
+    return {kind: gap_ns / _NS for kind, (gap_ns,) in known if gap_ns}
 
 
-def _steps(data: bytes) -> list[tuple[int, int, int, int]]:
+def _steps(data: bytes) -> list[tuple[int, ...]]:
     """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
-    ring = _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS)
-    done = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.STEPS == i)
-    series: list[tuple[int, int, int, int]] = []
-    for step, at_ns, gradients, marks in done:
-        follows = bool(series) and step == series[-1][0] + 1 and at_ns >= series[-1][1]
-        torn = bool(series) and step == series[-1][0] + 1 and at_ns < series[-1][1]
-        if torn:
+    series: list[tuple[int, ...]] = []
+    for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
+        follows = bool(series) and record[0] == series[-1][0] + 1
+        if follows and record[1] < series[-1][1]:
             continue
         if not follows:
             series = []
-        series.append((step, at_ns, gradients, marks))
+        series.append(record)
     return series
 
 
@@ -205,31 +192,25 @@ def read_ranks(text: str) -> tuple[int, ...]:
     return tuple(ranks[:_MAX_RANKS])
 
 
-def _lines(text: str) -> tuple[Frame, ...]:
-    places = [read_place(one) for one in text.split(protocol.STEPPED_JOIN)]
-    return tuple(
-        Frame(file=place.file, line=place.line, function=place.function or "")
-        for place in places
-        if place is not None and place.file is not None and place.line is not None
-    )
+def _frame(text: str) -> Frame | None:
+    place = read_place(text)
+    if place is None or place.file is None or place.line is None:
+        return None
+    return Frame(file=place.file, line=place.line, function=place.function or "")
+
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    return tuple(filter(None, map(_frame, text.split(protocol.STEPPED_JOIN))))
 
 
 def _count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
-def _mesh(text: str) -> tuple[tuple[str, int], ...]:
-    return tuple((axis, int(coordinate)) for axis, coordinate in _COORDINATE.findall(text))
-
-
-def _calls(data: bytes, strings: list[str], clock: _Clock, newest: int) -> tuple[Call, ...]:
-    ring = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
-    whole = sorted(record for i, record in enumerate(ring) if record[0] and (record[0] - 1) % protocol.CALLS == i)
-    return tuple(_call(record, strings, clock) for record in whole[-newest:])
-
-
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    return list(record.iter_unpack(memoryview(data)[at : at + count * record.size]))
+    """The records that stand where their number belongs, in its order."""
+    ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
+    return sorted(one for place, one in enumerate(ring) if one[0] and (one[0] - 1) % count == place)
 
 
 def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
@@ -243,8 +224,8 @@ def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
         dtype=_string(strings, dtype),
         step=step,
         position=position,
-        entered_s=clock.seconds(entered_ns),
-        left_s=clock.seconds(left_ns) if left_ns >= entered_ns else None,
+        entered_s=clock(entered_ns),
+        left_s=clock(left_ns) if left_ns >= entered_ns else None,
         peer=peer if peer >= 0 else None,
         key=_string(strings, key),
     )

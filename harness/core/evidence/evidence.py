@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from nsa_harness.core.evidence.gradients import OutOfOrder, RankTraces
 from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
-from nsa_harness.core.evidence.looks import AttentionGate, LastWords, Looks
+from nsa_harness.core.evidence.looks import LastWords, Looks
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
 
@@ -287,7 +287,6 @@ class RankEvidence:
     debugged: Debugged | None = None
     looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
     last_words: tuple[LastWords, ...] = ()
-    gates: tuple[AttentionGate, ...] = ()  # of nsa, as last reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,4 +338,5 @@ class Evidence:
     last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None
+    reported: tuple[dict[str, float | str], ...] = ()  # by the program, of what its own rules alone read
     sources: tuple[Source, ...] = ()  # of the lines that all of this names

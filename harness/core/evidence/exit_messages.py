@@ -98,7 +98,6 @@ _TRACE = re.compile(r"^(?P<log>\S.*)   \((?P<number>\d+) of \d+ in (?P<pass>orig
 _OPERATION = re.compile(r"= torch\._ops\.([\w.]{1,80})\(")
 _PRINTED = re.compile(r'^ {2,}File "(.+)", line (\d+), in (.+)$')
 _LISTED = re.compile(r"^(/.+\.py|<.+>):(\d+):(\S+)$")
-_RANK_PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
 _MOST_LINES = 200
 
 
@@ -106,7 +105,7 @@ def debugged(log: str) -> Debugged | None:
     """The last thing of this kind that a rank printed, or None."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
-    lines = [_RANK_PREFIX.sub("", line) for line in log.splitlines()]
+    lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     return _anomaly(lines) or _recomputed(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -31,8 +32,8 @@ class _Reader:
         self._state = Looks()
         self._memory: list[Memory] = []
         self._replicas: dict[int, Replica] = {}
-        self._never: dict[int, tuple[int, tuple[str, ...], int]] = {}
-        self._never_places: dict[int, Place | None] = {}
+        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # of each optimizer, at its last look
+        self._looks: Counter[int] = Counter()
         self._broken: dict[int, Broken | None] = {}
 
     def take(self, record: dict[str, Any]) -> None:
@@ -53,7 +54,6 @@ class _Reader:
 
     def looks(self) -> Looks:
         never = [found for found in self._never.values() if found[0]]
-        places = [self._never_places.get(number) for number, found in self._never.items() if found[0]]
         broken = [one for one in self._broken.values() if one is not None]
         return replace(
             self._state,
@@ -61,8 +61,8 @@ class _Reader:
             replicas=tuple(self._replicas.values()),
             never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
             never_count=sum(count for count, _, _ in never),
-            never_place=next(iter(places), None),
-            looks=max((looks for _, _, looks in self._never.values()), default=0),
+            never_place=never[0][2] if never else None,
+            looks=max(self._looks.values(), default=0),
             parameters=min(broken, key=lambda one: one.step, default=None),
         )
 
@@ -87,9 +87,9 @@ class _Reader:
         if optimizer == 0 and record["anon"] is not None:
             gpu = None if record["gpu"] is None else int(record["gpu"])
             self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
-        looks = self._never.get(optimizer, (0, (), 0))[2] + 1
-        self._never[optimizer] = int(record["never"]), _names(record["never_names"]), looks
-        self._never_places[optimizer] = read_place(str(record.get("never_place", "")))
+        self._looks[optimizer] += 1
+        place = read_place(str(record.get("never_place", "")))
+        self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
         before = self._broken.get(optimizer)
         now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
         self._broken[optimizer] = before or now if now else None

@@ -84,15 +84,3 @@ class LastWords:
     name: str  # what was left
     error: str  # "RuntimeError: disk full"; "" where there is none
     place: Place | None  # the user's line
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionGate:
-    """One branch's gate in one layer of nsa, over the tokens of the last step that was looked into."""
-
-    step: int
-    layer: int
-    branch: str
-    mean: float
-    deviation: float
-    saturated_share: float  # of the values below 0.01 or above 0.99

@@ -56,11 +56,14 @@ def _recent(board: Board | None) -> Board | None:
 def reduced(evidence: Evidence, keep: Keep) -> Evidence:
     """The same evidence with less of what is long; what the verdict rests on goes last, and it is said in `trouble`."""
     said = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
-    snapshots = tuple(_snapshot(one, keep) for one in evidence.snapshots[-keep.snapshots :])
+    snapshots = (
+        replace(one, ranks=tuple(_rank_snapshot(rank, keep) for rank in one.ranks))
+        for one in evidence.snapshots[-keep.snapshots :]
+    )
     return replace(
         evidence,
         ranks=tuple(_rank(rank, keep) for rank in evidence.ranks),
-        snapshots=snapshots,
+        snapshots=tuple(snapshots),
         samples=evidence.samples[-keep.samples * max(1, evidence.world_size) :],
         trouble=(*evidence.trouble, said),
     )
@@ -100,10 +103,6 @@ def _board(board: Board | None, keep: Keep) -> Board | None:
     if board is None:
         return None
     return replace(board, calls=board.calls[-keep.calls :], steps_s=board.steps_s[-keep.calls :])
-
-
-def _snapshot(snapshot: Snapshot, keep: Keep) -> Snapshot:
-    return replace(snapshot, ranks=tuple(_rank_snapshot(rank, keep) for rank in snapshot.ranks))
 
 
 def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from nsa_harness.core.evidence.host import Socket
@@ -45,28 +46,17 @@ def parse_table(text: str) -> dict[int, Socket]:
 
 def parse_answers(data: bytes) -> Iterator[tuple[int, Transferred | None]]:
     """The sockets of one datagram of inet_diag: inode and bytes. Raises ValueError when the kernel refused."""
-    at = 0
-    while at + _NLMSG.size <= len(data):
-        length, kind, _, _, _ = _NLMSG.unpack_from(data, at)
-        if length < _NLMSG.size:
-            raise ValueError(f"a netlink message of {length} bytes")
-        body = data[at + _NLMSG.size : at + length]
+    for kind, body in _walked(data, _NLMSG):
         if kind == _NLMSG_ERROR:
-            raise ValueError("the kernel refused: " + _error_text(body))
+            (number,) = struct.unpack_from("=i", body.ljust(4, b"\0"))
+            raise ValueError(f"the kernel refused: error {-number}")
         if kind != _NLMSG_DONE and len(body) >= _ANSWER.size:
             yield int(_ANSWER.unpack_from(body)[-1]), _transferred(body[_ANSWER.size :])
-        at += (length + 3) & ~3
 
 
 def answers_end(data: bytes) -> bool:
-    """The datagram holds the end of the answer."""
-    at = 0
-    while at + _NLMSG.size <= len(data):
-        length, kind, _, _, _ = _NLMSG.unpack_from(data, at)
-        if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < _NLMSG.size:
-            return True
-        at += (length + 3) & ~3
-    return False
+    """The datagram holds the end of the answer. Raises ValueError for a torn one."""
+    return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _walked(data, _NLMSG))
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
@@ -105,19 +95,20 @@ def _address(text: str) -> str:
 
 
 def _transferred(attributes: bytes) -> Transferred | None:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(attributes):
-        length, kind = _ATTRIBUTE.unpack_from(attributes, at)
-        if length < _ATTRIBUTE.size:
-            return None
-        info = attributes[at + _ATTRIBUTE.size : at + length]
-        if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
-            acked, received = _BYTES.unpack_from(info, _BYTES_AT)
-            return Transferred(acked_bytes=acked, received_bytes=received)
-        at += (length + 3) & ~3
+    with suppress(ValueError):
+        for kind, info in _walked(attributes, _ATTRIBUTE):
+            if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
+                acked, received = _BYTES.unpack_from(info, _BYTES_AT)
+                return Transferred(acked_bytes=acked, received_bytes=received)
     return None
 
 
-def _error_text(body: bytes) -> str:
-    (number,) = struct.unpack_from("=i", body.ljust(4, b"\0"))
-    return f"error {-number}"
+def _walked(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of each message or attribute: both begin with length and kind, and end at a multiple of four."""
+    at = 0
+    while at + header.size <= len(data):
+        length, kind = header.unpack_from(data, at)[:2]
+        if length < header.size:
+            raise ValueError(f"a netlink message of {length} bytes")
+        yield kind, data[at + header.size : at + length]
+        at += (length + 3) & ~3

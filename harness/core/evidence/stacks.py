@@ -17,8 +17,10 @@ _STDLIB = re.compile(r"/lib/(?:python3\.\d+|pypy3\.\d+)/(?!site-packages/|dist-p
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 # Packages that run other people's training code; a frame of theirs is never the line to look at.
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
-# Our own packages are the user's program when they are run as the subject, wherever they are installed.
-_SUBJECT = re.compile(r"/nsa/(?:ops/)?[^/]+\.py$|/(?:nsa_)?harness/faults/acts\.py$")
+# What ships with us and is none of what we put into a rank or around it is the user's program, as a planted fault is.
+_SUBJECT = re.compile(
+    r"-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor)/)[^/]+/|/(?:nsa_)?harness/faults/acts\.py$"
+)
 _GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and where we are installed
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
 

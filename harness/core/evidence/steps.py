@@ -15,8 +15,6 @@ _KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one
 _SLACK_S = 0.0001  # both clocks are read a moment apart
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
-_Kind = tuple[str, str, bool]
-
 
 def entered_s(board: Board, collective: Collective) -> float | None:
     """When the rank entered it, in seconds since the launch; None where the board lacks the recorder's clock."""
@@ -43,7 +41,14 @@ def step_rows(board: Board, collectives: Sequence[Collective]) -> tuple[StepRow,
             until=step,
             done_s=end_s,
             gradients=board.gradients.get(step) if end_s is not None else None,
-            tallies=_tallies(board, [one for at_s, one in marked if _within(at_s, begin_s, end_s)]),
+            tallies=_tallies(
+                board,
+                [
+                    one
+                    for at_s, one in marked
+                    if (begin_s is None or at_s > begin_s) and (end_s is None or at_s <= end_s)
+                ],
+            ),
         )
         for step, begin_s, end_s in _spans(board)
         if since_s is None or (begin_s is not None and begin_s >= since_s)
@@ -81,22 +86,16 @@ def _row_text(row: StepRow | None) -> str:
     return f"{done}{gradients}: {', '.join(tallies) or 'no collective'}"
 
 
-def _merged(rows: Iterable[StepRow]) -> Iterator[StepRow]:
+def _merged(rows: Iterable[StepRow]) -> list[StepRow]:
     """Equal finished steps in a row as one."""
-    before: StepRow | None = None
+    merged: list[StepRow] = []
     for row in rows:
-        if before is not None and _equal(before, row):
-            before = replace(row, step=before.step)
-            continue
-        if before is not None:
-            yield before
-        before = row
-    if before is not None:
-        yield before
-
-
-def _equal(before: StepRow, row: StepRow) -> bool:
-    return row.done_s is not None and (before.gradients, before.tallies) == (row.gradients, row.tallies)
+        before = merged[-1] if merged and row.done_s is not None else None
+        if before is not None and (before.gradients, before.tallies) == (row.gradients, row.tallies):
+            merged[-1] = replace(row, step=before.step)
+        else:
+            merged.append(row)
+    return merged
 
 
 def _covers(call: Call, group: str, at_s: float) -> bool:
@@ -115,12 +114,8 @@ def _spans(board: Board) -> Iterator[tuple[int, float | None, float | None]]:
     yield board.steps_s[-1][0] + 1, begin_s, None
 
 
-def _within(at_s: float, begin_s: float | None, end_s: float | None) -> bool:
-    return (begin_s is None or at_s > begin_s) and (end_s is None or at_s <= end_s)
-
-
 def _tallies(board: Board, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
-    counts: Counter[_Kind] = Counter((one.group, one.op, call_of(board, one) is not None) for one in collectives)
+    counts = Counter((one.group, one.op, call_of(board, one) is not None) for one in collectives)
     return tuple(
         Tally(group=group, op=op, called=called, count=count) for (group, op, called), count in sorted(counts.items())
     )

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
 from nsa_harness.core.scenario.layers import named_layers
 from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
-    NSA_TRAIN,
+    OUR_PROGRAM,
     ExpectedVerdict,
     FaultKind,
     FaultSection,
@@ -57,13 +57,13 @@ def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradict
 
 def _program(scenario: Scenario) -> Contradictions:
     run = scenario.run
-    if run.command is not None and run.program != NSA_TRAIN:
+    if run.command is not None and run.program != OUR_PROGRAM:
         yield ("run", "command"), "given together with program; keep one of the two"
     if scenario.is_ours:
         return
     for section in _OURS_ONLY:
         if section in scenario.model_fields_set:
-            yield (section,), f"only {NSA_TRAIN} reads this; remove it and pass options in run.args"
+            yield (section,), f"only {OUR_PROGRAM} reads this; remove it and pass options in run.args"
 
 
 def _expectations(scenario: Scenario) -> Contradictions:
@@ -75,7 +75,7 @@ def _expectations(scenario: Scenario) -> Contradictions:
         yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
-            what = f"only {NSA_TRAIN} has a vocabulary that is known; give the bounds as plain numbers"
+            what = f"only {OUR_PROGRAM} has a vocabulary that is known; give the bounds as plain numbers"
             yield ("expect", "metrics", name, "unit"), what
 
 

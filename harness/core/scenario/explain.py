@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.scenario.checks import as_plain
 from nsa_harness.core.scenario.scenario import Scenario
-from nsa_harness.core.scenario.yaml_tree import Node, Plain, scalar
+from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, scalar
 
 _COLUMN = 44
 _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/.")
@@ -42,27 +42,19 @@ def _lines(key: str, value: Plain, node: Node | None, indent: str) -> Iterator[s
         for name, item in value.items():
             yield from _lines(name, item, _child(node, name), indent + "  ")
         return
-    origin = "default" if node is None else _short(node)
-    yield f"{f'{indent}{key}: {_flow(value)}':<{_COLUMN}}  # {origin}"
+    origin = Origin(source="default") if node is None else node.origin
+    place = origin.source if origin.line is None else f"{origin.source}:{origin.line}"
+    yield f"{f'{indent}{key}: {_flow(value)}':<{_COLUMN}}  # {place}"
 
 
 def _child(node: Node | None, key: str) -> Node | None:
     return node.content.get(key) if node is not None and isinstance(node.content, dict) else None
 
 
-def _short(node: Node) -> str:
-    origin = node.origin
-    return origin.source if origin.line is None else f"{origin.source}:{origin.line}"
-
-
 def _flow(value: Plain) -> str:
-    if isinstance(value, dict):
-        return "{}"
     if isinstance(value, list):
         return f"[{', '.join(_flow(item) for item in value)}]"
-    if isinstance(value, str):
-        return value if _bare(value) else json.dumps(value)
-    return json.dumps(value)
+    return value if isinstance(value, str) and _bare(value) else json.dumps(value)
 
 
 def _bare(text: str) -> bool:

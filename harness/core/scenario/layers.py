@@ -41,7 +41,7 @@ def named_layers(choice: str) -> tuple[int, ...]:
 
 
 def _canonical_text(text: str) -> str:
-    if _LIST.fullmatch(text):  # the canonical text of a list, as NSA_GC_LAYERS and stored scenarios have it
+    if _LIST.fullmatch(text):  # the canonical text of a list, as the environment and stored scenarios have it
         return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))
     found = _RANGE.fullmatch(text)
     if not found:

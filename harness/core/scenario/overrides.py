@@ -12,6 +12,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
     Origin,
+    from_plain,
     merged,
     nested,
     parse_yaml,
@@ -73,7 +74,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
     parsed = parse_yaml(text, source)
     if parsed.root is None or parsed.mistakes:
         raise UsageError(f"{source}: {key}: {parsed.mistakes[0].what} in {visible(text, 60)}")
-    return Override(key=key, value=_everywhere(parsed.root, Origin(source=source)))
+    return Override(key=key, value=from_plain(plain(parsed.root), Origin(source=source)))
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
@@ -151,12 +152,3 @@ def _value_text(value: Node) -> str:
     text = "+".join(str(item) for item in bare) if isinstance(bare, list) else str(bare)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     return re.sub(r"[^A-Za-z0-9_.:+-]", "_", text)
-
-
-def _everywhere(node: Node, origin: Origin) -> Node:
-    if isinstance(node.content, dict):
-        content = {key: _everywhere(child, origin) for key, child in node.content.items()}
-        return Node(origin=origin, content=content)
-    if isinstance(node.content, tuple):
-        return Node(origin=origin, content=tuple(_everywhere(child, origin) for child in node.content))
-    return replace(node, origin=origin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.plan import RunSpec
@@ -11,6 +11,10 @@ from nsa_harness.core.scenario.scenario import Scenario
 
 Location = tuple[str | int, ...]
 Contradictions = Iterator[tuple[Location, str]]  # the place of each, and what is wrong
+
+Row = dict[str, float | str]  # of a table that the program writes, by column; a cell that is empty is not there
+Table = Callable[[str], Sequence[Row] | None]  # the rows of a file, by its name; None where there is none to read
+Reported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]  # metrics, and what rules of its own read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.env_names import name_mistakes
 from nsa_harness.core.scenario.layers import named_layers
 from nsa_harness.core.scenario.program import OwnProgram, Surroundings
-from nsa_harness.core.scenario.scenario import NSA_TRAIN, Backend, FaultWhenSection, MetricBound, Scenario, Unit
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Backend, MetricBound, Scenario, Unit
 
 DEADLINE_S = 1800.0
 _SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
@@ -41,7 +41,7 @@ def resolve(
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
     """Twelve hex digits over everything that decides what runs; no path of this machine goes in."""
-    names = {surroundings.subject_dir: NSA_TRAIN, surroundings.python: "python"}
+    names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
     facts = {
@@ -156,21 +156,20 @@ def _fault(scenario: Scenario) -> Fault | None:
     fault = scenario.fault
     if fault is None:
         return None
+    when = fault.when
     return Fault(
         kind=fault.kind.value,
         rank=fault.rank,
         layer=fault.layer,
         step=fault.step,
         heals_s=fault.heals_s,
-        when=None if fault.when is None else _fault_when(fault.when),
-    )
-
-
-def _fault_when(when: FaultWhenSection) -> FaultWhen:
-    return FaultWhen(
-        recomputed=named_layers(when.recomputed or ""),
-        any_recomputed=named_layers(when.any_recomputed or ""),
-        recomputed_layers=when.recomputed_layers,
-        seq_len=when.seq_len,
-        chance=when.chance,
+        when=None
+        if when is None
+        else FaultWhen(
+            recomputed=named_layers(when.recomputed or ""),
+            any_recomputed=named_layers(when.any_recomputed or ""),
+            recomputed_layers=when.recomputed_layers,
+            seq_len=when.seq_len,
+            chance=when.chance,
+        ),
     )

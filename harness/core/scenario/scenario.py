@@ -199,7 +199,7 @@ EnvName = Annotated[str, AfterValidator(_env_name)]
 EnvValue = Annotated[str, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "integer"]})]
 
 
-NSA_TRAIN = "nsa.train"
+OUR_PROGRAM = "nsa.train"
 
 
 class _Section(BaseModel):
@@ -217,7 +217,7 @@ class Run(_Section):
     """The program and its launch."""
 
     ranks: Annotated[int, Field(ge=1, le=1024)] = 2
-    program: Annotated[str, Field(min_length=1)] = Field(default=NSA_TRAIN, description="a module, or FILE.py")
+    program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a module, or FILE.py")
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None, description="in place of `program`: a whole command, launched as it is"
     )
@@ -388,7 +388,7 @@ class Scenario(_Section):
     @property
     def is_ours(self) -> bool:
         """The program is nsa.train, which takes model, train, gc, parallel and trace."""
-        return self.run.command is None and self.run.program == NSA_TRAIN
+        return self.run.command is None and self.run.program == OUR_PROGRAM
 
 
 class ScenarioFile(Scenario):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
@@ -101,45 +101,42 @@ class _Expression:
     def __init__(self, text: str) -> None:
         self.text = text
         self._tokens: list[str] = []
-        self.matches(_Nothing())
+        self._value(lambda _: False)  # read before there is a scenario to match
 
     def matches(self, item: Named) -> bool:
+        return self._value(lambda word: word in item.tags or any(word in known for known in _known(item)))
+
+    def _value(self, holds: Callable[[str], bool]) -> bool:
         self._tokens = [match[1] for match in self._TOKEN.finditer(self.text)]
-        value = self._any_of(item)
+        value = self._any_of(holds)
         if self._tokens:
             raise self._wrong(f"did not expect {shown(self._tokens[0])}")
         return value
 
-    def _any_of(self, item: Named) -> bool:
-        value = self._all_of(item)
+    def _any_of(self, holds: Callable[[str], bool]) -> bool:
+        value = self._all_of(holds)
         while self._take("or"):
-            value = self._all_of(item) or value
+            value = self._all_of(holds) or value
         return value
 
-    def _all_of(self, item: Named) -> bool:
-        value = self._one(item)
+    def _all_of(self, holds: Callable[[str], bool]) -> bool:
+        value = self._one(holds)
         while self._take("and"):
-            value = self._one(item) and value
+            value = self._one(holds) and value
         return value
 
-    def _one(self, item: Named) -> bool:
-        negated = False
-        while self._take("not"):
-            negated = not negated
-        return self._word(item) != negated
-
-    def _word(self, item: Named) -> bool:
+    def _one(self, holds: Callable[[str], bool]) -> bool:
+        if self._take("not"):
+            return not self._one(holds)
         if self._take("("):
-            value = self._any_of(item)
+            value = self._any_of(holds)
             if not self._take(")"):
                 raise self._wrong('expected ")"')
             return value
         if not self._tokens or self._tokens[0] in (")", "and", "or"):
-            raise self._wrong(
-                "expected a word" + (f", got {shown(self._tokens[0])}" if self._tokens else " at the end")
-            )
-        word = self._tokens.pop(0)
-        return word in item.tags or any(word in known for known in _known(item))
+            got = f", got {shown(self._tokens[0])}" if self._tokens else " at the end"
+            raise self._wrong(f"expected a word{got}")
+        return holds(self._tokens.pop(0))
 
     def _take(self, token: str) -> bool:
         if self._tokens and self._tokens[0] == token:
@@ -149,13 +146,3 @@ class _Expression:
 
     def _wrong(self, what: str) -> UsageError:
         return UsageError(f"-k {shown(self.text)}: {what}; write words with and, or, not and brackets")
-
-
-class _Nothing:
-    """Lets an expression be read before there is a scenario to match."""
-
-    name = ""
-    family = ""
-    aliases: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    priority = 0

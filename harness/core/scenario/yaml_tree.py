@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -155,19 +154,15 @@ class _Builder:
 
     def document(self, text: str) -> Node:
         events = self._events(text)
-        self._expect_start(events)
+        if isinstance(next(event for event in events if not isinstance(event, StreamStartEvent)), StreamEndEvent):
+            raise self._unreadable(
+                None, "the file is empty; `nsa-harness explain ddp_onestep` shows a complete scenario"
+            )
         root = self._node(next(events), events, path=())
         next(events)  # the document's end
         if isinstance(extra := next(events), DocumentStartEvent):
             raise self._unreadable(extra, "a second document begins here; write one scenario a file")
         return root
-
-    def _expect_start(self, events: Iterator[Event]) -> None:
-        first = next(event for event in events if not isinstance(event, StreamStartEvent))
-        if isinstance(first, StreamEndEvent):
-            raise self._unreadable(
-                None, "the file is empty; `nsa-harness explain ddp_onestep` shows a complete scenario"
-            )
 
     def _events(self, text: str) -> Iterator[Event]:
         try:
@@ -246,7 +241,7 @@ class _Builder:
 
 
 # YAML 1.2 core schema: `off`, `yes`, `0:6` and `1:30` are text.
-_SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+_SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
     (re.compile(r"~|null|Null|NULL|"), lambda _: None),
     (re.compile(r"true|True|TRUE"), lambda _: True),
     (re.compile(r"false|False|FALSE"), lambda _: False),
@@ -262,8 +257,7 @@ def scalar(text: str) -> Scalar:
     """What an unquoted word means. Raises ValueError for an integer too long to read."""
     for pattern, convert in _SCALARS:
         if pattern.fullmatch(text):
-            value: Scalar = convert(text)
-            return value
+            return convert(text)
     return text
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from nsa_harness.core.report import Outcome, Place, Status
-from nsa_harness.core.selftest.selftest import Score, score
+from nsa_harness.core.selftest.selftest import Score, scores
 
 MARKER = "# to blame"
 LINES_OFF = 2  # a line named this close to the marked one is right
@@ -93,7 +93,8 @@ def read_label(name: str, text: str) -> Label:
     """The label in a program's text. Raises ValueError, which names the program and the mistake."""
     try:
         tree = ast.parse(text)
-        (literal,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == [_LABEL])
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+        (literal,) = (one.value for one in assigned if [ast.unparse(target) for target in one.targets] == [_LABEL])
         given = ast.literal_eval(literal)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{name}: a program of the corpus has one literal {_LABEL} at its top: {error}") from None
@@ -136,7 +137,7 @@ def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
         detected_s=outcome.timing.detected_s,
         wall_s=outcome.timing.wall_s,
     )
-    return TrialResult(**{**vars(said), "wrong": tuple(_wrong(trial, said))})
+    return replace(said, wrong=_wrong(trial, said))
 
 
 def trial_line(one: TrialResult, width: int) -> str:
@@ -154,34 +155,28 @@ def trial_line(one: TrialResult, width: int) -> str:
 def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, tuple[int, ...], float | None]:
     """The verdict's cause; of a run that passed, the finding that is due, or else the first one."""
     findings = outcome.findings
-    due = next((one for one in findings if one.code == trial.label.cause), None)
-    main = findings[0] if findings else None
     if outcome.verdict.cause is not None:
         culprit = outcome.culprit
         ranks, place = (culprit.ranks, culprit.place) if culprit else ((), None)
-        return outcome.verdict.cause, place, ranks, main.confidence if main else None
-    one = due or main
+        return outcome.verdict.cause, place, ranks, findings[0].confidence if findings else None
+    due = [one for one in findings if one.code == trial.label.cause]
+    one = next(iter((*due, *findings)), None)
     return (one.code, one.place, one.ranks, one.confidence) if one else (None, None, (), None)
 
 
-def _wrong(trial: Trial, said: TrialResult) -> Iterator[str]:
+def _wrong(trial: Trial, said: TrialResult) -> tuple[str, ...]:
     label = trial.label
-    if said.verdict != trial.due:
-        yield "verdict"
-    if trial.sound:
-        if said.cause is not None:
-            yield "cause"
-        return
-    if label.kind is not None and said.kind != label.kind:
-        yield "kind"
-    if said.cause != label.cause:
-        yield "cause"
-    if label.culprit and set(said.culprit) != set(label.culprit):
-        yield "culprit"
-    if label.line is not None and not _near(label, said):
-        yield "line"
-    if label.step is not None and said.step != label.step:
-        yield "step"
+    differs = {"verdict": said.verdict != trial.due, "cause": said.cause is not None}
+    if not trial.sound:
+        differs = {
+            "verdict": said.verdict != trial.due,
+            "kind": label.kind is not None and said.kind != label.kind,
+            "cause": said.cause != label.cause,
+            "culprit": bool(label.culprit) and set(said.culprit) != set(label.culprit),
+            "line": label.line is not None and not _near(label, said),
+            "step": label.step is not None and said.step != label.step,
+        }
+    return tuple(part for part, wrong in differs.items() if wrong)
 
 
 def _near(label: Label, said: TrialResult) -> bool:
@@ -196,11 +191,9 @@ def _shown(verdict: str, cause: str | None, ranks: Sequence[int], line: int | No
     return " ".join([*filter(None, [verdict, cause]), *where])
 
 
-def _names(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
-
-
 _BANDS = (("certain", 0.9, 2.0), ("likely", 0.6, 0.9), ("unknown", 0.0, 0.6))  # as a report words a confidence
+_BLAME = ("verdict", "cause", "culprit")  # right in all of them, a trial is explained
+_PARTS = ("verdict", "culprit", "cause", "line", "step")  # each with a share of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +233,10 @@ def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
     faults = [one for one in answers if not one.trial.sound]
     sound = [one for one in answers if one.trial.sound]
     pairs = [(one.trial.label.cause, one.cause) for one in faults] + [(None, one.cause) for one in sound]
-    causes = sorted({cause for pair in pairs for cause in pair if cause is not None})
+    bands = {
+        name: [one for one in faults if one.confidence is not None and low <= one.confidence < high]
+        for name, low, high in _BANDS
+    }
     latencies = sorted(one.detected_s for one in faults if one.detected_s is not None and one.verdict == Status.HANG)
     return Accuracy(
         verdict=_share(answers, "verdict"),
@@ -248,9 +244,9 @@ def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
         cause=_share(faults, "cause"),
         line=_share([one for one in faults if one.trial.label.line is not None], "line"),
         step=_share([one for one in faults if one.trial.label.step is not None], "step"),
-        causes={cause: score(cause, pairs) for cause in causes},
-        bands={name: _band(faults, low, high) for name, low, high in _BANDS},
-        certain_and_wrong=tuple(one.trial.name for one in faults if _sure(one) and not _blamed_rightly(one)),
+        causes=scores(pairs),
+        bands={name: _share(within, *_BLAME) for name, within in bands.items()},
+        certain_and_wrong=tuple(one.trial.name for one in bands["certain"] if not set(_BLAME).isdisjoint(one.wrong)),
         false_hangs=tuple(one.trial.name for one in sound if one.verdict == Status.HANG),
         false_alarms=tuple(one.trial.name for one in sound if one.cause is not None),
         latency_median_s=statistics.median(latencies) if latencies else None,
@@ -261,7 +257,7 @@ def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
 def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
     """For people, below the lines of the trials."""
     found = accuracy(answers)
-    for name in ("verdict", "culprit", "cause", "line", "step"):
+    for name in _PARTS:
         yield f"{name:<18}{getattr(found, name)}"
     for name, share in found.bands.items():
         yield f"{f'{name}, and right':<18}{share}"
@@ -273,26 +269,16 @@ def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
 def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
     """As JSON: the figures, and every answer they come from."""
     found = accuracy(answers)
-    shares = {name: getattr(found, name) for name in ("verdict", "culprit", "cause", "line", "step")}
     return {
         "schema": 1,
         "programs": len({one.trial.label.name for one in answers}),
-        "rates": {name: _share_values(share) for name, share in shares.items()},
+        "rates": {name: _share_values(getattr(found, name)) for name in _PARTS},
         "calibration": {name: _share_values(share) for name, share in found.bands.items()},
         "certain_and_wrong": list(found.certain_and_wrong),
         "false_hangs": list(found.false_hangs),
         "false_alarms": list(found.false_alarms),
         "hang_detected_s": {"median": found.latency_median_s, "p95": found.latency_95_s},
-        "causes": {
-            cause: {
-                "planted": one.planted,
-                "said": one.said,
-                "right": one.right,
-                "precision": one.precision,
-                "recall": one.recall,
-            }
-            for cause, one in found.causes.items()
-        },
+        "causes": {cause: one.values() for cause, one in found.causes.items()},
         "answers": [trial_values(one) for one in answers],
     }
 
@@ -326,21 +312,8 @@ def trial_values(one: TrialResult) -> dict[str, object]:
     }
 
 
-def _share(answers: Sequence[TrialResult], part: str) -> Share:
-    return Share(right=sum(part not in one.wrong for one in answers), of=len(answers))
-
-
-def _band(faults: Sequence[TrialResult], low: float, high: float) -> Share:
-    within = [one for one in faults if one.confidence is not None and low <= one.confidence < high]
-    return Share(right=sum(map(_blamed_rightly, within)), of=len(within))
-
-
-def _sure(one: TrialResult) -> bool:
-    return (one.confidence or 0.0) >= _BANDS[0][1]
-
-
-def _blamed_rightly(one: TrialResult) -> bool:
-    return not {"verdict", "cause", "culprit"} & set(one.wrong)
+def _share(answers: Sequence[TrialResult], *parts: str) -> Share:
+    return Share(right=sum(set(parts).isdisjoint(one.wrong) for one in answers), of=len(answers))
 
 
 def _share_values(share: Share) -> dict[str, object]:

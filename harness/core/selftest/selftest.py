@@ -71,6 +71,10 @@ class Score:
     def recall(self) -> float | None:
         return self.right / self.planted if self.planted else None
 
+    def values(self) -> dict[str, object]:
+        """For JSON."""
+        return {**vars(self), "precision": self.precision, "recall": self.recall}
+
 
 def compared_verdict(outcome: Outcome) -> ComparedVerdict:
     culprit = outcome.culprit
@@ -100,33 +104,43 @@ def planting_line(mark: PlantingResult, width: int) -> str:
     return f"{line}   expected {mark.planting.must_say}; differs in {', '.join(mark.wrong)}"
 
 
-def scores(marks: Sequence[PlantingResult]) -> dict[str, Score]:
-    """Of each cause that was planted or said; a twin has none, so a cause said of a twin costs precision."""
-    pairs = [(mark.planting.must_say.cause, mark.said.cause) for mark in marks]
-    causes = sorted({cause for pair in pairs for cause in pair if cause is not None})
-    return {cause: score(cause, pairs) for cause in causes}
+def scores(pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, Score]:
+    """Of each word that was due or said, from pairs of both; no word is due of a twin, so one said costs precision."""
+    words = sorted({word for pair in pairs for word in pair if word is not None})
+    return {
+        word: Score(
+            planted=sum(due == word for due, _ in pairs),
+            said=sum(said == word for _, said in pairs),
+            right=sum(due == said == word for due, said in pairs),
+        )
+        for word in words
+    }
 
 
-def verdict_scores(marks: Sequence[PlantingResult]) -> dict[str, Score]:
-    pairs = [(mark.planting.must_say.verdict, mark.said.verdict) for mark in marks]
-    return {verdict: score(verdict, pairs) for verdict in sorted({word for pair in pairs for word in pair})}
+def planting_scores(marks: Sequence[PlantingResult]) -> dict[str, dict[str, Score]]:
+    """Of the causes, and of the verdicts."""
+    return {
+        part: scores([(getattr(mark.planting.must_say, part), getattr(mark.said, part)) for mark in marks])
+        for part in ("cause", "verdict")
+    }
 
 
 def score_values(marks: Sequence[PlantingResult], *, seed: int) -> dict[str, object]:
     """The score as JSON."""
+    found = planting_scores(marks)
     return {
         "schema": 1,
         "seed": seed,
         "right": sum(not mark.wrong for mark in marks),
         "of": len(marks),
-        "causes": {name: _numbers(score) for name, score in scores(marks).items()},
-        "verdicts": {name: _numbers(score) for name, score in verdict_scores(marks).items()},
+        "causes": {name: one.values() for name, one in found["cause"].items()},
+        "verdicts": {name: one.values() for name, one in found["verdict"].items()},
         "plantings": [_values(mark) for mark in marks],
     }
 
 
 def score_lines(marks: Sequence[PlantingResult]) -> Iterator[str]:
-    for title, table in (("cause", scores(marks)), ("verdict", verdict_scores(marks))):
+    for title, table in planting_scores(marks).items():
         width = max(map(len, (title, *table)))
         yield f"{title:<{width}}  planted  said  right  precision  recall"
         for name, score in table.items():
@@ -134,43 +148,27 @@ def score_lines(marks: Sequence[PlantingResult]) -> Iterator[str]:
             yield f"{name:<{width}}  {score.planted:>7}  {score.said:>4}  {score.right:>5}  {shares}"
 
 
-def score(word: str, pairs: Sequence[tuple[str | None, str | None]]) -> Score:
-    return Score(
-        planted=sum(due == word for due, _ in pairs),
-        said=sum(said == word for _, said in pairs),
-        right=sum(due == said == word for due, said in pairs),
-    )
-
-
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.2f}"
 
 
-def _numbers(score: Score) -> dict[str, object]:
-    return {
-        "planted": score.planted,
-        "said": score.said,
-        "right": score.right,
-        "precision": score.precision,
-        "recall": score.recall,
-    }
-
-
 def _values(mark: PlantingResult) -> dict[str, object]:
-    fault, due, said = mark.planting.fault, mark.planting.must_say, mark.said
-    place = {"kind": fault.kind, "rank": fault.rank, "layer": fault.layer, "step": fault.step, "heals_s": fault.heals_s}
-    shown = [
+    due, said = (
         {"verdict": one.verdict, "cause": one.cause, "ranks": list(one.rank), "layer": one.layer, "step": one.step}
-        for one in (due, said)
-    ]
+        for one in (mark.planting.must_say, mark.said)
+    )
     return {
         "name": mark.planting.name,
-        "fault": place,
-        "due": shown[0],
-        "said": shown[1],
+        "fault": _place(mark.planting.fault),
+        "due": due,
+        "said": said,
         "wrong": list(mark.wrong),
         "wall_s": mark.wall_s,
     }
+
+
+def _place(fault: Fault) -> dict[str, object]:
+    return {"kind": fault.kind, "rank": fault.rank, "layer": fault.layer, "step": fault.step, "heals_s": fault.heals_s}
 
 
 LAYERS, STEPS = 4, 3  # of the model that faults are planted in
@@ -237,8 +235,8 @@ SELFTEST_FAULTS = (
 )
 
 
-def planted(kind: SelftestFault, *, rank: int, layer: int, step: int) -> Planting:
-    """The fault at this place. Ranks and layers count from 0, steps from 1."""
+def planted(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
+    """The fault at this place, and its twin: the same path, over after a while. Ranks and layers count from 0."""
     fault = Fault(
         kind=kind.fault,
         rank=rank,
@@ -247,25 +245,25 @@ def planted(kind: SelftestFault, *, rank: int, layer: int, step: int) -> Plantin
         heals_s=_SLOW_S if kind.fault == "slow_step" else None,
     )
     limits = {"endless_loop": _BUSY, "slow_step": _LATE}.get(kind.fault, ())
-    must_say = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
-    settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}", *limits)
-    return Planting(name=kind.name, fault=fault, settings=settings, must_say=must_say, quick=kind.quick)
-
-
-def twin(kind: SelftestFault, *, rank: int, layer: int, step: int) -> Planting:
-    """The same path, over after a while: it must PASS."""
-    place = Fault(kind=kind.fault, rank=rank, layer=layer if kind.layered else None, step=step, heals_s=kind.heals_s)
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}")
+    wrong = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
     healthy = ComparedVerdict(verdict=Status.PASS, cause=None, rank=(), layer=None, step=None)
-    # Of the quick set, one twin that is suspected and one that is not.
-    quick = kind.quick and kind.fault in ("deadlock", "raise")
-    return Planting(name=f"{kind.name}_twin", fault=place, settings=settings, must_say=healthy, quick=quick)
+    return (
+        Planting(name=kind.name, fault=fault, settings=(*settings, *limits), must_say=wrong, quick=kind.quick),
+        Planting(
+            name=f"{kind.name}_twin",
+            fault=replace(fault, heals_s=kind.heals_s),
+            settings=settings,
+            must_say=healthy,
+            # Of the quick set, one twin that is suspected and one that is not.
+            quick=kind.quick and kind.fault in ("deadlock", "raise"),
+        ),
+    )
 
 
 def words_of(planting: Planting) -> tuple[str, ...]:
     """The planting as overrides of a command line."""
     fault, due = planting.fault, planting.must_say
-    parts = {"kind": fault.kind, "rank": fault.rank, "layer": fault.layer, "step": fault.step, "heals_s": fault.heals_s}
-    given = ", ".join(f"{key}: {value}" for key, value in parts.items() if value is not None)
+    given = ", ".join(f"{key}: {value}" for key, value in _place(fault).items() if value is not None)
     expected = [f"expect.verdict={due.verdict}", *([f"expect.cause={due.cause}"] if due.cause else [])]
     return (*planting.settings, f"fault={{{given}}}", *expected)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,13 +22,11 @@ from nsa_harness.core.bisect.question import (
     spans_of,
     within,
 )
-from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
-from nsa_harness.core.bisect.signature import Signature
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.supervisor.store.adapters import adapter
+from nsa_harness.supervisor.store.adapters import adapter, mistakes
 from nsa_harness.supervisor.store.reading import read_whole
 from nsa_harness.supervisor.store.rundir import RunDir
 
@@ -59,8 +57,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     try:
         stored_report = adapter(_Stored).validate_json(json.dumps(flat), strict=True)
     except ValidationError as error:
-        mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
-        raise _unreadable(where, mistakes) from None
+        raise _unreadable(where, mistakes(error)) from None
     if strays := list(_strays(stored_report)):
         raise _unreadable(where, strays)
     return _report(stored_report)
@@ -139,26 +136,11 @@ class _StoredAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored:
+class _Stored(BisectReport):
     """What the file holds, checked."""
 
-    run_id: str
-    harness: str
-    machine: MachineFacts
-    command: str
-    scenario: str
-    what: str
-    subject: _StoredSubject
-    signature: Signature | None
-    answer: _StoredAnswer
-    probes: tuple[ProbeReport, ...]
-    commands: Commands
-    floor_probes: int
-    search_probes: int
-    wall_s: float
-    interrupted: bool
-    notes: tuple[str, ...]
-    not_covered: tuple[str, ...]
+    subject: _StoredSubject  # type: ignore[assignment]  # `_report` makes them what a report holds
+    answer: _StoredAnswer  # type: ignore[assignment]
 
 
 def _report(stored: _Stored) -> BisectReport:
@@ -191,25 +173,21 @@ def _strays(stored: _Stored) -> Iterator[str]:
 
 
 def _values(report: BisectReport) -> dict[str, Any]:
-    signature, commands = report.signature, report.commands
+    values = asdict(report)
     return {
         "schema": SCHEMA,
         "question": report.subject.question,
-        "outcome_sought": None if signature is None else asdict(signature),
+        "outcome_sought": values["signature"],
         "answer": _answer(report),
         "controls": {"good": _control(report, Purpose.CONTROL_GOOD), "bad": _control(report, Purpose.CONTROL_BAD)},
         "probes": [_probe(report.subject, probe) for probe in report.probes],
         "floor_probes": report.floor_probes,
-        "commands": asdict(commands),
+        "commands": values["commands"],
         "detail": {
-            **{key: _detail(getattr(report, key)) for key in _DETAIL},
+            **{key: values[key] for key in _DETAIL},
             "answer": _stored_answer(report.answer),
         },
     }
-
-
-def _detail(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _stored_answer(answer: SearchAnswer) -> dict[str, Any]:
@@ -255,8 +233,8 @@ def _flat(stored: dict[str, Any]) -> dict[str, Any]:
     return {**known, **taken, "signature": stored["outcome_sought"]}
 
 
-def _unreadable(where: str, mistakes: list[str]) -> StoredRunError:
-    lines = "\n".join(f"  {escape(mistake)}" for mistake in mistakes)
+def _unreadable(where: str, found: list[str]) -> StoredRunError:
+    lines = "\n".join(f"  {escape(mistake)}" for mistake in found)
     return StoredRunError(
         f"{escape(where)} cannot be read as a bisection:\n{lines}\n"
         "Give the command of the bisection again, or name another run: nsa-harness bisect --log RUN"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
@@ -10,7 +10,7 @@ from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.terminal.layout import cropped
-from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence
+from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
 
 LIMIT = 65_536  # characters that GitHub takes in one issue
 _GRID_COLUMNS = 110
@@ -68,7 +68,7 @@ def _proof(report: BisectReport) -> list[str]:
     claims = [f"- {markdown(claim)}" for claim in bisect_words.proven(report)]
     where = bisect_words.where_proven(report)
     claims += [f"- {markdown(where)}; nothing else was tried"] if claims and where else []
-    lines = ["## What proves it", "", *_table(_HEAD, rows)]
+    lines = ["## What proves it", "", *markdown_table(_HEAD, rows)]
     return [*lines, *([""] if claims else []), *claims]
 
 
@@ -123,7 +123,7 @@ def _probes(report: BisectReport) -> list[str]:
     rows = [_row(report, probe) for probe in report.probes[:_PROBE_ROWS]]
     omitted = len(report.probes) - len(rows)
     more = ["", f"{omitted} more stand in bisect.json."] if omitted else []
-    return [f"## All {words.plural(len(report.probes), 'probe')}", "", *_table(_HEAD, rows), *more]
+    return [f"## All {words.plural(len(report.probes), 'probe')}", "", *markdown_table(_HEAD, rows), *more]
 
 
 def _made_with(report: BisectReport) -> list[str]:
@@ -148,13 +148,6 @@ def _row(report: BisectReport, probe: ProbeReport) -> tuple[str, ...]:
         markdown(cropped(bisect_words.remark(report, probe), _CELL)),
         markdown_code(probe.dir, in_table=True) if probe.dir else "",  # no link: an issue has no run directory
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A head that ends in a colon aligns its column to the right."""
-    rules = ["---:" if name.endswith(":") else "---" for name in head]
-    cells = ([name.rstrip(":") for name in head], rules, *rows)
-    return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def _clean(text: str) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.question import Purpose, last_place
+from nsa_harness.core.bisect.question import Purpose, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render import words
@@ -23,13 +23,7 @@ _LEAST_STEP, _MOST_STEP = 19, 33
 _INDENT = " " * (_NUMBER + 2)
 _TICK = 10  # columns between the labels of a ruler
 
-
-@dataclass(frozen=True, kw_only=True)
-class Next:
-    """What is asked after a probe."""
-
-    purpose: Purpose
-    open: tuple[int, int]
+Next = Round | ProbeReport  # what is asked after a probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +84,13 @@ class Grid:
         if probe.verdict is None:  # nothing ran, so nothing was switched on or off
             return " " * self._grid_columns
         chosen = probe.places
-        signs = [_sign([place in chosen for place in places]) for places in self._pools]
+        signs = [sign([place in chosen for place in places]) for places in self._pools]
         if self._numbered:
             return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
         return "".join(signs)
 
     def _value(self, probe: ProbeReport) -> str:
-        last = last_place(probe.subset)
-        label = self.subject.label(last) if last is not None else bisect_words.value_before(self.subject, 0)
+        label = bisect_words.last_value(self.subject, probe)
         return label if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} {label}"
 
     @property
@@ -141,10 +134,8 @@ class Grid:
 
     @cached_property
     def _pools(self) -> tuple[range, ...]:
-        """The items of each column: one where they fit, else as few as do."""
         count = len(self.subject.items)
-        size = 1 if self._numbered else -(-count // self._room)
-        return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
+        return pooled(count, count if self._numbered else self._room)
 
     @cached_property
     def _ruler(self) -> str:
@@ -169,12 +160,16 @@ class Grid:
             yield from paragraph(escape(pooled), self.width, "  ")
 
 
-def following_each(probes: Sequence[ProbeReport]) -> Iterator[Next | None]:
-    """For each probe what was asked in the round after its own; probes of one round stand together."""
+def pooled(count: int, most: int) -> tuple[range, ...]:
+    """The items of each of at most so many columns: one where they fit, else as few as do."""
+    size = max(1, -(-count // most))
+    return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def following_each(probes: Sequence[ProbeReport]) -> Iterator[ProbeReport | None]:
+    """For each probe the next one of another round; probes of one round stand together."""
     for index, probe in enumerate(probes):
-        later = (other for other in probes[index + 1 :] if _round(other) != _round(probe))
-        found = next(later, None)
-        yield None if found is None else Next(purpose=found.purpose, open=found.open)
+        yield next((other for other in probes[index + 1 :] if _round(other) != _round(probe)), None)
 
 
 def step_word(subject: Subject, probe: ProbeReport, report: BisectReport, following: Next | None) -> str:
@@ -193,5 +188,5 @@ def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
     return probe.purpose, probe.open, probe.left
 
 
-def _sign(on: Sequence[bool]) -> str:
+def sign(on: Sequence[bool]) -> str:
     return ON if all(on) else PARTLY if any(on) else OFF

@@ -18,7 +18,7 @@ from nsa_harness.core.report import Trouble
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid, Next
-from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, paragraph
+from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
 
@@ -39,10 +39,8 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
     """What is asked, of what, and the choices made on the user's behalf."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
-    if report.what:
-        yield from paragraph(report.what, width, "        ")
-    for note in report.notes:
-        yield from paragraph(note, width, "        ")
+    for line in filter(None, (report.what, *report.notes)):
+        yield from paragraph(line, width, "        ")
     yield ""
 
 
@@ -50,22 +48,24 @@ def plan_lines(report: BisectReport, parts: Sequence[Stage], controls: Sequence[
     """What --dry-run prints: the question, both controls, and how many probes it takes at worst. Launches nothing."""
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
-    yield from _line("asks", report.subject.question, width)
+    yield from labelled("asks", report.subject.question, width, _LABEL)
     for control in controls:
-        yield from _line(control.name, control.config, width)
+        yield from labelled(control.name, control.config, width, _LABEL)
         if control.command is not None:
             yield from command("", control.command, width, _LABEL)
         else:
-            yield from _line("", f"cannot be launched: {control.reason}", width)
+            yield from labelled("", f"cannot be launched: {control.reason}", width, _LABEL)
     yield ""
     always = [f"{part.name} {part.probes}" for part in parts if not part.only_if]
-    yield from _line("at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width)
+    yield from labelled(
+        "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
+    )
     for part in parts:
         if part.only_if:
-            yield from _line("", f"{part.probes} more for {part.name}, if {part.only_if}", width)
-    yield from _line("", "more where runs are flaky or contradict each other", width)
-    yield from _line("time", "not known before the controls have run", width)
-    yield from _line("launched", "nothing", width)
+            yield from labelled("", f"{part.probes} more for {part.name}, if {part.only_if}", width, _LABEL)
+    yield from labelled("", "more where runs are flaky or contradict each other", width, _LABEL)
+    yield from labelled("time", "not known before the controls have run", width, _LABEL)
+    yield from labelled("launched", "nothing", width, _LABEL)
 
 
 def progress_line(report: BisectReport, running: Round, elapsed_s: float, width: int) -> str:
@@ -85,17 +85,18 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     yield from paragraph(f"{head}   {effort}", width, "", " " * (len(tag) + 2))
     yield ""
     if report.interrupted:
-        yield from _line("note", "interrupted: only the probes above were made", width)
+        yield from labelled("note", "interrupted: only the probes above were made", width, _LABEL)
     if often := bisect_words.how_often(report):
-        yield from _line("often", "; ".join(filter(None, (often, bisect_words.sureness(report.answer)))), width)
+        yield from labelled(
+            "often", "; ".join(filter(None, (often, bisect_words.sureness(report.answer)))), width, _LABEL
+        )
     if report.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(report)):
-        yield from _line("place", "   ".join(place), width)
+        yield from labelled("place", "   ".join(place), width, _LABEL)
     yield from _commands(report, width)
     if open_ or report.answer.kind is AnswerKind.NONE:
-        yield from _line("why", report.answer.why, width)
+        yield from labelled("why", report.answer.why, width, _LABEL)
     yield from (_open_lines(report, width) if open_ else _tells(report, width))
-    if report.not_covered:
-        yield from _line("not tried", " · ".join(report.not_covered), width)
+    yield from labelled("not tried", " · ".join(report.not_covered), width, _LABEL)
     yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
 
@@ -141,8 +142,7 @@ def _left_s(probes: Sequence[ProbeReport], left: int, at_once: int) -> str:
 
 
 def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
-    first = len(report.probes) + 1
-    last = len(report.probes) + len(running.subsets)
+    first, last = len(report.probes) + 1, len(report.probes) + len(running.subsets)
     which = f"probe {first}" if first == last else f"probes {first}-{last}"
     return f"{which}, {words.seconds(elapsed_s)}"
 
@@ -151,17 +151,16 @@ def _commands(report: BisectReport, width: int) -> Iterator[str]:
     fails = bisect_words.fails_word(report.signature)
     named = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
     for label, text in named:
-        if text is not None:
-            yield from command(label, text, width, _LABEL)
+        yield from command(label, text or "", width, _LABEL)
 
 
 def _tells(report: BisectReport, width: int) -> Iterator[str]:
     """What was proven, claim by claim; where."""
     claims = [*bisect_words.proven(report)]
     for number, claim in enumerate(claims):
-        yield from _line("" if number else "tells", claim, width)
+        yield from labelled("" if number else "tells", claim, width, _LABEL)
     if claims and (where := bisect_words.where_proven(report)):
-        yield from _line("", f"{where}; nothing else was tried", width)
+        yield from labelled("", f"{where}; nothing else was tried", width, _LABEL)
 
 
 def _open_lines(report: BisectReport, width: int) -> Iterator[str]:
@@ -171,18 +170,8 @@ def _open_lines(report: BisectReport, width: int) -> Iterator[str]:
         f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
         f"{words.plural(other, 'probe')} with another failure" if other else "",
     )
-    yield from _line("open", " · ".join(filter(None, counted)), width)
-    yield from _line("do", bisect_words.what_decides(report), width)
-
-
-def _line(label: str, text: str, width: int) -> Iterator[str]:
-    """A labelled paragraph with the narrow labels of this screen."""
-    if not text:
-        return
-    if width < NARROW:
-        yield from labelled(label, text, width) if label else paragraph(text, width, "    ")
-    else:
-        yield from paragraph(text, width, f"  {label:<{_LABEL}}", " " * (_LABEL + 2))
+    yield from labelled("open", " · ".join(filter(None, counted)), width, _LABEL)
+    yield from labelled("do", bisect_words.what_decides(report), width, _LABEL)
 
 
 _PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
@@ -223,7 +212,7 @@ class BisectScreen:
         self._lock = Lock()  # between the calls and the frame
         self._running: _Running | None = None
         self._grid: Grid | None = None
-        self._pending: _Pending | None = None
+        self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
         self._interrupts = 0
         self._troubles: list[Trouble] = []
 
@@ -241,9 +230,9 @@ class BisectScreen:
     def round_begun(self, round_: Round, report: BisectReport) -> None:
         """Before the probes of a round are launched; `told` is what is known so far."""
         with self._harmless():
-            self._row(Next(purpose=round_.purpose, open=round_.open))
+            self._row(round_)
             with self._lock:
-                self._running = _Running(round=round_, report=report, since_s=self._clock_s())
+                self._running = _Running(round=round_, report=report, since_s=self._clock_s(), left=len(round_.subsets))
             if self._paint.lively:
                 self._writer.start()
 
@@ -251,10 +240,12 @@ class BisectScreen:
         """One probe has ended. `told` holds it already. Its row waits for the next round, which says what is left."""
         with self._harmless():
             self._row(None)
-            self._pending = _Pending(probe=probe, report=report)
-            if self._running is not None and self._running.ended():
-                with self._lock:
-                    self._running = None
+            self._pending = (probe, report)
+            with self._lock:
+                if self._running is not None:
+                    self._running.left -= 1
+                    if self._running.left == 0:
+                        self._running = None
 
     def answered(self, report: BisectReport, run_dir: Path) -> None:
         with self._harmless():
@@ -305,7 +296,7 @@ class BisectScreen:
         """Print the row that waits."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
-            self._print(self._grid.row(pending.probe, pending.report, following))
+            self._print(self._grid.row(*pending, following))
 
     @property
     def _width(self) -> int:
@@ -323,24 +314,11 @@ class BisectScreen:
             self._troubles.append(Trouble(what=f"output through {type(self).__name__}", why=why))
 
 
+@dataclass(kw_only=True)
 class _Running:
-    """The round that runs, and how many of its probes have ended."""
+    """The round that runs."""
 
-    def __init__(self, *, round: Round, report: BisectReport, since_s: float) -> None:
-        self.round = round
-        self.report = report
-        self.since_s = since_s
-        self._left = len(round.subsets)
-
-    def ended(self) -> bool:
-        """One more probe has ended: was it the last?"""
-        self._left -= 1
-        return self._left <= 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
-    """A probe whose row is not printed yet."""
-
-    probe: ProbeReport
+    round: Round
     report: BisectReport
+    since_s: float
+    left: int  # probes that have not ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, spans_of
+from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, last_place, spans_of
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.signature import Signature, line_word, same
 from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
@@ -18,7 +18,8 @@ GC_LAYERS = "gc.layers"
 
 def question(report: BisectReport) -> str:
     """ "which checkpointed layers make it HANG?"."""
-    subject, fail = report.subject, failing_word(report.signature)
+    subject = report.subject
+    fail = "fail" if report.signature is None else report.signature.verdict  # once one was seen
     nouns = plural(subject.noun)
     match subject.form:
         case Form.LAYERS if subject.key == GC_LAYERS:
@@ -27,16 +28,11 @@ def question(report: BisectReport) -> str:
             return f"from which {subject.noun} on does it {fail}?"
         case Form.COMMIT:
             return f"since which {subject.noun} does it {fail}?"
-        case Form.BRANCHES:
+        case Form.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case Form.KEYS:
             return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
-
-
-def failing_word(signature: Signature | None) -> str:
-    """In a question: the verdict that is sought, once one was seen."""
-    return "fail" if signature is None else signature.verdict
 
 
 def fails_word(signature: Signature | None) -> str:
@@ -70,6 +66,12 @@ def value_before(subject: Subject, place: int) -> str:
     if place > 0:
         return subject.label(place - 1)
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
+
+
+def last_value(subject: Subject, probe: ProbeReport) -> str:
+    """Of items in order: the value that was asked."""
+    last = last_place(probe.subset)
+    return value_before(subject, 0) if last is None else subject.label(last)
 
 
 def headline(report: BisectReport) -> str:
@@ -328,7 +330,8 @@ def _same(report: BisectReport, probe: ProbeReport) -> str:
         return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
     if probe.counts_as is CountsAs.GOOD:
         return ""
-    if probe.purpose in CONTROLS or not _earlier_bad(report, probe):
+    seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
+    if probe.purpose in CONTROLS or not seen_before:
         return _where(probe)
     seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
     return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
@@ -338,10 +341,6 @@ def _where(probe: ProbeReport) -> str:
     layer = probe.place.layer if probe.place else None
     parts = (probe.phase, None if layer is None else f"layer {layer}", probe.cause if layer is None else None)
     return ", ".join(part for part in parts if part)
-
-
-def _earlier_bad(report: BisectReport, probe: ProbeReport) -> bool:
-    return any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
 
 
 def _how_many(report: BisectReport, probe: ProbeReport) -> str:

@@ -42,8 +42,10 @@ def write_documents(
         (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
     ]
     if search is not None:
-        documents.append((run.search, lambda: bisect_json(search)))
-        documents.append((run.search_summary, lambda: bisect_md(search, _stacks(run, search))))
+        documents += [
+            (run.search, lambda: bisect_json(search)),
+            (run.search_summary, lambda: bisect_md(search, _stacks(run, search))),
+        ]
     failed = []
     for path, render in documents:
         try:
@@ -71,12 +73,9 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
         name = next((one.dir for one in reversed(search.probes) if one.counts_as is counts_as and one.dir), None)
         if name in attempts:
             files = sorted(attempts[name].dumps.glob("rank*.txt"))[:_RANKS_SHOWN]
-            found |= {str(path.relative_to(run.path)): _beginning(path) for path in files}
+            for path in files:
+                found[str(path.relative_to(run.path))] = "".join(islice(log_lines(path, _STACK_COLUMNS), _STACK_LINES))
     return found
-
-
-def _beginning(path: Path) -> str:
-    return "".join(islice(log_lines(path, _STACK_COLUMNS), _STACK_LINES))
 
 
 def _gathered(run: RunDir, report: Report, what: str) -> str:

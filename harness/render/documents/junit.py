@@ -51,7 +51,8 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
     _properties(case, verdict=outcome.verdict.status.value, spec_hash=outcome.spec_hash, attempts=str(len(attempts)))
     mark = _mark(outcome)
     if mark is not None:
-        element = ElementTree.SubElement(case, mark, message=outcome.verdict.summary, type=_type(outcome))
+        kind = f"{outcome.verdict.status.value} {words.headline_tag(outcome) or 'not expected'}"
+        element = ElementTree.SubElement(case, mark, message=outcome.verdict.summary, type=kind)
         element.text = "\n".join(_explanation(outcome)) if mark != "skipped" else None
     ElementTree.SubElement(case, "system-out").text = "\n".join(_output(outcome, attempts))
     return case
@@ -65,11 +66,6 @@ def _mark(outcome: Outcome) -> str | None:
     if status is Status.SKIP:
         return "skipped"
     return None if outcome.expected else "failure"
-
-
-def _type(outcome: Outcome) -> str:
-    tag = words.headline_tag(outcome)
-    return f"{outcome.verdict.status.value} {tag}" if tag else f"{outcome.verdict.status.value} not expected"
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from nsa_harness.core.report import Outcome, Report
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.supervisor.store.adapters import adapter
+from nsa_harness.supervisor.store.adapters import adapter, mistakes
 
 SCHEMA = 1
 
@@ -86,8 +86,7 @@ def from_json(text: str, where: str = "report.json") -> Report:
         # Through JSON once more: pydantic's strict mode takes lists for tuples and names for enums only from there.
         return adapter(Report).validate_json(json.dumps(_flat_report(stored)), strict=True)
     except ValidationError as error:
-        mistakes = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
-        raise _unreadable(where, mistakes) from None
+        raise _unreadable(where, mistakes(error)) from None
     except (_WrongShapeError, RecursionError) as error:
         raise _unreadable(where, [str(error)]) from None
 
@@ -185,8 +184,8 @@ def _object(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _unreadable(where: str, mistakes: Iterable[str]) -> StoredRunError:
-    lines = "\n".join(f"  {escape(mistake)}" for mistake in mistakes)
+def _unreadable(where: str, found: Iterable[str]) -> StoredRunError:
+    lines = "\n".join(f"  {escape(mistake)}" for mistake in found)
     return StoredRunError(
         f"{escape(where)} cannot be read as a report:\n{lines}\n"
         "Repeat the run, or name another run directory: nsa-harness report RUN"

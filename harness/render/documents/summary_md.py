@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Finding, Outcome, Place, Report, Status
 from nsa_harness.render import words
 from nsa_harness.render.documents.tables import Cell, CellPart, Table, findings_line, tables
-from nsa_harness.render.text import escaped, link_target, markdown, markdown_code, markdown_fence, markdown_link
+from nsa_harness.render.text import (
+    escaped,
+    link_target,
+    markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_link,
+    markdown_table,
+)
 from nsa_harness.render.words import meaning
 
 
@@ -52,7 +60,11 @@ def _overview(report: Report) -> list[str]:
         )
         for number, outcome in enumerate(report.outcomes, start=1)
     ]
-    return [] if not rows else _table(("run", "verdict", "kind or cause", "in one sentence", "note", "took:"), rows)
+    return (
+        []
+        if not rows
+        else markdown_table(("run", "verdict", "kind or cause", "in one sentence", "note", "took:"), rows)
+    )
 
 
 def _over_all(table: Table) -> list[str]:
@@ -62,7 +74,7 @@ def _over_all(table: Table) -> list[str]:
     if table.command:
         lines += ["", *markdown_fence(table.command, "sh")]
     if table.rows:
-        lines += ["", *_table(table.head, [tuple(map(_cell, row)) for row in table.rows])]
+        lines += ["", *markdown_table(table.head, [tuple(map(_cell, row)) for row in table.rows])]
     for sentence in table.after:
         lines += ["", markdown(sentence)]
     return lines
@@ -85,19 +97,16 @@ def _section(number: int, outcome: Outcome) -> list[str]:
     title = " · ".join(part for part in (outcome.scenario, words.headline_tag(outcome)) if part)
     lines = [f'<a id="run-{number}"></a>', "", f"## {outcome.verdict.status.value} {markdown(title)}", ""]
     lines += [f"**{markdown(outcome.verdict.summary)}**"]
-    lines += _bullets(map(markdown, words.facts(outcome)))
+    lines += ["", *(f"- {markdown(fact)}" for fact in words.facts(outcome))]
     return [*lines, *_seen(outcome), *_meaning(outcome), *_repeat(outcome), *_artifacts(outcome)]
 
 
 def _seen(outcome: Outcome) -> list[str]:
-    lines = [
+    return [
+        *_heading("What we saw"),
         *_place(outcome.culprit.place if outcome.culprit else None, words.culprit_line(outcome)),
         *_standings(outcome),
         *_vitals(outcome),
-    ]
-    return [
-        *_heading("What we saw"),
-        *lines,
         *(["", words.nothing_seen(outcome)] if words.saw_nothing(outcome) else []),
     ]
 
@@ -130,7 +139,7 @@ def _standings(outcome: Outcome) -> list[str]:
         )
         for row in outcome.standings
     ]
-    table = _table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)
+    table = markdown_table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)
     agreed = ["", f"Last agreed: {markdown(outcome.last_agreed)}"] if outcome.last_agreed else []
     return ["", *table, *agreed]
 
@@ -140,12 +149,12 @@ def _endings(outcome: Outcome) -> list[str]:
         (str(rank), words.step(outcome.last_step.get(rank)), words.exit_word(status))
         for rank, status in sorted(outcome.exit_codes.items())
     ]
-    return ["", *_table(("rank:", "last step:", "exit"), rows)] if rows else []
+    return ["", *markdown_table(("rank:", "last step:", "exit"), rows)] if rows else []
 
 
 def _vitals(outcome: Outcome) -> list[str]:
     head, rows = words.vital_table(outcome)
-    lines = ["", *_table(head, [tuple(map(markdown, row)) for row in rows])] if len(head) > 1 else []
+    lines = ["", *markdown_table(head, [tuple(map(markdown, row)) for row in rows])] if len(head) > 1 else []
     numbers = " · ".join(words.numbers(outcome))
     return [*lines, "", markdown(numbers)] if numbers else lines
 
@@ -194,7 +203,7 @@ def _artifacts(outcome: Outcome) -> list[str]:
         )
         for item in outcome.artifacts
     ]
-    return [*_heading("Files"), "", *_table(("file", "entries:", "remark"), rows)] if rows else []
+    return [*_heading("Files"), "", *markdown_table(("file", "entries:", "remark"), rows)] if rows else []
 
 
 def _link(outcome: Outcome, path: str) -> str:
@@ -205,15 +214,3 @@ def _link(outcome: Outcome, path: str) -> str:
 
 def _heading(title: str) -> list[str]:
     return ["", f"### {title}"]
-
-
-def _bullets(items: Iterable[str]) -> list[str]:
-    kept = [f"- {item}" for item in items if item]
-    return ["", *kept] if kept else []
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A head that ends in a colon aligns its column to the right."""
-    rules = ["---:" if name.endswith(":") else "---" for name in head]
-    cells = ([name.rstrip(":") for name in head], rules, *rows)
-    return [f"| {' | '.join(row)} |" for row in cells]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from nsa_harness.core.comparison.comparison import NO_CONTROL, ClaimResult, ClaimRow, compared
-from nsa_harness.core.comparison.config_matrix import ConfigMatrix, config_matrix
+from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.decisions import (
     Decision,
     GateState,
@@ -81,6 +82,14 @@ def text(value: str) -> Cell:
     return (CellPart(text=value),)
 
 
+def _answer(given: StrEnum, *, strong: bool) -> Cell:
+    return (CellPart(text=given.value, strong=strong),)
+
+
+def _command(words_of_shell: str | None) -> Cell:
+    return (CellPart(text=words_of_shell, code=True),) if words_of_shell else ()
+
+
 def _decisions(report: Report, playbook: Playbook) -> Table | None:
     counting = [outcome for outcome in report.outcomes if outcome.final]
     if not counting:
@@ -122,21 +131,14 @@ def _first(now: Sequence[Decision], playbook: Playbook) -> str:
         )
         return f"No gate fired, and runs failed: {why}."
     gate, answer = now[0].gate, now[0].answer
-    return f"{_sentence(gate.when)} ({answer.seen}): {gate.then}."
-
-
-def _sentence(words_of_gate: str) -> str:
-    return words_of_gate[:1].upper() + words_of_gate[1:]
+    return f"{gate.when[:1].upper()}{gate.when[1:]} ({answer.seen}): {gate.then}."
 
 
 def _decision_row(decision: Decision) -> tuple[Cell, ...]:
     gate, answer = decision.gate, decision.answer
-    then: Cell = ()
-    if answer.state is GateState.APPLIES:
-        then = text(gate.then)
-        then += (CellPart(text=answer.command, code=True),) if answer.command else ()
-    state = (CellPart(text=answer.state.value, strong=answer.state is GateState.APPLIES),)
-    return text(gate.name), text(gate.when), state, text(answer.seen), then
+    applies = answer.state is GateState.APPLIES
+    then = (*text(gate.then), *_command(answer.command)) if applies else ()
+    return text(gate.name), text(gate.when), _answer(answer.state, strong=applies), text(answer.seen), then
 
 
 def _tree(report: Report, playbook: Playbook) -> Table | None:
@@ -170,44 +172,45 @@ def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
     by = "" if step.said is TreeAnswer.NOT_ASKED else step.answer.seen
     leads: Cell = text(step.question.leaf) if step.said is TreeAnswer.YES else ()
     if step.said is TreeAnswer.OPEN:
-        leads = (CellPart(text=step.command, code=True),) if step.command else text("no run here can be asked again")
-    answer = (CellPart(text=step.said.value, strong=step.said is TreeAnswer.YES),)
-    return text(step.question.text), answer, text(by), leads
+        leads = _command(step.command) or text("no run here can be asked again")
+    return text(step.question.text), _answer(step.said, strong=step.said is TreeAnswer.YES), text(by), leads
 
 
 def _claims(report: Report, playbook: Playbook, numbers: dict[int, int]) -> Table | None:
     if not report.outcomes:
         return None
     rows = sorted(compared(report.outcomes, playbook.claims), key=lambda row: _RESULTS.index(row.result))
-    shown = [row for row in rows if _worth_a_row(row)]
-    rest = [row.claim.text for row in rows if not _worth_a_row(row)]
+    # A claim that nobody can check, and that no command would check, is not worth a row.
+    rest = [
+        row
+        for row in rows
+        if row.result is ClaimResult.NOT_CHECKED and row.command is None and row.reason == NO_CONTROL
+    ]
+    shown = [row for row in rows if row not in rest]
     if not shown:
         return None
+    nothing_failed = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
     return Table(
         title="Supported and ruled out",
-        said=(_PAIRS, *([] if any(map(failed, report.outcomes)) else [_NOTHING_FAILED])),
+        said=(
+            "Each row is a pair of runs that differ in that setting and in nothing else.",
+            *([] if any(map(failed, report.outcomes)) else [nothing_failed]),
+        ),
         head=("claim", "result", "without it", "with it", "because"),
         rows=tuple(_claim_row(row, numbers) for row in shown),
-        after=(f"Not checked, because no two runs differ in just that: {' · '.join(rest)}.",) if rest else (),
+        after=(f"Not checked, because no two runs differ in just that: {' · '.join(row.claim.text for row in rest)}.",)
+        if rest
+        else (),
     )
-
-
-_PAIRS = "Each row is a pair of runs that differ in that setting and in nothing else."
-_NOTHING_FAILED = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
-
-
-def _worth_a_row(row: ClaimRow) -> bool:
-    return row.result is not ClaimResult.NOT_CHECKED or row.command is not None or row.reason != NO_CONTROL
 
 
 def _claim_row(row: ClaimRow, numbers: dict[int, int]) -> tuple[Cell, ...]:
     because = row.reason
     if row.of_pairs[1] > 1:
         because += f" ({row.of_pairs[0]} of {words.plural(row.of_pairs[1], 'pair')})"
-    last = text(because) + ((CellPart(text=row.command, code=True),) if row.command else ())
     pair = (_run(row.pair.control, numbers), _run(row.pair.changed, numbers)) if row.pair else (text(""), text(""))
-    result = (CellPart(text=row.result.value, strong=row.result is ClaimResult.SUPPORTED),)
-    return text(row.claim.text), result, *pair, last
+    result = _answer(row.result, strong=row.result is ClaimResult.SUPPORTED)
+    return text(row.claim.text), result, *pair, (*text(because), *_command(row.command))
 
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
@@ -223,20 +226,12 @@ def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
     return Table(
         title="Configuration matrix",
         said=(
-            _DOWN_AND_ACROSS,
+            "Down: what was set. Across: how the ranks worked together, or the setting that was varied most.",
             *([f"The same in all: {same}."] * bool(same)),
         ),
         head=("set", *matrix.columns),
-        rows=tuple(_matrix_row(matrix, index, numbers) for index in range(len(matrix.rows))),
+        rows=tuple((text(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)) for row in matrix.rows),
     )
-
-
-_DOWN_AND_ACROSS = "Down: what was set. Across: how the ranks worked together, or the setting that was varied most."
-
-
-def _matrix_row(matrix: ConfigMatrix, index: int, numbers: dict[int, int]) -> tuple[Cell, ...]:
-    row = matrix.rows[index]
-    return text(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)
 
 
 def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:

@@ -32,24 +32,23 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
     yield (indent + line).rstrip()
 
 
-def labelled(label: str, text: str, width: int) -> Iterator[str]:
-    """ "  cause        ready_twice (certain)"; the text stands below its label where the line is narrow."""
-    if width < NARROW:
-        yield f"  {label}"
+def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
+    """ "  cause        ready_twice (certain)"; below its label where the line is narrow; nothing without a text."""
+    if text and width >= NARROW:
+        yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
+    elif text:
+        yield from (f"  {label}",) if label else ()
         yield from paragraph(text, width, "    ")
-        return
-    yield from paragraph(text, width, f"  {label:<{LABEL_WIDTH}}", " " * (LABEL_WIDTH + 2))
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """A command or path in one piece, so that it can be copied."""
+    """A command or path in one piece, so that it can be copied; nothing without a text."""
     line = f"  {label:<{label_width}}{text}"
-    if width >= NARROW and cell_len(line) <= width:
+    if text and width >= NARROW and cell_len(line) <= width:
         yield line
-        return
-    if label:
-        yield f"  {label}"
-    yield f"    {text}"
+    elif text:
+        yield from (f"  {label}",) if label else ()
+        yield f"    {text}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str = "  ") -> Iterator[str]:

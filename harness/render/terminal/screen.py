@@ -50,10 +50,14 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
 
 def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
     outcome = escaped(outcome)
-    if outcome.verdict.status is Status.PASS:
-        yield from _passed(outcome, width)
-    else:
+    if outcome.verdict.status is not Status.PASS:
         yield from _not_passed(outcome, width)
+        return
+    yield from _times(outcome, width)
+    yield from _vitals(outcome, width)
+    yield from _lists(outcome, width)
+    yield ""
+    yield from paragraph(headline(outcome), width, "", "      ")
 
 
 def files_lines(outcome: Outcome, run_dir: Path, width: int) -> Iterator[str]:
@@ -66,22 +70,13 @@ def headline(outcome: Outcome) -> str:
     """ "HANG  NAME   deadlock · proven · 5.2 s after the last progress"."""
     status, timing = outcome.verdict.status, outcome.timing
     parts = [words.headline_tag(outcome)]
-    if status is Status.HANG:
-        parts += ["proven"]
-        parts += (
-            [f"{words.seconds(timing.detected_s)} after the last progress"] if timing.detected_s is not None else []
-        )
-    else:
+    if status is not Status.HANG:
         parts += [words.wall_time(outcome)]
+    elif timing.detected_s is None:
+        parts += ["proven"]
+    else:
+        parts += ["proven", f"{words.seconds(timing.detected_s)} after the last progress"]
     return f"{status.value}  {outcome.scenario}   {' · '.join(p for p in (*parts, *words.remarks(outcome)) if p)}"
-
-
-def _passed(outcome: Outcome, width: int) -> Iterator[str]:
-    yield from _times(outcome, width)
-    yield from _vitals(outcome, width)
-    yield from _lists(outcome, width)
-    yield ""
-    yield from paragraph(headline(outcome), width, "", "      ")
 
 
 def _not_passed(outcome: Outcome, width: int) -> Iterator[str]:
@@ -101,10 +96,8 @@ def _not_passed(outcome: Outcome, width: int) -> Iterator[str]:
     for finding in outcome.findings:
         yield from _finding(outcome, finding, width)
     yield from _lists(outcome, width)
-    if outcome.ended:
-        yield from labelled("ended", outcome.ended, width)
-    if outcome.repeat:
-        yield from command("repeat", outcome.repeat, width)
+    yield from labelled("ended", outcome.ended, width)
+    yield from command("repeat", outcome.repeat or "", width)
 
 
 def _place(place: Place, step: int | None, width: int) -> Iterator[str]:
@@ -178,8 +171,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
     # The sentence at the top of the screen is not said twice.
     claim = "" if finding.claim == outcome.verdict.summary else f": {finding.claim}"
     yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}){claim}", width)
-    if finding.advice:
-        yield from labelled("do", finding.advice, width)
+    yield from labelled("do", finding.advice, width)
     for number, path in enumerate(finding.proof):
         yield from command("proof" if number == 0 else "", path, width)
 
@@ -189,8 +181,7 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
     if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
         yield ""
     for name, items in lists:
-        if items:
-            yield from labelled(name, " · ".join(items), width)
+        yield from labelled(name, " · ".join(items), width)
     for trouble in outcome.trouble:
         yield from labelled("not captured", words.trouble(trouble), width)
 
@@ -233,9 +224,7 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
     yield from _labelled("artifacts", _artifacts(report), width)
     yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, _LABEL_WIDTH)
     yield from command("page", f"{escape(str(run_dir))}/report.html", width, _LABEL_WIDTH)
-    following = _next(report, playbook, run_dir)
-    if following is not None:
-        yield from command("next", escape(following), width, _LABEL_WIDTH)
+    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, _LABEL_WIDTH)
 
 
 def _verdicts(report: Report, width: int) -> Iterator[str]:
@@ -308,8 +297,8 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
-    asked = (one.answer.command for one in fired(decided(report.outcomes, fitting(playbook, report.outcomes).gates)))
+    playbook = fitting(playbook, report.outcomes)
+    asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
     outcomes = sorted((one for _, one in words.bad_news_first(report)), key=lambda one: one.expected)
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
-    alone = "nsa-harness run -t plan" if len(report.outcomes) == 1 else None
-    return next(filter(None, (*asked, *offered)), alone)
+    return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)

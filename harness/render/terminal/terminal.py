@@ -14,6 +14,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
+from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
@@ -51,7 +52,7 @@ _STYLES = (
 )
 
 
-class Terminal:
+class Terminal(Listener):
     """Prints what the pure functions of the screens yield; all writing is the writer's."""
 
     def __init__(
@@ -120,7 +121,14 @@ class Terminal:
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         with self._lock:
             self._running.pop(outcome.dir, None)
-            self._ended.append(_ended(outcome))
+            self._ended.append(
+                Ended(
+                    status=outcome.verdict.status,
+                    expected=outcome.expected,
+                    counts=outcome.final,
+                    took_s=outcome.timing.wall_s,
+                )
+            )
         self._told.pop(outcome.dir, None)
         if (self._several or outcome.attempt > 1) and not needs_a_screen(outcome):
             self._print(outcome_line(outcome, self._width))
@@ -188,15 +196,6 @@ class Terminal:
 
 def _aged(running: Running, by_s: float) -> Running:
     return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + by_s))
-
-
-def _ended(outcome: Outcome) -> Ended:
-    return Ended(
-        status=outcome.verdict.status,
-        expected=outcome.expected,
-        counts=outcome.final,
-        took_s=outcome.timing.wall_s,
-    )
 
 
 def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) -> float | None:

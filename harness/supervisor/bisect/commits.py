@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +15,7 @@ _SUBJECT = 60
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     sha: str  # as short as git finds unambiguous
-    words: str  # "1a2b3c4d5 Make the gate learn"
+    words: str  # "1a2b3c4d5 Make the loss fall"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +56,18 @@ class Worktrees:
                 if added.returncode != 0:
                     raise UsageError(f"git worktree of {sha}: {_last_line(added.stderr)}")
             self.made[sha] = path
-        inside = self.repository.resolve().relative_to(_root(self.repository))
+        root = _git(self.repository, "rev-parse", "--show-toplevel").stdout.strip()
+        inside = self.repository.resolve().relative_to(root)
         if not (self.made[sha] / inside).is_dir():
             raise UsageError(f"{sha} has no directory {inside}")
         return self.made[sha] / inside
 
-    def remove(self) -> None:
+    def close(self) -> None:
+        """Gone, all of them; what a kill leaves is found again by the same command."""
         for path in self.made.values():
             _git(self.repository, "worktree", "remove", "--force", str(path))
         self.made.clear()
         _git(self.repository, "worktree", "prune")
-
-
-@contextmanager
-def worktrees(repository: Path, home: Path) -> Iterator[Worktrees]:
-    """Gone at the end, whatever it is; what a kill leaves is found again by the same command."""
-    trees = Worktrees(repository=repository, home=home)
-    try:
-        yield trees
-    finally:
-        trees.remove()
 
 
 def _commit(inside: Path, name: str) -> str:
@@ -86,10 +76,6 @@ def _commit(inside: Path, name: str) -> str:
         why = f": {_last_line(found.stderr)}" if found.stderr.strip() else ""
         raise UsageError(f"--commits: {name!r} is no commit of the repository at {inside}{why}")
     return found.stdout.strip()
-
-
-def _root(inside: Path) -> Path:
-    return Path(_git(inside, "rev-parse", "--show-toplevel").stdout.strip())
 
 
 def _git(inside: Path, *words: str) -> subprocess.CompletedProcess[str]:

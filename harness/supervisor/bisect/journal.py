@@ -6,7 +6,6 @@ A bisection that was killed is found again by its question; it goes on where its
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 from collections import defaultdict
@@ -14,15 +13,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from nsa_harness.core.bisect.question import Spans, Subset, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import Outcome
+from nsa_harness.errors import StoredRunError
+from nsa_harness.supervisor.launch.machine import package_version
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.reading import read_lines
-from nsa_harness.supervisor.store.rundir import RunDir, append_line, write_document
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, write_document
 
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
@@ -79,7 +79,7 @@ class Journal:
 
 def question_key(*facts: object) -> str:
     """Sixteen hex digits over a question, what it runs, and the packages it runs with."""
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: package_version(name) for name in _PACKAGES}
     text = repr((facts, versions, platform.python_version()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -102,11 +102,10 @@ def _waits(run: RunDir, key: str) -> bool:
         return False
     if state.key != key or state.ended:
         return False
-    lock = FileLock(run.lock)
     try:
-        with lock.acquire(timeout=0):
+        with locked(run):
             return True
-    except Timeout:
+    except StoredRunError:
         return False
 
 
@@ -117,10 +116,3 @@ def _readable(path: Path) -> Iterable[ProbeReport]:
             yield adapter(ProbeReport).validate_python(record)
         except ValidationError:
             continue
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

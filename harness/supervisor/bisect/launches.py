@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
+from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
-from nsa_harness.supervisor.launch.launch import subject_path
+from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
@@ -63,29 +64,27 @@ class Templates:
     def filled(self, subject: Subject, subset: Collection[int]) -> Templates:
         if not self:
             return self
-        fill = self._filler(subject, subset)
-        return Templates(args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
-
-    @staticmethod
-    def _filler(subject: Subject, subset: Collection[int]) -> Callable[[str], str]:
         value = subject.config(subset)[subject.key]
-        listed = ",".join(map(_word, value)) if isinstance(value, list) else _word(value)
-        texts = {"layers": lambda: listed, "value": lambda: listed, "range": lambda: _range(value)}
-        return lambda text: _PLACEHOLDER.sub(lambda found: texts[found[1]](), text)
+        listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+        def fill(text: str) -> str:
+            return _PLACEHOLDER.sub(lambda found: _range(value) if found[1] == "range" else listed, text)
+
+        return Templates(args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
 
 
 @dataclass(kw_only=True)
 class Launches:
     """From a subset of the items to what is launched."""
 
-    question: Invocation  # with the scenario, or the script
-    subject: Subject
-    templates: Templates
-    base_args: tuple[str, ...]  # of a scenario's program, before what the templates add
+    request: BisectRequest
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
     stall_s: float | None = None  # learnt from the good control
     known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
+
+    def __post_init__(self) -> None:
+        self.question, self.subject = self.request.question, self.request.subject
 
     def enter_trees(self, trees: Worktrees) -> None:
         """From here on each commit is launched in a checkout of its own."""
@@ -103,7 +102,9 @@ class Launches:
         found = self.known[key]
         if isinstance(found, str):
             raise CannotLaunch(found)
-        return self._with_limits(found)
+        if self.stall_s is None or found.limits.stall_s is not None:
+            return found
+        return replace(found, limits=replace(found.limits, stall_s=self.stall_s))
 
     def command(self, subset: Collection[int], stored: Path | None) -> str | None:
         """What repeats it by hand; the stored spec where no words can say it."""
@@ -138,21 +139,16 @@ class Launches:
         text = f"{spec.spec_hash} {self.subject.config(subset)}"
         return replace(spec, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def _with_limits(self, spec: RunSpec) -> RunSpec:
-        if self.stall_s is None or spec.limits.stall_s is not None:
-            return spec
-        return replace(spec, limits=replace(spec.limits, stall_s=self.stall_s))
-
     def _question(self, subset: Collection[int]) -> Invocation:
         question = self.question
         if self.trees is not None:
             question = replace(question, working_dir=self._tree(subset))
         if self.subject.declared and self.subject.form is not Form.COMMIT:
             question = replace(question, words=(*question.words, *self.subject.words(subset)))
-        filled = self.templates.filled(self.subject, subset)
+        filled = self.request.templates.filled(self.subject, subset)
         words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
         if question.script is None:
-            args = (f"run.args={json.dumps([*self.base_args, *filled.args])}",) if filled.args else ()
+            args = (f"run.args={json.dumps([*self.request.base_args, *filled.args])}",) if filled.args else ()
             return replace(question, words=(*words, *args))
         script = replace(question.script, args=(*question.script.args, *filled.args))
         return replace(question, words=words, script=script)
@@ -162,11 +158,11 @@ class Launches:
         return self.trees.of(str(self.subject.config(subset)["commit"]))
 
     def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
-        """Launched in its worktree; nsa.train is that commit's own where it has one."""
+        """Launched in its worktree; our own program is that commit's where it has one."""
         if self.trees is None:
             return spec
-        tree, ours = self._tree(subset), str(subject_path())
-        theirs = tree / "nsa"
+        tree, ours = self._tree(subset), str(SUBJECT)
+        theirs = tree / FOLDER
         program = tuple(str(theirs) if word == ours and theirs.is_dir() else word for word in spec.program)
         return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
@@ -178,10 +174,6 @@ def _range(value: Plain) -> str:
     if numbers != list(range(numbers[0], numbers[-1] + 1)):
         raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} could say them")
     return f"{numbers[0]}:{numbers[-1] + 1}"
-
-
-def _word(value: Plain) -> str:
-    return value if isinstance(value, str) else str(value)
 
 
 def _quoted(text: str) -> str:
@@ -237,16 +229,6 @@ def question_of(request: BisectRequest) -> SearchQuestion:
         repeat=request.repeat,
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
-    )
-
-
-def launches_of(request: BisectRequest, facts: MachineFacts) -> Launches:
-    return Launches(
-        question=request.question,
-        subject=request.subject,
-        templates=request.templates,
-        base_args=request.base_args,
-        facts=facts,
     )
 
 

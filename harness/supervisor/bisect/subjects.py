@@ -11,9 +11,10 @@ from nsa_harness.core.bisect.subject import ENV, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
 from nsa_harness.core.scenario.overrides import parse_override
-from nsa_harness.core.scenario.scenario import Scenario
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
 from nsa_harness.errors import UsageError
+from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.bisect.commits import commits_between
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
@@ -27,7 +28,7 @@ _MOST_VALUES = 1 << 20  # a search holds each of them
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
 # Where the first key differs, the others of its line mean nothing without it.
 _WITH_THEIR_HEAD = (
-    ("model.attention", "model.branch", "model.compression", "model.impl", "model.stop_gradient_gates"),
+    WITH_THEIR_HEAD,
     (
         "parallel.wrapper", "parallel.static_graph", "parallel.find_unused_parameters", "parallel.broadcast_buffers",
         "parallel.gradient_as_bucket_view", "parallel.bucket_cap_mb", "parallel.comm_hook",
@@ -66,7 +67,8 @@ def subject_of(
         return _of_two(value, question)
     scenario = _scenario(question)
     if scenario.is_ours and templated:
-        raise UsageError("--arg and --env-arg reach a program of yours; nsa.train takes its keys, as in gc.layers=0:4")
+        reach = "--arg and --env-arg reach a program of yours"
+        raise UsageError(f"{reach}; {OUR_PROGRAM} takes its keys, as in gc.layers=0:4")
     needs = _NEEDS_PLACEHOLDER.get(option)
     if not scenario.is_ours and needs and not templated:
         raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} take it? Say {needs}")
@@ -161,13 +163,6 @@ def _values(option: str, key: str, value: str, *, lowest: int, most: int | None)
     return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
-def _branch(_: str, scenario: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
-    if not scenario.is_ours or scenario.model.attention != "nsa":
-        raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
-    branches = ("cmp", "sel", "win") if scenario.model.branch == "all" else tuple(scenario.model.branch.split("+"))
-    return Subject(form=Form.BRANCHES, key="model.branch", noun="branch", items=branches)
-
-
 def _env(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
     declared = scenario.run.env
     names = sorted(declared) if value == AUTO else [name for name in value.split(",") if name]
@@ -217,7 +212,7 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
     "layers": _layers,
     "seq_len": _seq_len,
     "world_size": _world_size,
-    "branch": _branch,
+    "branch": lambda _, scenario, __, ___: branches_of(scenario),
     "env": _env,
     "commits": _commits,
     "any": _any,

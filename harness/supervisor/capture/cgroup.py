@@ -24,75 +24,56 @@ class GroupMemory:
 
 def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
     """A frozen process takes no signal and shows in state D or S, whatever it slept in."""
-    for controller, path in _memberships(pid, proc):
-        if controller == "freezer":
-            for home in _homes(root, path, "freezer"):
-                if kernel_text(home / "freezer.state") == "FROZEN":
-                    return True
-        elif controller == "":
-            for home in _homes(root, path, "unified", ""):
-                if _counter(home / "cgroup.events", "frozen"):
-                    return True
-    return False
+    return any(
+        kernel_text(group / "freezer.state") == "FROZEN" or _counter(group / "cgroup.events", "frozen")
+        for group in groups_of(pid, "freezer", root, proc)
+    )
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
     """Limit, use and kills of the groups of `pid`, with those around it."""
-    groups = [group for group in _memory_groups(pid, root, proc) if group.exists()]
-    limits = {group: limit for group in groups if (limit := _limit(group)) is not None}
+    groups = list(groups_of(pid, "memory", root, proc))
+    limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
     # A kill counts in its own group; version 2 counts it in all around it too, so the largest number has them all.
     kills = [count for group in groups if (count := _kills(group)) is not None]
     return GroupMemory(
         limit_bytes=min(limits.values(), default=None),
-        used_bytes=None if tightest is None else _used(tightest),
+        used_bytes=None if tightest is None else used_bytes(tightest),
         oom_kills=max(kills, default=None),
     )
 
 
-def _memberships(pid: int, proc: Path) -> Iterator[tuple[str, str]]:
-    """Controller ("" for version 2) and path of each group; nothing where unreadable."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        yield from ((controller, path) for controller in controllers.split(","))
+def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
+    """The directories of a process's groups and of those around them, innermost first; a limit of each one counts.
 
-
-def _homes(root: Path, path: str, *mounts: str) -> Iterator[Path]:
-    """The directories of a group and of those around it, innermost first, below the mounts that exist.
-
-    In a container the kernel names the path as the host sees it, and only the container's own group is mounted: then
-    the mount itself is the group.
+    Version 1 has a tree for each controller; version 2, whose line names none, has one for all. In a container the
+    kernel names the path as the host sees it, and only the container's own group is mounted: then the mount itself is
+    the group.
     """
-    for mount in mounts:
-        base = root / mount if mount else root
+    for line in kernel_text(proc / str(pid) / "cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
         parts = [part for part in path.split("/") if part and part != ".."][:_MAX_DEPTH]
-        for depth in range(len(parts), -1, -1):
-            home = base.joinpath(*parts[:depth])
-            if home.is_dir():
-                yield home
+        for mount in (root / controller,) if names else (root / "unified", root):
+            homes = (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+            yield from (home for home in homes if home.is_dir())
 
 
-def _memory_groups(pid: int, root: Path, proc: Path) -> Iterator[Path]:
-    for controller, path in _memberships(pid, proc):
-        if controller == "memory":
-            yield from _homes(root, path, "memory")
-        elif controller == "" and (root / "cgroup.controllers").exists():
-            yield from _homes(root, path, "")
+def number_in(*files: Path) -> int | None:
+    """The first of the files that holds one."""
+    texts = (kernel_text(file) for file in files)
+    return next((int(text) for text in texts if text.isdigit()), None)
 
 
-def _limit(group: Path) -> int | None:
-    word = kernel_text(group / "memory.max") or kernel_text(group / "memory.limit_in_bytes")
-    return int(word) if word.isdigit() and int(word) < _UNLIMITED else None
+def limit_bytes(group: Path) -> int | None:
+    limit = number_in(group / "memory.max", group / "memory.limit_in_bytes")
+    return limit if limit is not None and limit < _UNLIMITED else None
 
 
-def _used(group: Path) -> int | None:
-    word = kernel_text(group / "memory.current") or kernel_text(group / "memory.usage_in_bytes")
-    return int(word) if word.isdigit() else None
+def used_bytes(group: Path) -> int | None:
+    return number_in(group / "memory.current", group / "memory.usage_in_bytes")
 
 
 def _kills(group: Path) -> int | None:

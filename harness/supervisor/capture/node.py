@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from nsa_harness.core.evidence.host import (
     PROCESS_FIELDS,
     Gpu,
     HostMemory,
-    Process,
     killed_since,
     parse_gpus,
 )
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, group_memory
-from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.commands import answer_of
 from nsa_harness.supervisor.launch.machine import memory_bytes
 
 _KMSG = Path("/dev/kmsg")
@@ -30,10 +29,11 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """What was so at the launch; `ended` tells what has changed."""
+    """What is so now, at the launch; `ended` tells what has changed. The run lives in our own control groups."""
 
-    began_ns: int  # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep
-    before: GroupMemory
+    # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep.
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    before: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def ended(self, kmsg: Path = _KMSG) -> HostMemory:
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
@@ -46,11 +46,6 @@ class MemoryWatch:
             oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
             killed=tuple(islice(killed_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
         )
-
-
-def watch_memory() -> MemoryWatch:
-    """From now on. The run lives in the control groups of this process."""
-    return MemoryWatch(began_ns=time.monotonic_ns(), before=group_memory(os.getpid()))
 
 
 def _records(kmsg: Path) -> Iterator[str]:
@@ -82,21 +77,11 @@ def _next_record(log: int) -> str | None:
 _LIMIT_S = 2.5  # for both questions
 
 
-def gpu_in_use(processes: Iterable[Process]) -> bool:
-    """One of them holds a GPU open."""
-    return any(end.startswith("/dev/nvidia") for process in processes for end in process.holds)
-
-
-def gpu_state(failures: list[str], tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Every GPU of the node; where there is no answer the reason is appended to `failures`."""
+def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
+    """Every GPU of the node. Raises CommandFailed where there is no answer, ValueError for one of another form."""
     deadline = time.monotonic() + _LIMIT_S
-    try:
-        table = _ask(tool, "gpu", GPU_FIELDS, deadline)
-        processes = _ask(tool, "compute-apps", PROCESS_FIELDS, deadline)
-        return parse_gpus(table, processes)
-    except (CommandFailed, ValueError) as error:
-        failures.append(str(error))
-        return ()
+    table = _ask(tool, "gpu", GPU_FIELDS, deadline)
+    return parse_gpus(table, _ask(tool, "compute-apps", PROCESS_FIELDS, deadline))
 
 
 def _ask(tool: str, what: str, fields: tuple[str, ...], deadline: float) -> str:

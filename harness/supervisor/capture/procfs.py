@@ -11,7 +11,7 @@ import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, system_call
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
 
 # psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
 # (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
@@ -54,6 +54,11 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     )
 
 
+def alive(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
 def descendants(root: int) -> list[Stat]:
     """The living processes below `root`, parents before children."""
     try:
@@ -65,12 +70,20 @@ def descendants(root: int) -> list[Stat]:
 
 def environment(pid: int) -> dict[str, str]:
     """The environment the process was started with; empty when unreadable."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
+    pairs = (item.partition(b"=") for item in _words(pid, "environ") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def command_words(pid: int) -> list[str]:
+    return [word.decode(errors="replace") for word in _words(pid, "cmdline") if word]
+
+
+def _words(pid: int, file: str) -> list[bytes]:
+    """What ends with a NUL each; nothing when unreadable."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def peak_rss_bytes(pid: int) -> int | None:
@@ -100,7 +113,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
     return Process(
         pid=pid,
         parent=stat.parent,
-        command=_command_line(pid) or stat.command,
+        command=b" ".join(_words(pid, "cmdline")).decode(errors="replace").strip()[:300] or stat.command,
         state=stat.state,
         cpu_s=stat.cpu_s,
         io_bytes=io_bytes(pid),
@@ -109,14 +122,6 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         holds=holds(pid) if tasks else (),
         traced_by=int(kernel_fields(f"/proc/{pid}/status").get("TracerPid", "0")) or None if tasks else None,
     )
-
-
-def _command_line(pid: int) -> str:
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:300]
 
 
 def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
@@ -128,17 +133,14 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
-        call = system_call(pid, tid, origin_ns)
-        yield Task(
+        task = Task(
             tid=tid,
             comm=stat.command,
             state=stat.state,
             wchan=kernel_text(f"/proc/{pid}/task/{tid}/wchan"),
-            syscall=call.name,
-            wakes_at_s=call.wakes_at_s,
-            timed=call.timed,
+            syscall="",
+            wakes_at_s=None,
+            timed=None,
             cpu_s=stat.cpu_s,
-            fd=call.fd,
-            target=call.target,
-            held_by=call.held_by,
         )
+        yield with_system_call(task, pid, origin_ns)

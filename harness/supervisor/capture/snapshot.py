@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
 from nsa_harness.core.evidence.stacks import native_wanted, training_stack
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.node import gpu_in_use, gpu_state
+from nsa_harness.supervisor.capture.commands import CommandFailed
+from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.capture.worker_server import ask_flight
@@ -37,20 +38,14 @@ def readable(snapshot: RankSnapshot) -> Iterator[str]:
         yield f"child {child.pid}   {child.command}   state {child.state}   cpu {child.cpu_s:.2f} s"
     for stack in snapshot.stacks:
         yield ""
-        yield _thread_line(stack)
+        state = "active" if stack.active else "idle"
+        holds = ", holds the GIL" if stack.gil else ""
+        yield f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
         yield from (f"    {name}" for name in stack.native)
         yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in stack.frames)
     for collective in snapshot.collectives:
         if not collective.retired:
             yield f"pending {collective.op} #{collective.seq} group {collective.group} sizes {collective.sizes}"
-
-
-def leaf_line(snapshot: RankSnapshot, stack: Stack | None) -> int | None:
-    """The line of the readable dump that shows the innermost Python frame of `stack`."""
-    for number, line in enumerate(readable(snapshot), start=1):
-        if stack and line == _thread_line(stack):
-            return number + len(stack.native) + 1
-    return None
 
 
 def _state(process: Process) -> Iterator[str]:
@@ -61,13 +56,11 @@ def _state(process: Process) -> Iterator[str]:
         yield f"held by the debugger {process.traced_by}"
     if process.frozen:
         yield "its control group is frozen"
-    yield from (_wait(task) for task in process.tasks if task.target or task.held_by)
+    for task in process.tasks:
+        if task.target or task.held_by:
+            others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
+            yield f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
     yield from (_socket(one) for one in process.sockets)
-
-
-def _wait(task: Task) -> str:
-    others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
-    return f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
 
 
 def _socket(one: Socket) -> str:
@@ -76,12 +69,6 @@ def _socket(one: Socket) -> str:
     carried = "" if one.acked_bytes is None else f"   acknowledged {one.acked_bytes}   received {one.received_bytes}"
     queues = f"unacknowledged {one.unacked_bytes}   unread {one.unread_bytes}   retransmits {one.retransmits}"
     return f"socket {one.local} -> {one.peer}{whose}   {one.state}   {queues}{carried}"
-
-
-def _thread_line(stack: Stack) -> str:
-    state = "active" if stack.active else "idle"
-    holds = ", holds the GIL" if stack.gil else ""
-    return f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
 
 
 _FLIGHT_LIMIT_S = 1.0
@@ -115,8 +102,8 @@ class Camera:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
-            pending = [self._request(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
-            seen = tuple(self._received(number, one, written=written) for one in pending)
+            asked = [self._asked(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
+            seen = tuple(received(number, written) for received in asked)
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -130,46 +117,42 @@ class Camera:
             self._note("board", str(error), None)
             return None
 
-    # One rank: everything is asked at once, and put together when it is there.
-
-    def _request(self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int) -> _PendingRank:
+    def _asked(
+        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int
+    ) -> Callable[[int, bool], RankSnapshot]:
+        """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
-        return _PendingRank(
-            rank=rank,
-            pid=pid,
-            process=process,
-            children=children,
-            board=board,
-            stacks=pool.submit(self._stacks, rank, process, board, patience),
-            child_stacks={
-                child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
-            },
-            collectives=pool.submit(self._flight, rank, pid, board),
-        )
+        own = pool.submit(self._stacks, rank, process, board, patience)
+        below = {
+            child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
+        }
+        recorded = pool.submit(self._flight, rank, pid, board)
 
-    def _received(self, number: int, pending: _PendingRank, *, written: bool) -> RankSnapshot:
-        stacks, raw = pending.stacks.result()
-        collectives, by_beat = pending.collectives.result()
-        snapshot = RankSnapshot(
-            rank=pending.rank,
-            pid=pending.pid,
-            process=pending.process,
-            children=pending.children,
-            stacks=stacks,
-            child_stacks={pid: found.result() for pid, found in pending.child_stacks.items()},
-            board=pending.board,
-            collectives=collectives,
-            asked_bytes=self.asked_bytes.get(pending.pid, 0),
-            proof=f"{self.dumps.name}/rank{pending.rank}.{number}.txt" if written else None,
-        )
-        # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
-        if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
-            self._count_bytes(snapshot)
-        if written:
-            self._write(snapshot, raw, number)
-        return snapshot
+        def received(number: int, written: bool) -> RankSnapshot:
+            stacks, raw = own.result()
+            collectives, by_beat = recorded.result()
+            snapshot = RankSnapshot(
+                rank=rank,
+                pid=pid,
+                process=process,
+                children=children,
+                stacks=stacks,
+                child_stacks={child: found.result() for child, found in below.items()},
+                board=board,
+                collectives=collectives,
+                asked_bytes=self.asked_bytes.get(pid, 0),
+                proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if written else None,
+            )
+            # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
+            if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
+                self._count_bytes(snapshot)
+            if written:
+                self._write(snapshot, raw, number)
+            return snapshot
+
+        return received
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
         """What the questions of this look made the process read and write, for the next look to take off."""
@@ -218,13 +201,13 @@ class Camera:
         return stacks
 
     def _gpus(self, scene: Scene) -> tuple[Gpu, ...]:
-        if not gpu_in_use(scene.everyone):
+        if not any(end.startswith("/dev/nvidia") for process in scene.everyone for end in process.holds):
             return ()
-        failures: list[str] = []
-        found = gpu_state(failures)
-        for failure in failures:
-            self._note("gpus", failure, None)
-        return found
+        try:
+            return gpu_state()
+        except (CommandFailed, ValueError) as error:
+            self._note("gpus", str(error), None)
+            return ()
 
     # The flight recorder.
 
@@ -289,23 +272,4 @@ class Camera:
 
 def _left(pid: int) -> bool:
     """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
-
-    def ended() -> bool:
-        stat = procfs.read_stat(pid)
-        return stat is None or stat.state in "ZX"
-
-    return wait_for(ended, _DYING_S)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PendingRank:
-    """One rank whose answers are on their way."""
-
-    rank: int
-    pid: int
-    process: Process | None
-    children: tuple[Process, ...]
-    board: Board | None
-    stacks: Future[_Stacks]
-    child_stacks: dict[int, Future[_Threads]]
-    collectives: Future[_Recorded]
+    return wait_for(lambda: not procfs.alive(pid), _DYING_S)

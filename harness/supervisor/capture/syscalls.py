@@ -6,8 +6,10 @@ import os
 import platform
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+
+from nsa_harness.core.evidence.host import Task
 
 RESTARTED = "restart_syscall"  # a timed wait that goes on after the process was stopped: its arguments are gone
 
@@ -49,37 +51,25 @@ _MAX_CHILDREN = 16
 _P_ALL, _P_PID = 0, 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class SystemCall:
-    """What one thread stands in; the fields mean what they mean in Task."""
-
-    name: str
-    timed: bool | None
-    wakes_at_s: float | None
-    fd: int | None
-    target: str
-    held_by: tuple[int, ...] | None
-
-
-def system_call(pid: int, tid: int, origin_ns: int) -> SystemCall:
-    """One thread at this moment; times relative to `origin_ns`."""
-    name, arguments = _syscall(pid, tid)
+def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
+    """The thread with what it stands in at this moment; times relative to `origin_ns`."""
+    name, arguments = _syscall(pid, task.tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return SystemCall(name=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return replace(task, syscall=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
     if name == "openat" and len(arguments) > 1:
-        return _path(pid, arguments[1])
+        return _memory(pid, arguments[1], _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
     if name == "futex" and len(arguments) > 1 and not arguments[1] & _FUTEX_PRIVATE:
-        return shared_file(pid, arguments[0])
+        return _shared_file(pid, arguments[0])
     return link(pid, fd)
 
 
-def shared_file(pid: int, address: int) -> str:
+def _shared_file(pid: int, address: int) -> str:
     """The file behind memory that processes share, as a semaphore of multiprocessing has one; "" for any other."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
@@ -154,10 +144,6 @@ def _signed(argument: int) -> int:
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
 
 
-def _path(pid: int, address: int) -> str:
-    return _memory(pid, address, _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
-
-
 def _memory(pid: int, address: int, size: int) -> bytes:
     """Up to `size` bytes of the process's memory, less where it ends; empty without the right to trace it."""
     try:
@@ -205,15 +191,8 @@ def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | Non
     if len(data) < _TIMESPEC.size:
         return None
     seconds, nanoseconds = _TIMESPEC.unpack(data)
-    at_ns = int(seconds) * 10**9 + int(nanoseconds) - _clock_offset_ns(clock)
-    return (at_ns - origin_ns) / 1e9
-
-
-def _clock_offset_ns(clock: int) -> int:
-    """What to take from a time of `clock` to get CLOCK_MONOTONIC."""
-    if clock == _CLOCK_MONOTONIC:
-        return 0
-    return time.clock_gettime_ns(clock) - time.monotonic_ns()
+    ahead_ns = 0 if clock == _CLOCK_MONOTONIC else time.clock_gettime_ns(clock) - time.monotonic_ns()
+    return (int(seconds) * 10**9 + int(nanoseconds) - ahead_ns - origin_ns) / 1e9
 
 
 def kernel_text(path: str | Path) -> str:
@@ -224,7 +203,7 @@ def kernel_text(path: str | Path) -> str:
         return ""
 
 
-def kernel_fields(path: str) -> dict[str, str]:
+def kernel_fields(path: str | Path) -> dict[str, str]:
     """The same of a file with lines of "name: value"."""
     pairs = (line.partition(":") for line in kernel_text(path).splitlines())
     return {name: value.strip() for name, _, value in pairs}

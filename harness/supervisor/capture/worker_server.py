@@ -64,7 +64,7 @@ def _body(connection: socket.socket, deadline_s: float, limit_bytes: int) -> byt
         parts.append(_more(connection, deadline_s, "body"))
         left -= len(parts[-1])
     body = b"".join(parts)[:size]
-    if not _succeeded(head):
+    if head.split(b"\r\n", 1)[0].split(b" ")[1:2] != [b"200"]:
         raise ValueError(f"{_first_line(head)}: {body[:200].decode('utf-8', 'replace')}")
     return body
 
@@ -97,10 +97,6 @@ def _announced(head: bytes, limit_bytes: int) -> int:
                 raise ValueError(f"an answer of {size} bytes, {limit_bytes} are read at most")
             return size
     raise ValueError(f"an answer without a length: {_first_line(head)}")
-
-
-def _succeeded(head: bytes) -> bool:
-    return head.split(b"\r\n", 1)[0].split(b" ")[1:2] == [b"200"]
 
 
 def _first_line(head: bytes) -> str:

@@ -83,7 +83,7 @@ def module_facts(module: str, package: str, environ: Mapping[str, str] | None = 
 def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
     """Starts a child as a rank is started, and looks whether the probe has written its board."""
     environ = os.environ if environ is None else environ
-    with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as boards:
+    with tempfile.TemporaryDirectory(prefix="nsa-harness-doctor-") as boards:
         path = [str(BOOTSTRAP), *filter(None, [environ.get("PYTHONPATH", "")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),

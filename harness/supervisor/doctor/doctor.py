@@ -32,17 +32,20 @@ from nsa_harness.core.doctor.facts import (
 )
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.syscalls import kernel_text
+from nsa_harness.supervisor.capture.cgroup import ROOT, groups_of, limit_bytes, number_in, used_bytes
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text
 from nsa_harness.supervisor.doctor import children as doctor_children
 from nsa_harness.supervisor.launch.machine import visible_gpus
 
 _PROC = Path("/proc")
-_GROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED_BYTES = 1 << 60  # version 1 writes "no limit" as a number near 2^63
 
 
-def limit_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> LimitFacts:
-    limit, used = tightest([_own_processes(proc), *_group_processes(proc, groups)])
+def limit_facts(proc: Path = _PROC, groups: Path = ROOT) -> LimitFacts:
+    of_groups = (
+        (number_in(group / "pids.max"), number_in(group / "pids.current") or 0)
+        for group in groups_of("self", "pids", groups, proc)
+    )
+    limit, used = tightest([_own_processes(proc), *of_groups])
     return LimitFacts(
         processes=limit,
         processes_used=used,
@@ -53,21 +56,20 @@ def limit_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> LimitFacts:
     )
 
 
-def memory_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryFacts:
+def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
     """Of the machine, or of the control group that grants least."""
-    lines = dict(line.split(":", 1) for line in kernel_text(proc / "meminfo").splitlines() if ":" in line)
+    lines = kernel_fields(proc / "meminfo")
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
-    for group in _group_paths("memory", proc, groups):
-        limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
-        used = _number(group / "memory.current", group / "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < min(total, _UNLIMITED_BYTES):
+    for group in groups_of("self", "memory", groups, proc):
+        limit, used = limit_bytes(group), used_bytes(group)
+        if limit is not None and used is not None and limit < total:
             total = limit
             available = min(available, max(0, limit - max(0, used - _reclaimable(group))))
     return MemoryFacts(total_bytes=total, available_bytes=available)
 
 
-def core_facts(proc: Path = _PROC, groups: Path = _GROUPS) -> CoreFacts:
-    quotas = [quota for group in _group_paths("cpu", proc, groups) if (quota := _quota(group)) is not None]
+def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
+    quotas = [quota for group in groups_of("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
     return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
 
 
@@ -86,32 +88,9 @@ def _own_processes(proc: Path) -> tuple[int | None, int]:
 def _threads(proc: Path) -> Iterator[int]:
     """Of each process of this user."""
     for status in proc.glob("[0-9]*/status"):
-        fields = dict(line.split(":\t", 1) for line in kernel_text(status).splitlines() if ":\t" in line)
-        if fields.get("Uid", "").split("\t")[0] == str(os.getuid()):
+        fields = kernel_fields(status)
+        if fields.get("Uid", "").partition("\t")[0] == str(os.getuid()):
             yield int(fields.get("Threads", "1"))
-
-
-def _group_processes(proc: Path, groups: Path) -> Iterator[tuple[int | None, int]]:
-    for group in _group_paths("pids", proc, groups):
-        yield _number(group / "pids.max"), _number(group / "pids.current") or 0
-
-
-def _group_paths(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
-    """The control groups of this process, innermost first, for one controller; a limit of each one counts."""
-    for line in kernel_text(proc / "self/cgroup").splitlines():
-        _, names, inside = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        # Version 1 has a tree for each controller; version 2, whose line names none, has one for all.
-        root = groups / controller if names else groups
-        # A container may see its own group as the root, under a path that is not there.
-        inner = root / inside.strip("/")
-        while inner != root:
-            if inner.is_dir():
-                yield inner
-            inner = inner.parent
-        if root.is_dir():
-            yield root
 
 
 def _reclaimable(group: Path) -> int:
@@ -140,12 +119,6 @@ def _kib(text: str) -> int:
     return int(number[0]) * 1024 if number and number[0].isdigit() else 0
 
 
-def _number(*files: Path) -> int | None:
-    """The first of the files that holds one."""
-    texts = (kernel_text(file) for file in files)
-    return next((int(text) for text in texts if text.isdigit()), None)
-
-
 _ASK_LIMIT_S = 5.0
 _MEMORY = Path("/dev/shm")
 _BOARDS = "nsa-harness-"
@@ -161,6 +134,8 @@ Resolver = Callable[[str], Sequence[str]]
 def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
     """Everything at once, in some seconds: the slow questions are child processes."""
     watched = WallWatch()
+    # The directory itself, or the one in which it would be made.
+    reports = next(place for place in (working_dir / "reports", working_dir, *working_dir.parents) if place.is_dir())
     with ThreadPoolExecutor(max_workers=4) as pool:
         python = pool.submit(doctor_children.python_facts)
         torch = pool.submit(doctor_children.torch_facts)
@@ -179,7 +154,7 @@ def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
             py_spy=spy.result(),
             shared_memory=space_facts(_MEMORY),
             temporary=space_facts(Path(tempfile.gettempdir())),
-            reports=space_facts(_nearest(working_dir / "reports")),
+            reports=space_facts(reports),
             limits=limit_facts(),
             memory=memory_facts(),
             cores=core_facts(),
@@ -309,11 +284,6 @@ def _size_bytes(directory: Path) -> int:
         except OSError:  # removed meanwhile
             continue
     return total
-
-
-def _nearest(path: Path) -> Path:
-    """The directory itself, or the one in which it would be made."""
-    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
 
 
 def _resolved(name: str) -> list[str]:

@@ -28,12 +28,12 @@ from typing import IO, Any
 
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.supervisor.launch.launch import (
+    SUBJECT,
     Guarded,
     give_order,
     is_command,
     launch,
     shared_environment,
-    subject_path,
 )
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line
 
@@ -87,7 +87,7 @@ def _no_program(spec: RunSpec) -> str | None:
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a command of the user's own is started as it is"
     file = _file(spec)
-    known = file == "-m" or file.endswith(".py") or file == str(subject_path())
+    known = file == "-m" or file.endswith(".py") or file == str(SUBJECT)
     return None if known else f"{file} is neither a file of Python's nor a module"
 
 
@@ -257,7 +257,12 @@ class ForkServer:
         key = spec.cwd, frozenset(environment.items())
         with self._lock:
             if key not in self._servers:
-                self._servers[key] = _server_or_why(environment, spec.cwd)
+                try:
+                    self._servers[key] = _Server(environment, spec.cwd)
+                except NoFork as why:
+                    self._servers[key] = why
+                except OSError as error:
+                    self._servers[key] = NoFork(f"no fork server: {error}")
         server = self._servers[key]
         if isinstance(server, NoFork):
             raise server
@@ -265,15 +270,6 @@ class ForkServer:
         if shadow:
             raise NoFork(f"{shadow} stands where a module of that name is imported already")
         return server
-
-
-def _server_or_why(environment: dict[str, str], cwd: str | None) -> _Server | NoFork:
-    try:
-        return _Server(environment, cwd)
-    except NoFork as why:
-        return why
-    except OSError as error:
-        return NoFork(f"no fork server: {error}")
 
 
 def _shadowing(spec: RunSpec, modules: frozenset[str]) -> Path | None:

@@ -21,14 +21,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads) need to leave after it
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
-_DEFAULT_GRACE_S = 1.0
 NO_SOCKETS = shutil.ignore_patterns("*.sock")  # a rank's own ear, which cannot be copied
 _STAT_STATE, _STAT_PARENT, _STAT_EXIT_CODE = 0, 1, 49  # fields after the command's closing bracket
 
@@ -107,7 +105,7 @@ class Guardian:
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], poll)
         elif command["do"] == "end":
-            self._end(command.get("grace_s", _DEFAULT_GRACE_S))
+            self._end(command["grace_s"])
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, poll: select.poll) -> None:
@@ -124,7 +122,7 @@ class Guardian:
         pid, rank = self.watched.pop(fd)
         stat = _stat(pid)
         os.close(fd)
-        status = _status(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
+        status = os.waitstatus_to_exitcode(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
         self.seen_exits.add(pid)
         self.say("exit", pid=pid, rank=rank, status=status)
 
@@ -138,7 +136,7 @@ class Guardian:
                 return
             if pid not in self.seen_exits:
                 ranks = dict(self.watched.values())
-                self.say("exit", pid=pid, rank=ranks.get(pid), status=_status(wait_status))
+                self.say("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def _end(self, grace_s: float) -> None:
         """TERM, then KILL, to every process of the run; then bring the boards home."""
@@ -166,7 +164,8 @@ class Guardian:
 
     def members(self) -> list[int]:
         """Every living process of the run: who descends from here, or carries the tag in its environment."""
-        parents = {pid: (int(stat[_STAT_PARENT]), stat[_STAT_STATE]) for pid, stat in _processes()}
+        pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+        parents = {pid: (int(stat[_STAT_PARENT]), stat[_STAT_STATE]) for pid in pids if (stat := _stat(pid))}
         me, root = os.getpid(), self.root
 
         def descends(pid: int) -> bool:
@@ -221,14 +220,6 @@ class Guardian:
             os.write(1, line)
 
 
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            stat = _stat(int(entry.name))
-            if stat:
-                yield int(entry.name), stat
-
-
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat after the command, which may hold blanks and brackets itself."""
     try:
@@ -254,11 +245,6 @@ def command_of(pid: int) -> str:
 def _kill(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _status(wait_status: int) -> int:
-    """Exit code, or minus the signal."""
-    return -os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else os.WEXITSTATUS(wait_status)
 
 
 def first_line() -> bytes:

@@ -16,22 +16,18 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from nsa_harness import protocol
-from nsa_harness.core.plan import Fault, Launcher, RunSpec
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.subject.environment import is_read_by_it
+from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.launch.machine import device_words
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
-_SUBJECT = (_PACKAGE / "nsa").resolve()
+# The directory of the program that ships with this harness. Launched by path, so nothing can shadow it.
+SUBJECT = (_PACKAGE / FOLDER).resolve()
 _MEMORY = Path("/dev/shm")
-# Names the subject reads. What is not declared must not leak into it from the user's shell: the spec repeats the run.
-_SUBJECT_PREFIX, _SUBJECT_NAMES = "NSA_", ("TORCH_BACKEND", "CONFIG")
-
-
-def subject_path() -> Path:
-    """The directory of the nsa package that ships with this harness. Launched by path, so nothing can shadow it."""
-    return _SUBJECT
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
@@ -120,8 +116,9 @@ class Guarded:
 
     def end(self, grace_s: float, limit_s: float = 15.0) -> list[dict[str, Any]]:
         """End every process of the run; returns what was said until then, the "ended" event last."""
-        if self.lost:
-            self._call_a_new_guardian()
+        if self.lost:  # somebody killed the guardian: another one, which starts nothing, sweeps by the tag
+            self.guardian = start_guardian([str(_GUARDIAN)], {**self.order, "argv": None})
+            self.pending, self.lost = b"", False
         self.tell(do="end", grace_s=grace_s)
         said: list[dict[str, Any]] = []
         deadline = time.monotonic() + limit_s
@@ -132,11 +129,6 @@ class Guarded:
         self.tell(do="quit")
         self.guardian.wait(timeout=limit_s)
         return said
-
-    def _call_a_new_guardian(self) -> None:
-        """Somebody killed the guardian: another one, which starts nothing, sweeps by the tag."""
-        fresh = start_guardian([str(_GUARDIAN)], {**self.order, "argv": None})
-        self.guardian, self.pending, self.lost = fresh, b"", False
 
 
 def launch(
@@ -152,9 +144,10 @@ def launch(
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     boards = boards_dir(tag)
+    seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": device_words(devices)}
     order = {
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
-        "env": _environment(spec, attempt, tag, boards, probe) | _seen_devices(devices),
+        "env": _environment(spec, attempt, tag, boards, probe) | seen,
         "cwd": spec.cwd,
         "tag": tag,
         "output": str(attempt.output.resolve()),
@@ -201,24 +194,25 @@ def boards_dir(tag: str) -> Path:
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:
     declared = dict(spec.env)
-    shared = shared_environment(spec)
+    # Where NCCL's watchdog leaves the flight recorder of a rank that it is about to abort; torch appends the rank.
+    nccl_dump = {"TORCH_FR_DUMP_TEMP_FILE": str(boards / protocol.NCCL_DUMP.format(rank=""))}
     ours = {
         **probe_environment(declared.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")), tag, boards, probe),
         "NSA_OUT_DIR": str(attempt.path.resolve()),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
         **({protocol.ENV_SOLO: "1"} if is_command(spec) and spec.ranks == 1 else {}),
-        **_fault(spec.fault),
+        **({protocol.ENV_FAULT: json.dumps(asdict(spec.fault))} if spec.fault else {}),
     }
-    return {**_nccl_dump(boards), **shared, **declared, **ours}
+    return {**nccl_dump, **shared_environment(spec), **declared, **ours}
 
 
 def shared_environment(spec: RunSpec) -> dict[str, str]:
     """What every launch of such a program finds, whatever it declares and wherever its attempt lies."""
-    subject = str(subject_path()) in spec.program
+    subject = str(SUBJECT) in spec.program
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(protocol.ENV_PREFIX) and not (subject and _read_by_subject(name))
+        if not name.startswith(protocol.ENV_PREFIX) and not (subject and is_read_by_it(name))
     }
     return {**_unbuffered(spec), **inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
 
@@ -237,34 +231,7 @@ def _python_path(python_path: str) -> str:
     return os.pathsep.join(filter(None, [str(BOOTSTRAP), python_path]))
 
 
-def _seen_devices(devices: Sequence[int] | None) -> dict[str, str]:
-    return {} if devices is None else {"CUDA_VISIBLE_DEVICES": device_words(devices)}
-
-
-def _read_by_subject(name: str) -> bool:
-    return name.startswith(_SUBJECT_PREFIX) or name in _SUBJECT_NAMES
-
-
 def _unbuffered(spec: RunSpec) -> dict[str, str]:
     """What torchrun would set itself, and say so in five lines of warning; a plain launch gets the same."""
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
     return {"PYTHONUNBUFFERED": "1", **threads}
-
-
-def _nccl_dump(boards: Path) -> dict[str, str]:
-    """Where NCCL's watchdog leaves the flight recorder of a rank that it is about to abort; torch appends the rank."""
-    return {"TORCH_FR_DUMP_TEMP_FILE": str(boards / protocol.NCCL_DUMP.format(rank=""))}
-
-
-def _fault(fault: Fault | None) -> dict[str, str]:
-    if fault is None:
-        return {}
-    facts = {
-        "kind": fault.kind,
-        "rank": fault.rank,
-        "layer": fault.layer,
-        "step": fault.step,
-        "heals_s": fault.heals_s,
-        "when": None if fault.when is None else asdict(fault.when),
-    }
-    return {protocol.ENV_FAULT: json.dumps(facts)}

@@ -17,11 +17,12 @@ from nsa_harness import __version__
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
 
-_NVIDIA_SMI_LIMIT_S = 5.0
+_ANSWER_LIMIT_S = 5.0
 
 
 def machine_facts() -> MachineFacts:
-    return MachineFacts(host=socket.gethostname(), cpus=_cpus(), gpus=_gpus(), torch=_version("torch"))
+    cpus = len(os.sched_getaffinity(0))  # those this process may use; a container or a batch system may cut them down
+    return MachineFacts(host=socket.gethostname(), cpus=cpus, gpus=_gpus(), torch=package_version("torch"))
 
 
 def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -56,26 +57,13 @@ def device_words(devices: Sequence[int]) -> str:
     return ",".join(visible[device] if device < len(visible) else str(device) for device in devices)
 
 
-def _cpus() -> int:
-    """The cores this process may use, which a container or a batch system may have cut down."""
-    return len(os.sched_getaffinity(0))
-
-
 def _gpus() -> tuple[str, ...]:
     """The names of the GPUs that a rank would see."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.split(",")[0].strip() in ("", "-1"):
         return ()  # without asking
-    return visible_gpus(chosen, _nvidia_smi())
-
-
-def _nvidia_smi() -> tuple[str, ...]:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ()
-    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+    listed = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""
+    return visible_gpus(chosen, tuple(line.strip() for line in listed.splitlines() if line.strip()))
 
 
 _ALLOWED = (
@@ -85,7 +73,6 @@ _ALLOWED = (
     "GLOO_SOCKET_IFNAME", "TRITON_INTERPRET",
 )  # fmt: skip
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn", "py-spy", "psutil", "nvidia-ml-py")
-_GIT_LIMIT_S = 5.0
 _MAX_DIFF = 20_000
 
 
@@ -98,7 +85,7 @@ def describe(spec: RunSpec, facts: MachineFacts) -> dict[str, Any]:
         "machine": asdict(facts),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "system": {"kernel": platform.release(), "arch": platform.machine()},
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
         "environment": {
             "declared": dict(spec.env),
             "inherited": {name: os.environ[name] for name in _ALLOWED if name in os.environ},
@@ -107,7 +94,7 @@ def describe(spec: RunSpec, facts: MachineFacts) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -116,28 +103,27 @@ def _version(package: str) -> str | None:
 
 def _git(where: Path) -> dict[str, str | None] | None:
     """Branch, commit and what is not committed, of the checkout that holds the working directory."""
-    commit = _ask_git(where, "rev-parse", "HEAD")
+    commit = _answer("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None
-    diff = _ask_git(where, "diff", "HEAD", "--no-color", "--no-ext-diff")
+    diff = _answer("git", "diff", "HEAD", "--no-color", "--no-ext-diff", where=where)
     return {
         "commit": commit,
-        "branch": _ask_git(where, "rev-parse", "--abbrev-ref", "HEAD"),
-        "status": _ask_git(where, "status", "--short"),
+        "branch": _answer("git", "rev-parse", "--abbrev-ref", "HEAD", where=where),
+        "status": _answer("git", "status", "--short", where=where),
         "diff": diff if diff is None or len(diff) <= _MAX_DIFF else diff[:_MAX_DIFF] + "\n(cut)",
     }
 
 
-def _ask_git(where: Path, *arguments: str) -> str | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+def _answer(*command: str, where: Path | None = None) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            command,
             cwd=where,
-            env=environment,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_GIT_LIMIT_S,
+            timeout=_ANSWER_LIMIT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):

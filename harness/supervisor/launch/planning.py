@@ -25,13 +25,13 @@ from nsa_harness.core.scenario.overrides import (
 )
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
-from nsa_harness.core.scenario.scenario import NSA_TRAIN, Scenario
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import FromEnvironment, environment_overrides
 from nsa_harness.subject.program import PROGRAM
-from nsa_harness.supervisor.launch.launch import subject_path
+from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
 from nsa_harness.supervisor.store.record import load_spec
 
@@ -112,14 +112,20 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
     )
     selection = Selection(patterns=patterns, tags=invocation.tags, expression=invocation.expression)
     if invocation.script is not None:
-        _check_alone(selection)
+        if patterns or invocation.tags or invocation.expression:
+            word = (*patterns, *invocation.tags, invocation.expression)[0]
+            raise UsageError(
+                f"--script runs one program; {shown(word)} would select scenarios beside it; give one of the two"
+            )
         scripted = _scripted(invocation.script, invocation.working_dir)
         return _with_changes([scripted], changes, invocation.environ), ()
     if not (patterns or invocation.tags or invocation.expression):
         raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
     asked, notes = _selected(invocation, selection, changes)
     _check_names([item.name for item in asked])
-    return _with_sound_environment(asked, invocation.environ), notes
+    if any(_is_ours(item.tree) for item in asked):
+        environment_overrides(invocation.environ)  # a wrong value there is refused now
+    return asked, notes
 
 
 def _selected(
@@ -161,15 +167,12 @@ def resolved(item: SelectedScenario, scenario: Scenario, invocation: Invocation,
     wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond]
     if wrong:
         raise ScenarioError(wrong)
-    return resolve(scenario, facts, _surroundings(item, scenario, invocation.working_dir), PROGRAM, item.notes)
-
-
-def _surroundings(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> Surroundings:
-    return Surroundings(
+    surroundings = Surroundings(
         python=sys.executable,
-        subject_dir=str(subject_path()),
-        content_hash=_content_hash(item, scenario, working_dir),
+        subject_dir=str(SUBJECT),
+        content_hash=_content_hash(item, scenario, invocation.working_dir),
     )
+    return resolve(scenario, facts, surroundings, PROGRAM, item.notes)
 
 
 def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
@@ -199,14 +202,6 @@ def _check_names(names: Sequence[str]) -> None:
 
 def _is_path(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) or "/" in word
-
-
-def _check_alone(selection: Selection) -> None:
-    if selection.patterns or selection.tags or selection.expression:
-        word = (*selection.patterns, *selection.tags, selection.expression)[0]
-        raise UsageError(
-            f"--script runs one program; {shown(word)} would select scenarios beside it; give one of the two"
-        )
 
 
 def _scripted(script: Script, working_dir: Path) -> Declared:
@@ -251,14 +246,6 @@ def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
         return ()
 
 
-def _with_sound_environment(
-    asked: tuple[SelectedScenario, ...], environ: Mapping[str, str]
-) -> tuple[SelectedScenario, ...]:
-    if any(_is_ours(item.tree) for item in asked):
-        environment_overrides(environ)
-    return asked
-
-
 def _one(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> SelectedScenario:
     named = overridden(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
     value = plain(named)
@@ -281,13 +268,13 @@ def _is_ours(tree: Node) -> bool:
     run = value.get("run") if isinstance(value, dict) else None
     if not isinstance(run, dict):
         return True
-    return run.get("command") is None and run.get("program", NSA_TRAIN) == NSA_TRAIN
+    return run.get("command") is None and run.get("program", OUR_PROGRAM) == OUR_PROGRAM
 
 
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
     """A hash of the program's source. Raises ScenarioError when the file is not there."""
     if scenario.is_ours:
-        return _hashed(sorted(subject_path().rglob("*.py")))
+        return _hashed(sorted(SUBJECT.rglob("*.py")))
     if scenario.run.command is not None or not scenario.run.program.endswith(".py"):
         return ""
     path = working_dir / (scenario.run.cwd or "") / scenario.run.program

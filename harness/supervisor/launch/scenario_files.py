@@ -45,7 +45,9 @@ class Declared:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        return _strings(self.tree, "aliases")
+        assert isinstance(self.tree.content, dict)
+        value = plain(self.tree.content["aliases"]) if "aliases" in self.tree.content else []
+        return tuple(str(item) for item in value) if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ def _in_root(
         if only is not None and path.stem not in only:
             continue
         if _PARENTS in path.relative_to(root).parts[:-1]:
-            reader.parent(path)
+            reader.tree(path)  # perhaps no scenario extends it
         elif declared := reader.declared(path, tuple(parents), shipped=shipped):
             found.append(declared)
     return found
@@ -131,16 +133,13 @@ class _ScenarioReader:
         if tree is None or len(self.mistakes) > before:
             return None
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
-        named = merged(tree, from_plain({"name": str(name)}, self._origin(path)))
-        self.mistakes.extend(_checked(without(named, ("extends",))))
+        named = merged(tree, from_plain({"name": str(name)}, Origin(source=self._label(path), line=1, column=1)))
+        for variant in variants(without(named, ("extends",))):
+            self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
         return Declared(name=str(name), file=self._label(path), tree=named, shipped=shipped)
 
-    def parent(self, path: Path) -> None:
-        """Look through a parent that perhaps no scenario extends."""
-        self._tree(path)
-
     def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
-        tree = self._tree(path)
+        tree = self.tree(path)
         if tree is None or not isinstance(tree.content, dict):
             return None
         if "extends" not in tree.content:
@@ -176,7 +175,7 @@ class _ScenarioReader:
             self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=what))
         return bool(what)
 
-    def _tree(self, path: Path) -> Node | None:
+    def tree(self, path: Path) -> Node | None:
         """The file's own tree, its mistakes noted; None where there is none."""
         if path not in self._trees:
             self._trees[path] = self._read(path)
@@ -210,9 +209,6 @@ class _ScenarioReader:
         self.mistakes.append(Mistake(origin=origin, key="", what=what))
         return None
 
-    def _origin(self, path: Path) -> Origin:
-        return Origin(source=self._label(path), line=1, column=1)
-
     def _label(self, path: Path) -> str:
         """Relative to the working directory where it lies below it, absolute elsewhere."""
         absolute = Path(os.path.abspath(path))
@@ -231,11 +227,6 @@ def _content(path: Path) -> bytes:
         raise ValueError(f"has {status.st_size} bytes; a scenario file has at most {SIZE_LIMIT_BYTES}")
     with path.open("rb") as file:
         return file.read(SIZE_LIMIT_BYTES)
-
-
-def _checked(tree: Node) -> Iterator[Mistake]:
-    for variant in variants(tree):
-        yield from checked_scenario(variant.tree, PROGRAM).mistakes
 
 
 def _same_names(found: list[Declared]) -> Iterator[Mistake]:
@@ -261,9 +252,3 @@ def _shadowed(found: list[Declared]) -> Catalog:
         if declared.shipped and declared.name in users
     ]
     return Catalog(declared=tuple(kept), notes=tuple(notes))
-
-
-def _strings(tree: Node, key: str) -> tuple[str, ...]:
-    assert isinstance(tree.content, dict)
-    value = plain(tree.content[key]) if key in tree.content else []
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()

@@ -26,7 +26,7 @@ from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.stacks import py_spy
-from nsa_harness.supervisor.observe.ranks import command_words, rank_of, ranks_below
+from nsa_harness.supervisor.observe.ranks import rank_of, ranks_below
 from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
@@ -57,7 +57,7 @@ def find_job(pid: int) -> RunningJob:
     _check_readable(pid)
     ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
     if not ranks:
-        shown = " ".join(command_words(pid))[:120] or stat.command
+        shown = " ".join(procfs.command_words(pid))[:120] or stat.command
         raise NoSuchJob(
             f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
             " name torchrun, a rank, or a process above them"
@@ -113,11 +113,8 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _boards_of(ranks: Mapping[int, int]) -> Path | None:
-    for pid in ranks.values():
-        boards = procfs.environment(pid).get(protocol.ENV_BOARDS)
-        if boards and Path(boards).is_dir():
-            return Path(boards)
-    return None
+    named = (procfs.environment(pid).get(protocol.ENV_BOARDS) for pid in ranks.values())
+    return next((Path(boards) for boards in named if boards and Path(boards).is_dir()), None)
 
 
 def _started_ns(ranks: Mapping[int, int]) -> int:
@@ -184,40 +181,35 @@ class KnownRanks(Ranks):
         return new
 
 
-@dataclass(kw_only=True)
-class Look:
+def look(
+    guarded: Onlooker,
+    spec: RunSpec,
+    attempt: AttemptDir,
+    audience: WatchListener,
+    *,
+    interrupted: Callable[[], bool],
+    for_s: float,
+) -> Ending:
     """Looks at a job until it is decided, or for so long."""
 
-    job: RunningJob
-    guarded: Onlooker
-    spec: RunSpec
-    attempt: AttemptDir
-    audience: WatchListener
-    interrupted: Callable[[], bool]
-    for_s: float
-
-    def __post_init__(self) -> None:
-        ranks = functools.partial(KnownRanks, known=self.job.ranks)
-        self.watch = Watch(
-            guarded=self.guarded,
-            spec=self.spec,
-            attempt=self.attempt,
-            audience=self.audience,
-            interrupted=self.interrupted,
-            policy=WatchPolicy(find_ranks=ranks, decide=self._decide, observed=True),
-        )
-        self._begun_s = self.watch.now_s()
-
-    def run(self) -> Ending:
-        return self.watch.run()
-
-    def _decide(self, now_s: float, limits: Limits) -> Ending | None:
+    def decide(now_s: float, limits: Limits) -> Ending | None:
         """Stacks from the start on: there may be no marks that could be waited for."""
-        watch = self.watch
         if not watch.due("look", now_s, _LOOK_S):
             return None
         watch.snapshots.take()
         if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
-        decided = moving_ranks(watch.snapshots.samples) or now_s - self._begun_s >= self.for_s
+        decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
         return Ending.DETACHED if decided else None
+
+    ranks = functools.partial(KnownRanks, known=guarded.job.ranks)
+    watch = Watch(
+        guarded=guarded,
+        spec=spec,
+        attempt=attempt,
+        audience=audience,
+        interrupted=interrupted,
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
+    )
+    begun_s = watch.now_s()
+    return watch.run()

@@ -50,10 +50,6 @@ class Guest(Guarded):
             self.orders.append(command)
         super().tell(**command)
 
-    def status(self) -> int:
-        """Of the command that has ended: its exit code, or minus the signal."""
-        return self.child.wait()
-
     def bring_boards(self, home: Path) -> None:
         """Copies of the boards as they are now."""
         with contextlib.suppress(shutil.Error, FileNotFoundError):  # a process may leave with its files meanwhile
@@ -100,7 +96,10 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
     try:
         child = _start(command, _environment(command, tag, boards, probe), relay)
     except OSError as error:
-        _dismiss(guardian)
+        assert guardian.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            guardian.stdin.close()  # it has adopted nothing, so that the end of its input ends it
+        guardian.wait(timeout=_READY_S)
         raise not_started(command[0], error) from None
     guest = Guest(
         guardian=guardian,
@@ -135,26 +134,15 @@ def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) ->
 
 
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(protocol.ENV_PREFIX)}
-    inherited = {name: value for name, value in inherited.items() if not name.startswith("NSA_HARNESS_")}
-    ours = {
+    ours = (protocol.ENV_PREFIX, "NSA_HARNESS_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    # `python train.py`: one process that is rank 0, unless it starts ranks of its own; their boards will say so.
+    trains_itself = is_python_command(command) and not starts_ranks(command)
+    return {
+        **inherited,
         **probe_environment(inherited.get("PYTHONPATH", ""), tag, boards, probe),
-        **({protocol.ENV_SOLO: "1"} if _may_train_itself(command) else {}),
+        **({protocol.ENV_SOLO: "1"} if trains_itself else {}),
     }
-    return {**inherited, **ours}
-
-
-def _may_train_itself(command: Sequence[str]) -> bool:
-    """`python train.py`: one process that is rank 0, unless it starts ranks of its own; their boards will say so."""
-    return is_python_command(command) and not starts_ranks(command)
-
-
-def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    """It has adopted nothing, so that the end of its input ends it."""
-    assert guardian.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        guardian.stdin.close()
-    guardian.wait(timeout=_READY_S)
 
 
 def shell_status(returncode: int) -> int:

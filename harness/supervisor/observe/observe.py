@@ -58,9 +58,6 @@ class ObservedJob:
             policy=policy,
         )
 
-    def run(self) -> Ending:
-        return self.watch.run()
-
     def resolved_spec(self) -> RunSpec:
         """With as many ranks as were seen; written down, as the report is about it."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.count)
@@ -107,7 +104,7 @@ class ObservedJob:
 
     def _was_asked_to_end(self) -> bool:
         asked_ns = self.relay.asked_to_end_ns
-        if asked_ns is None or not ended_as_asked(self.guest.status(), asked_ns, time.monotonic_ns()):
+        if asked_ns is None or not ended_as_asked(self.guest.child.wait(), asked_ns, time.monotonic_ns()):
             return False
         self.watch.write("asked_to_end", t_s=(asked_ns - self.guest.origin_ns) / 1e9)
         return True

@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Board
 from nsa_harness.core.verdict.limits import started
 from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.procfs import alive, command_words
 from nsa_harness.supervisor.capture.syscalls import kernel_text
-from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks, alive
+from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 # Python programs that start ranks and are none, even where RANK is in their own environment.
@@ -49,14 +49,6 @@ def rank_of(pid: int) -> int | None:
     rank = procfs.environment(pid).get("RANK", "")
     words = command_words(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
-
-
-def command_words(pid: int) -> list[str]:
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    return [os.fsdecode(word) for word in raw.split(b"\0") if word]
 
 
 def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
@@ -118,7 +110,7 @@ class GuestRanks(Ranks):
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
         boards = dict(self._boards())
-        solo = [pid for pid, board in boards.items() if self._only_one(board)]
+        solo = [pid for pid, board in boards.items() if board.world_size == 1 and rank_of(pid) is None]
         found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
         if not found and solo:
             found = {0: min(solo)}
@@ -139,9 +131,6 @@ class GuestRanks(Ranks):
             pid = name.removesuffix(".board")
             if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.camera.board(int(pid))):
                 yield int(pid), board
-
-    def _only_one(self, board: Board) -> bool:
-        return board.world_size == 1 and rank_of(board.pid) is None
 
     def _from_outside(self, launcher: int) -> dict[int, int]:
         """Without boards (no probe, or no time yet to write one): RANK in environments, then whoever has torch."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,6 +26,11 @@ def adapter(of: type[Value]) -> TypeAdapter[Value]:
         _MADE[of] = TypeAdapter(of)
     made: TypeAdapter[Value] = _MADE[of]
     return made
+
+
+def mistakes(error: ValidationError) -> list[str]:
+    """ "outcomes.0.ranks: Input should be a valid integer"; the place and what is wrong there."""
+    return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:

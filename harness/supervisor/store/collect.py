@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from nsa_harness import protocol
 from nsa_harness.core.alignment.reasons import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
-from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot
 from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
 from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
@@ -26,9 +26,10 @@ from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Trouble
+from nsa_harness.core.scenario.program import Reported, Row
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
-from nsa_harness.supervisor.store.metrics import gates, last_number, training_metrics, whole
+from nsa_harness.supervisor.store.metrics import last_number, table, whole
 from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
 
@@ -134,10 +135,10 @@ _MAX_ORDER_BYTES = 8 << 20
 _Value = TypeVar("_Value")
 
 
-def collect(attempt: AttemptDir, spec: RunSpec, node: str) -> Evidence:
-    """The evidence of one attempt; also written to evidence/<node>.json."""
+def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json. `reported`: reads the program's own tables."""
     gather = _Gather(attempt=attempt, spec=spec)
-    evidence, text = bounded(gather.evidence(node))
+    evidence, text = bounded(gather.evidence(node, reported))
     try:
         own_folder(attempt.evidence)
         write_document(attempt.evidence / f"{node}.json", text)
@@ -171,14 +172,16 @@ class _Gather:
     def __post_init__(self) -> None:
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
-    def evidence(self, node: str) -> Evidence:
+    def evidence(self, node: str, reported: Reported | None) -> Evidence:
         journals = self.journals
+        metrics, rows = reported(self._table) if reported else ({}, ())
         exits = tuple(journals.exits())
         said = journals.said("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
         if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.traced)
-        self._write_step_ledger(ranks)
+        if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
         ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
@@ -199,24 +202,22 @@ class _Gather:
             last_progress_s=said.get("last_progress_s"),
             leftovers=tuple(journals.left("outlived")),
             undead=tuple(journals.left("left")),
-            metrics=training_metrics(self.attempt, self._note),
+            metrics=metrics,
             trouble=tuple(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
             gradient_order=first_out_of_order(self._orders()),
-            observed=journals.observed,
+            observed=bool(journals.said("observed")),
+            reported=rows,
         )
 
     # Ranks.
 
-    def _snapshots(self) -> Iterator[Snapshot]:
-        found = []
-        for path in self.attempt.dumps.glob("snapshot*.json"):
-            snapshot = self._read(path, adapter(Snapshot).validate_json)
-            if snapshot is not None:
-                found.append(brief(snapshot))
-        return iter(sorted(found, key=lambda snapshot: snapshot.number))
+    def _snapshots(self) -> list[Snapshot]:
+        paths = self.attempt.dumps.glob("snapshot*.json")
+        read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
+        return sorted((brief(one) for one in read if one is not None), key=lambda snapshot: snapshot.number)
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
         home = self.attempt.rank(rank)
@@ -242,25 +243,20 @@ class _Gather:
             raised=self._raised(rank, home, errors),
             board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
             collectives=essential(collectives),
-            death_stacks=self._death_stacks(home),
+            death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
             traces=self._traces(rank, home),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
-            warned=self._warned(home),
+            # Of the whole log: Python says a warning once, near the beginning.
+            warned=warnings_of(log_lines(home / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
-            gates=gates(self.attempt.path / "gate_health.csv", self._note) if rank == 0 else (),
         )
-
-    def _write_step_ledger(self, ranks: Sequence[RankEvidence]) -> None:
-        rows = {rank.rank: rank.ledger for rank in ranks if rank.ledger}
-        if rows:
-            self._write(self.attempt.path / "step_ledger.txt", ledger_table(rows))
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
         path = home / "board"
@@ -284,10 +280,6 @@ class _Gather:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
-    def _death_stacks(self, home: Path) -> tuple[Stack, ...]:
-        path = home / "stacks.txt"
-        return parse_faulthandler(log_tail(path)) if path.exists() else ()
-
     def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
         path = home / "raised.json"
         record = self._read(path, json.loads, rank) if path.exists() else None
@@ -307,16 +299,15 @@ class _Gather:
         self.traced += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
 
-    def _warned(self, home: Path) -> tuple[str, ...]:
-        """Of the whole log: Python says a warning once, near the beginning."""
-        return warnings_of(log_lines(home / "stderr.log", _MAX_LINE))
-
     def _heartbeat_from_board(self, rank: int, board: Board) -> None:
         lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
         if lines:
             self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
 
     # Numbers and trouble.
+
+    def _table(self, name: str) -> list[Row] | None:
+        return table(self.attempt.path / name, self._note)
 
     def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
         """The program's own traces of when gradients arrived, where it wrote any."""

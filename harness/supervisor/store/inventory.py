@@ -10,7 +10,7 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.report import Artifact, CountedIn, ProgramFile
 from nsa_harness.core.reproduction import Reproduction
 from nsa_harness.supervisor.store.reading import opened
-from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
 
 _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
@@ -40,12 +40,10 @@ def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifac
 
 def _no_folder(attempt: AttemptDir) -> str:
     """A link may lead anywhere: a stored run may come from somebody else."""
-    if attempt.repro.is_symlink():
-        return "repro is a link, which is not followed"
     try:
-        attempt.repro.mkdir(exist_ok=True)
+        own_folder(attempt.repro)
     except OSError as error:
-        return f"repro cannot be made: {error.strerror}"
+        return f"repro {'is' if attempt.repro.is_symlink() else 'cannot be made:'} {error.strerror}"
     return ""
 
 

@@ -29,33 +29,19 @@ def sent_signals(
     guarded: Sequence[Mapping[str, Any]], log: str, memory: HostMemory | None, ranks: Mapping[int, int], origin_ns: int
 ) -> tuple[SentSignal, ...]:
     """Signals of the kernel's OOM killer, of torchrun (its log), of the guardian (its journal). By pid: `ranks`."""
-    found = [
-        *_of_kernel(memory, ranks),
-        *(_sent(pid, name, "torchrun", None, ranks) for pid, name in closing_signals(log)),
-        *_of_guardian(guarded, ranks, origin_ns),
+    # The kernel's log counts processes as the host does, in a container too: only those of the run count.
+    killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
+    found: list[tuple[int, str, str, float | None]] = [
+        (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
-    return tuple(found[:_MAX_SIGNALS])
-
-
-def _of_kernel(memory: HostMemory | None, ranks: Mapping[int, int]) -> Iterator[SentSignal]:
-    """Only what it did to processes of the run; in a container its log counts processes as the host does."""
-    for pid in killed_pids(memory.killed if memory else ()):
-        if pid in ranks:
-            yield _sent(pid, "SIGKILL", "kernel (out of memory)", None, ranks)
-
-
-def _of_guardian(
-    guarded: Sequence[Mapping[str, Any]], ranks: Mapping[int, int], origin_ns: int
-) -> Iterator[SentSignal]:
+    found += [(pid, name, "torchrun", None) for pid, name in closing_signals(log)]
     for record in guarded:
-        if record.get("event") == "signal" and "t_ns" in record:
-            at_s = (int(record["t_ns"]) - origin_ns) / 1e9
-            for pid in record.get("pids") or ():
-                yield _sent(pid, str(record.get("signal")), "harness", at_s, ranks)
-
-
-def _sent(pid: int, name: str, sender: str, at_s: float | None, ranks: Mapping[int, int]) -> SentSignal:
-    return SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
+        at_s = (int(record["t_ns"]) - origin_ns) / 1e9
+        found += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
+    return tuple(
+        SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
+        for pid, name, sender, at_s in found[:_MAX_SIGNALS]
+    )
 
 
 _KEPT_SAMPLES = 200
@@ -100,7 +86,8 @@ class Journals:
     def __post_init__(self) -> None:
         self.processes = list(self._sound(self.attempt.processes))
         self.watched = list(self._sound(self.attempt.watch))
-        self.origin_ns: int = self.said("origin").get("origin_ns", self._first_ns())
+        first_ns = next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
+        self.origin_ns: int = self.said("origin").get("origin_ns", first_ns)
         self.pids = self._rank_pids()
 
     def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
@@ -115,9 +102,6 @@ class Journals:
                 self._note(journal.name, f"{record['event']} without {', '.join(sorted(missing))}")
             else:
                 yield record
-
-    def _first_ns(self) -> int:
-        return next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
 
     def said(self, event: str) -> dict[str, Any]:
         """The last record of that kind; empty when there is none."""
@@ -178,10 +162,6 @@ class Journals:
         asked = self.said("asked_to_end").get("t_s")
         settled = standing[-1:] if standing and max(released, default=-1.0) < standing[-1] else []
         return [*settled, *([float(asked)] if asked is not None else [])]
-
-    @property
-    def observed(self) -> bool:
-        return bool(self.said("observed"))
 
     def retracted(self) -> Iterator[Retraction]:
         """Each proof with the release that followed it."""

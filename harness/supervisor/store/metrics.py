@@ -1,4 +1,4 @@
-"""Numbers that the program itself reported: its training.csv, its heartbeat, what it printed."""
+"""Numbers that the program itself reported: in its tables, in its heartbeat, in what it printed."""
 
 from __future__ import annotations
 
@@ -10,62 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.core.evidence.looks import AttentionGate
 from nsa_harness.core.plan import Expect
+from nsa_harness.core.scenario.program import Row
 from nsa_harness.supervisor.store.reading import log_tail, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
-_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
-_MAX_GATES = 256
 _MAX_TABLE_BYTES = 64 << 20
-_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 
 
-def training_metrics(attempt: AttemptDir, note: Callable[[str, str], None]) -> dict[str, float]:
-    """What the program reported about its training in training.csv, by the names that `expect.metrics` takes."""
-    path = attempt.path / "training.csv"
+def table(path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
+    """The rows of a CSV file, with numbers where cells are numbers; a cell of a torn line is not there."""
     if not path.exists():
-        return {}
+        return None
     try:
-        table = read_whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
-        rows = list(csv.DictReader(io.StringIO(table, newline="")))
+        text = read_whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, ValueError, csv.Error) as error:
         note(path.name, str(error))
-        return {}
-    columns = {
-        name: [v for row in rows if (v := _number(row.get(name))) is not None] for name in ("loss", *_LAST, *_MEAN)
-    }
-    found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
-    found |= {name: columns[name][-1:] for name in _LAST}
-    found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
-    return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
-
-
-def gates(path: Path, note: Callable[[str, str], None]) -> tuple[AttentionGate, ...]:
-    """The gates of the newest step in gate_health.csv; a torn last line does not count."""
-    try:
-        rows = list(csv.DictReader(log_tail(path).replace("\0", "").splitlines()))
-    except csv.Error as error:
-        note(path.name, str(error))
-        return ()
-    found = [gate for row in rows if (gate := _gate(row)) is not None]
-    return tuple(gate for gate in found if gate.step == max(one.step for one in found))[:_MAX_GATES]
-
-
-def _gate(row: dict[str, Any]) -> AttentionGate | None:
-    names = ("step", "layer", "mean", "std", "saturated_share")
-    step, layer, mean, deviation, share = (_number(row.get(name)) for name in names)
-    if None in (step, layer, mean, deviation, share) or not isinstance(row.get("branch"), str):
         return None
-    assert step is not None
-    assert layer is not None
-    assert mean is not None
-    assert deviation is not None
-    assert share is not None
-    branch = str(row["branch"])[:40]
-    return AttentionGate(
-        step=int(step), layer=int(layer), branch=branch, mean=mean, deviation=deviation, saturated_share=share
-    )
+    return [{name: _cell(text) for name, text in row.items() if name and text} for row in rows]
+
+
+def _cell(text: str) -> float | str:
+    number = _number(text)
+    return text if number is None else number
 
 
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:

@@ -61,7 +61,9 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
         return
     schema = document.get("schema")
     if schema != 1:
-        yield ("schema",), f"expected 1, got {shown(schema)}; {_next_step(schema)}"
+        newer = isinstance(schema, int | float) and schema > 1
+        what_now = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        yield ("schema",), f"expected 1, got {shown(schema)}; {what_now}"
         return
     try:
         spec = adapter(RunSpec).validate_json(text, strict=True)
@@ -71,12 +73,6 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
         )
     else:
         yield from _unknown(document, asdict(spec), ())
-
-
-def _next_step(schema: object) -> str:
-    if isinstance(schema, int | float) and schema > 1:
-        return "a newer nsa-harness wrote it: use that one"
-    return "run the scenario again with this version"
 
 
 def _words(message: str, given: object) -> str:

@@ -90,22 +90,22 @@ def create_run(parent: Path) -> RunDir:
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
     path.mkdir(parents=True)
-    _point_latest(parent, run_id)
+    aside = parent / f".latest.{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(run_id)
+    aside.replace(parent / "latest")
     return RunDir(path)
 
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
     """The run belongs to this process. Raises StoredRunError while another controller has it."""
-    lock = FileLock(run.lock)
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def find_run(path: Path | None, parent: Path) -> RunDir:
@@ -149,10 +149,3 @@ def write_document(path: Path, text: str) -> None:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-
-def _point_latest(parent: Path, run_id: str) -> None:
-    aside = parent / f".latest.{os.getpid()}"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(run_id)
-    aside.replace(parent / "latest")

@@ -35,7 +35,7 @@ class Ranks:
 
     @property
     def alive(self) -> dict[int, int]:
-        return {rank: pid for rank, pid in self.pids.items() if rank not in self.gone and alive(pid)}
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.gone and procfs.alive(pid)}
 
     @property
     def all_train(self) -> bool:
@@ -55,7 +55,7 @@ class Ranks:
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
         """Find each rank's process: the topmost below the launcher that was given the rank. Returns the new ones."""
-        if len(self.pids) == self.spec.ranks and all(map(alive, self.pids.values())):
+        if len(self.pids) == self.spec.ranks and all(map(procfs.alive, self.pids.values())):
             return []
         found = [new for stat in procfs.descendants(launcher) if (new := self._given(stat))]
         if not self.pids and self.spec.ranks == 1 and (alone := self._alone(launcher)):
@@ -80,7 +80,7 @@ class Ranks:
         if not rank.isdigit() or environment.get(protocol.ENV_RUN) != self.guarded.tag:
             return None
         known = self.pids.get(int(rank))
-        if known == stat.pid or stat.parent in self.pids.values() or (known is not None and alive(known)):
+        if known == stat.pid or stat.parent in self.pids.values() or (known is not None and procfs.alive(known)):
             return None
         self.pids[int(rank)] = stat.pid
         self.gone.discard(int(rank))
@@ -125,8 +125,3 @@ class Ranks:
             rss_bytes=self.peaks.get(rank),
             module=mark.name if mark else None,
         )
-
-
-def alive(pid: int) -> bool:
-    stat = procfs.read_stat(pid)
-    return stat is not None and stat.state not in "ZX"

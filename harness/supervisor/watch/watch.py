@@ -17,7 +17,7 @@ from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.verdict.limits import in_force
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import sampled
-from nsa_harness.supervisor.capture.node import watch_memory
+from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.launch.launch import Watchable
 from nsa_harness.supervisor.store.adapters import json_text, plain
@@ -56,15 +56,6 @@ class WatchPolicy:
     proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the boards, then proof
     observed: bool = False  # the job is not ours
-
-
-@dataclass(kw_only=True)
-class LauncherState:
-    """What the guardian has said of the launcher."""
-
-    pid: int | None = None
-    left_s: float | None = None
-    error: str | None = None  # why it could not be started
 
 
 @dataclass(kw_only=True)
@@ -129,7 +120,9 @@ class Watch:
     audience: WatchListener
     interrupted: Callable[[], bool]
     policy: WatchPolicy = field(default_factory=WatchPolicy)
-    launcher: LauncherState = field(default_factory=LauncherState)
+    launcher: int | None = None  # its process, when it left and why it could not be started, as the guardian says
+    launcher_left_s: float | None = None
+    launcher_error: str | None = None
     trains: bool = False  # every rank has left start-up
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
     grown_s: float = 0.0
@@ -141,7 +134,7 @@ class Watch:
         camera = Camera(origin_ns=self.guarded.origin_ns, boards=self.guarded.boards, dumps=dumps)
         self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, camera=camera)
         self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
-        self.memory = watch_memory()
+        self.memory = MemoryWatch()
         self.write("origin", origin_ns=self.guarded.origin_ns)
         if self.policy.observed:
             self.write("observed")
@@ -164,7 +157,7 @@ class Watch:
 
     def _look(self) -> Ending | None:
         now_s = self.now_s()
-        if self.launcher.error is not None:
+        if self.launcher_error is not None:
             return Ending.NOT_LAUNCHED
         if self._over(now_s):
             return self.policy.over()
@@ -176,13 +169,14 @@ class Watch:
             self.snapshots.take()
             return Ending.INTERRUPTED
         self.audience.phase(self.ranks.progress(now_s))
-        self._note_start()
+        if not self.trains and self.ranks.all_train:
+            self.trains = True
+            self.write("started")
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
             return self.policy.overdue()
-        if limits.deadline_s is not None and now_s >= _profiled_from_s(limits.deadline_s):
-            self._glance(now_s)
+        self._glance(now_s, limits.deadline_s)
         return self.policy.decide(now_s, limits) if self.policy.decide else self.suspicion(now_s, limits)
 
     @property
@@ -209,30 +203,25 @@ class Watch:
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            self.launcher.pid = event["pid"]
+            self.launcher = event["pid"]
         elif event["event"] == "failed":
-            self.launcher.error = event["error"]
+            self.launcher_error = event["error"]
         elif event["event"] == "exit":
-            if event["pid"] == self.launcher.pid:
-                self.launcher.left_s = self.now_s()
+            if event["pid"] == self.launcher:
+                self.launcher_left_s = self.now_s()
             self.ranks.left(event["pid"])
 
     def _over(self, now_s: float) -> bool:
         """The launcher has left, and so have the ranks, or they had their time to follow it."""
         if self.guarded.lost:
             return True
-        left_s = self.launcher.left_s
+        left_s = self.launcher_left_s
         return left_s is not None and (not self.ranks.alive or now_s - left_s > _RANKS_AFTER_LAUNCHER_S)
 
     def _discover(self) -> None:
-        if self.launcher.pid is not None:
-            for rank, pid in self.ranks.discover(self.launcher.pid):
+        if self.launcher is not None:
+            for rank, pid in self.ranks.discover(self.launcher):
                 self.write("rank", rank=rank, pid=pid)
-
-    def _note_start(self) -> None:
-        if not self.trains and self.ranks.all_train:
-            self.trains = True
-            self.write("started")
 
     # Suspicion, then proof.
 
@@ -279,8 +268,9 @@ class Watch:
             return SETTLE_S
         return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _LOOKS_PER_BUSY))
 
-    def _glance(self, now_s: float) -> None:
-        if self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
+    def _glance(self, now_s: float, deadline_s: float | None) -> None:
+        late = deadline_s is not None and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
+        if late and self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
             self.snapshots.glance()
 
     # The end.
@@ -297,14 +287,10 @@ class Watch:
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
         self.write("limits", **plain(self.limits))
         last_progress_s = self.ranks.last_progress_s()
-        self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher.error)
+        self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher_error)
 
     def write(self, event: str, **facts: Any) -> None:
         append_line(self.attempt.watch, {"event": event, "t_s": round(self.now_s(), 4), **facts})
-
-
-def _profiled_from_s(deadline_s: float) -> float:
-    return deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
 
 
 def _deciding(episode: list[Snapshot]) -> list[Snapshot]:

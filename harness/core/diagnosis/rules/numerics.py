@@ -28,7 +28,6 @@ _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
 _FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
 _GOES_ON = 0.6  # of the earlier slope
 _RISING = 0.8  # of all pairs of looks
-_GATE_SHUT, _GATE_SATURATED = 0.01, 0.99
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
@@ -144,7 +143,7 @@ def _amount(apart: float) -> str:
     return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
 
 
-@rule(RulePhase.SILENT, Cause.MEMORY_GROWTH, outranks=("gate_collapse",))
+@rule(RulePhase.SILENT, Cause.MEMORY_GROWTH, outranks=("dirty_exit",))
 def memory_growth(case: Case) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
     growing = [
@@ -284,28 +283,6 @@ def _left_behind(words: LastWords) -> str:
         "left": f"{words.name} objects were left to the resource tracker",
         "process group": "its process group was never destroyed",
     }.get(words.kind, words.name)
-
-
-@rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",))
-def gate_collapse(case: Case) -> Explanation | None:
-    """A branch of nsa whose gate is shut for practically every token."""
-    shut = [
-        gate
-        for rank in case.evidence.ranks
-        for gate in rank.gates
-        if gate.mean <= _GATE_SHUT and gate.saturated_share >= _GATE_SATURATED
-    ]
-    if not shut:
-        return None
-    first = min(shut, key=lambda gate: (gate.layer, gate.branch))
-    return explained(
-        Cause.GATE_COLLAPSE,
-        f"{counted(len(shut), 'gate')} shut for every token in step {first.step}: first branch {first.branch} of layer"
-        f" {first.layer}, mean {first.mean:.2g}",
-        place=Place(layer=first.layer, module=f"blocks.{first.layer}.attn"),
-        confidence=0.8,
-        proof=("gate_health.csv",),
-    )
 
 
 MATERIAL = 1e-4  # of the size of the parameters: more than another order of summation explains

@@ -22,7 +22,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Board
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 BOOTSTRAP = REPOSITORY / "harness" / "probe" / "bootstrap"
 PROGRAMS = REPOSITORY / "tests" / "programs"
 T = TypeVar("T")

@@ -1,0 +1,73 @@
+"""What nsa.train tells of itself in its own tables: the numbers of its training, and the gates of its attention."""
+
+from __future__ import annotations
+
+import math
+
+from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.report import Place
+from nsa_harness.core.scenario.program import Row, Table
+
+_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
+_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
+_MAX_GATES = 256
+_OF_A_GATE = ("step", "layer", "mean", "std", "saturated_share")
+_SHUT, _SATURATED = 0.01, 0.99
+
+
+def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
+    """Its metrics, by the names that `expect.metrics` takes, and the rows that the rule below reads."""
+    return _metrics(table), _gates(table)
+
+
+def _metrics(table: Table) -> dict[str, float]:
+    rows = table("training.csv")
+    if rows is None:
+        return {}
+    columns = {
+        name: [value for row in rows if isinstance(value := row.get(name), float)] for name in ("loss", *_LAST, *_MEAN)
+    }
+    found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
+    found |= {name: columns[name][-1:] for name in _LAST}
+    found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
+    return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+
+
+def _gates(table: Table) -> tuple[Row, ...]:
+    """One for each branch and layer, as the newest step had them; a torn last line does not count."""
+    whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
+    newest = max((float(row["step"]) for row in whole), default=None)
+    kept = [row for row in whole if row["step"] == newest][:_MAX_GATES]
+    return tuple({name: row[name] for name in _OF_A_GATE} | {"branch": str(row["branch"])[:40]} for row in kept)
+
+
+def _is_of_a_gate(row: Row) -> bool:
+    numbers = [row.get(name) for name in _OF_A_GATE]
+    return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+
+
+@rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
+def gate_collapse(case: Case) -> Explanation | None:
+    """A branch whose gate is shut for practically every token."""
+    shut = [
+        gate
+        for gate in case.evidence.reported
+        if float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
+    ]
+    if not shut:
+        return None
+    first = min(shut, key=lambda gate: (gate["layer"], gate["branch"]))
+    layer = int(first["layer"])
+    return explained(
+        Cause.GATE_COLLAPSE,
+        f"{counted(len(shut), 'gate')} shut for every token in step {int(first['step'])}: first branch"
+        f" {first['branch']} of layer {layer}, mean {float(first['mean']):.2g}",
+        place=Place(layer=layer, module=f"blocks.{layer}.attn"),
+        confidence=0.8,
+        proof=("gate_health.csv",),
+    )
+
+
+RULES = (gate_collapse,)
