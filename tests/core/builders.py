@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsa_harness.core.divergence.ledger import first_skipped
 
 from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.evidence.evidence import (
@@ -176,8 +175,7 @@ def stalled(*ranks: RankSnapshot, at_s: float = 20.0, **changes: Any) -> Evidenc
 
 
 def case(seen: Evidence) -> Case:
-    boards = {rank.rank: rank.board for rank in seen.ranks if rank.board}
-    return Case(evidence=seen, judgement=judge(seen), skipped=first_skipped(boards))
+    return Case(evidence=seen, judgement=judge(seen))
 
 
 def spec(**changes: Any) -> RunSpec:

@@ -8,7 +8,6 @@ from functools import cache
 from itertools import combinations
 
 from freeze import evidence_lines, evidence_of
-from nsa_harness.core.divergence.ledger import first_skipped
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.engine import RULES as OF_ANY_PROGRAM
@@ -29,8 +28,7 @@ def answers() -> dict[int, dict[RulePhase, dict[str, Explanation]]]:
 
 def _answers(line: str) -> Iterator[tuple[RulePhase, dict[str, Explanation]]]:
     evidence = evidence_of(json.loads(line))
-    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
-    case = Case(evidence=evidence, judgement=judge(evidence), skipped=first_skipped(boards))
+    case = Case(evidence=evidence, judgement=judge(evidence))
     for phase in asked(case):
         yield phase, {one.name: found for one in by_phase(RULES)[phase] if (found := one(case)) is not None}
 
