@@ -71,7 +71,7 @@ def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
 
 def parting_frames(case: Case, rank: int, other: int) -> tuple[list[Frame], tuple[Frame, Frame] | None]:
     """The frames of the program in which both ranks stand alike, from the outside in, and the first that differ."""
-    pairs = list(zip(_own_frames(case, rank), _own_frames(case, other), strict=False))
+    pairs = list(zip(own_frames(case, rank), own_frames(case, other), strict=False))
     at = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
     if at is None:
         return [one for one, _ in pairs], None
@@ -83,7 +83,8 @@ def in_one_function(one: Frame, other: Frame) -> bool:
     return (one.file, one.function) == (other.file, other.function)
 
 
-def _own_frames(case: Case, rank: int) -> list[Frame]:
+def own_frames(case: Case, rank: int) -> list[Frame]:
+    """Of the program, from the outside in."""
     known = case.rank(rank)
     frames = frames_of(case, known) if known else ()
     return [one for one in reversed(frames) if not is_library(one.file)]

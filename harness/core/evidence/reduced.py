@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.looks import Looks
-from nsa_harness.core.evidence.stacks import training_stack
+from nsa_harness.core.evidence.stacks import is_library, training_stack
 from nsa_harness.core.report import Trouble
 
 MAX_RANK_BYTES = 64 << 10  # of a node's evidence, for each of its ranks
@@ -135,9 +135,14 @@ def _stacks(stacks: Iterable[Stack], first: Iterable[Stack], keep: Keep) -> tupl
 
 
 def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
+    """The innermost ones tell what it waits for, and the program's own where it came from; libraries in between go."""
+    inner, outer = stack.frames[: keep.frames // 2], stack.frames[keep.frames // 2 :]
+    own = [frame for frame in outer if not is_library(frame.file)]
+    rest = keep.frames - len(inner) - len(own)
+    kept = own if rest < len(outer) - len(own) else outer
     return tuple(
         replace(frame, file=frame.file[-keep.text :], function=frame.function[: keep.text])
-        for frame in stack.frames[: keep.frames]
+        for frame in (*inner, *kept)[: 2 * keep.frames]
     )
 
 

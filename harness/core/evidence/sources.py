@@ -19,6 +19,7 @@ _RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|co
 _Loop = ast.For | ast.AsyncFor | ast.While
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Holder = ast.If | ast.ExceptHandler | _Loop | _Function
+_COUNTS = re.compile(r"(?:itertools\.)?(?:range|count)\(")
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -94,13 +95,48 @@ def statement(sources: Sequence[Source], place: Place) -> str | None:
     return None if kept is None or place.line is None else kept.text.splitlines()[place.line - kept.first].strip()[:200]
 
 
-def leaves_loop(sources: Sequence[Source], inside: Place | Frame, outside: Place | Frame) -> bool:
-    """In one function: a loop runs around the one line, and the other one lies behind it."""
-    kept = _excerpt(sources, inside.file, inside.line)
-    if kept is None or kept is not _excerpt(sources, outside.file, outside.line):
-        return False
-    loop = next((one for one in _around(kept, inside.line or 0) if isinstance(one, _Loop)), None)
-    return loop is not None and (outside.line or 0) + 1 - kept.first > (loop.end_lineno or 0)
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    file: str
+    line: int
+    last: int
+    function: str
+    of_items: bool  # it goes through something, and does not merely count
+    exits: tuple[Branch, ...]  # conditions and handlers that end it before its time
+
+
+def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
+    """Both lines lie in one stored function."""
+    kept = _excerpt(sources, one.file, one.line)
+    return kept is not None and kept is _excerpt(sources, other.file, other.line)
+
+
+def loops_around(sources: Sequence[Source], place: Place | Frame) -> tuple[Loop, ...]:
+    """Innermost first."""
+    kept = _excerpt(sources, place.file, place.line)
+    around = _around(kept, place.line or 0) if kept is not None else []
+    return tuple(_loop(kept, one) for one in around if kept is not None and isinstance(one, _Loop))
+
+
+def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place | Frame) -> tuple[Loop, ...]:
+    """In one function: the loops that run around the one line and that the other one lies behind, innermost first."""
+    if not same_function(sources, inside, outside):
+        return ()
+    return tuple(one for one in loops_around(sources, inside) if (outside.line or 0) > one.last)
+
+
+def _loop(kept: Source, one: _Loop) -> Loop:
+    items = not isinstance(one, ast.While) and not ast.unparse(one.iter).startswith(
+        ("range(", "count(", "itertools.count(")
+    )
+    return Loop(
+        file=kept.file,
+        line=one.lineno + kept.first - 1,
+        last=(one.end_lineno or one.lineno) + kept.first - 1,
+        function=_function(kept),
+        of_items=items,
+        exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
+    )
 
 
 def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
@@ -113,16 +149,15 @@ def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, .
     handlers = [_branch(kept, one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
     loop = next((one for one in around if isinstance(one, _Loop)), None)
     block = loop or next((one for one in around if isinstance(one, _Function)), None)
-    return (*tests, *handlers, *(_jumps(kept, block, place.line + 1 - kept.first) if block is not None else ()))
+    return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
 
 
-def _jumps(kept: Source, block: ast.AST, line: int) -> Iterator[Branch]:
-    """Conditions and handlers in front of the line that end with `continue`, `break`, `return` or `raise`."""
-    for one in ast.walk(block):
-        if isinstance(one, ast.If | ast.ExceptHandler) and (one.end_lineno or 0) < line:
-            jump = next((each for each in one.body if isinstance(each, _JUMPS)), None)
-            if jump is not None:
-                yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type)
+def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS) -> Iterator[Branch]:
+    """Conditions and handlers that end before the line with `continue`, `break`, `return` or `raise`."""
+    guards = (one for one in ast.walk(block) if isinstance(one, ast.If | ast.ExceptHandler))
+    for one in guards:
+        if (one.end_lineno or 0) <= line and any(isinstance(each, kinds) for each in one.body):
+            yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type)
 
 
 def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | None) -> Branch:
@@ -130,10 +165,14 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
     return Branch(
         file=kept.file,
         line=one.lineno + kept.first - 1,
-        function=next((each.name for each in ast.walk(_tree(kept.text)) if isinstance(each, _Function)), "<module>"),
+        function=_function(kept),
         text=lines[one.lineno - 1].strip().rstrip(":")[:120],
         of_rank=test is not None and _asks_rank(_tree(kept.text), test),
     )
+
+
+def _function(kept: Source) -> str:
+    return next((one.name for one in ast.walk(_tree(kept.text)) if isinstance(one, _Function)), "<module>")
 
 
 def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import permutations
 
-from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, left_routine
+from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -33,9 +33,9 @@ from nsa_harness.core.diagnosis.entries import (
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.diagnosis.progress import frames_of, in_one_function, parting_frames
-from nsa_harness.core.evidence.evidence import Board, Ending
-from nsa_harness.core.evidence.sources import Branch, branches, leaves_loop
+from nsa_harness.core.diagnosis.progress import frames_of, in_one_function, own_frames, parting_frames
+from nsa_harness.core.evidence.evidence import Board, Ending, Frame
+from nsa_harness.core.evidence.sources import Branch, Loop, branches, loops_around, loops_left, same_function
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -43,6 +43,7 @@ from nsa_harness.core.verdict.verdict import FailureKind
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _COMPARED = 16  # ranks, pair by pair
+_LATELY = 8  # events
 _LINKS = 4  # of a cycle, that a sentence names
 _CERTAIN, _LIKELY, _OPEN = 0.95, 0.8, 0.75
 
@@ -95,13 +96,14 @@ def calls_differ(case: Case) -> Explanation | None:
         return None
     if found is None:
         return _out_of_batches(case)
+    stands = _stands(case, found)
     if found.kind in _CALLS:
-        found = _by_loops(case, found)
-    why = next(_reasons(case, found))
+        found = _counted(found, stands)
+    why = next(_reasons(case, found, stands))
     cause = CAUSES[found.kind, why.reason]
     if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
         cause = Cause.RANK0_ONLY_COLLECTIVE
-    return _explained(case, found, why, cause)
+    return _explained(case, found, why, cause, stands)
 
 
 @rule(RulePhase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("calls_differ",))
@@ -163,9 +165,10 @@ def _left_before(case: Case, found: Difference) -> bool:
 # The reasons, the ones that explain most first.
 
 
-def _reasons(case: Case, found: Difference) -> Iterator[_Why]:
+def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
     for ask in (_gave_up_a_batch, _caught, _exhausted, _other_pace, _reduced_less):
-        if (why := ask(case, found)) is not None:
+        why = ask(case, found)
+        if why is not None and (ask is not _exhausted or _may_be_exhausted(why, stands)):
             yield why
     yield _Why(reason=R.NONE, ranks=found.ranks, said="")
 
@@ -228,6 +231,11 @@ def _exhausted(case: Case, _: Difference | None) -> _Why | None:
         place=finished.calls[0][1].place if finished.calls else None,
         step=finished.step + 1,
     )
+
+
+def _may_be_exhausted(why: _Why, stands: _Stands) -> bool:
+    """They left a loop over items that others are still in; where there is no source, their batches alone tell."""
+    return not stands.compared or all(rank in stands.left and stands.left[rank].of_items for rank in why.ranks)
 
 
 def _out_of_batches(case: Case) -> Explanation | None:
@@ -315,20 +323,29 @@ def _usual_position(case: Case, rank: int, event: Event) -> int | None:
 # What is said.
 
 
-def _explained(case: Case, found: Difference, why: _Why, cause: Cause) -> Explanation:
+def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands) -> Explanation:
     ranks = why.ranks or found.ranks
     sure = found.where and found.who and not found.symmetric
     return explained(
         cause,
         f"{why.said}{shown_later(case, found)}" if why.said else f"{_claim(case, found)}{_alternatives(found)}",
         ranks=ranks,
-        place=why.place or _place(case, found, ranks),
+        place=_exit(stands, ranks) or why.place or _place(case, found, ranks),
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
         confidence=_CERTAIN if sure else _LIKELY if not found.symmetric else _OPEN,
         proof=(*(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
         parties=found.everyone,
     )
+
+
+def _exit(stands: _Stands, ranks: Sequence[int]) -> Place | None:
+    """Of ranks that left a loop early: what let them, or the loop."""
+    loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
+    if loop is None:
+        return None
+    line = loop.exits[0].line if loop.exits else loop.line
+    return Place(file=loop.file, line=line, function=loop.function)
 
 
 def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
@@ -363,18 +380,50 @@ def _branch(case: Case, found: Difference) -> Branch | None:
     return None
 
 
-def _by_loops(case: Case, found: Difference) -> Difference:
-    """Who stands behind a loop in which another rank still is has left it before: it went fewer rounds."""
-    ranks = [rank for rank in found.everyone if case.rank(rank) is not None]
-    left: set[int] = set()
-    for one, other in permutations(ranks[:_COMPARED], 2):
+@dataclass(frozen=True, kw_only=True)
+class _Stands:
+    """How the lines in which the ranks stand lie to each other in the function in which their ways part."""
+
+    left: Mapping[int, Loop]  # ranks that stand behind a loop in which another one still is, and the outermost of these
+    compared: bool  # the source of some pair was there to tell
+
+
+def _stands(case: Case, found: Difference) -> _Stands:
+    ranks = found.everyone[:_COMPARED]
+    left: dict[int, Loop] = {}
+    compared = False
+    for one, other in permutations(ranks, 2):
         _, apart = parting_frames(case, one, other)
-        if apart and in_one_function(*apart) and leaves_loop(case.evidence.sources, inside=apart[1], outside=apart[0]):
-            left.add(one)
-    if not left or len(left) == len(ranks):
+        if apart and in_one_function(*apart):
+            compared |= same_function(case.evidence.sources, *apart)
+            loops = loops_left(case.evidence.sources, inside=apart[1], outside=apart[0])
+            loop = loops[-1] if loops else _loop_of_calls(case, found, one, other, apart[1])
+            left |= {one: loop} if loop else {}
+    return _Stands(left=left if len(left) < len(ranks) else {}, compared=compared)
+
+
+def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: Frame) -> Loop | None:
+    """Deeper than the line at which they part the other one is in a loop that has an exit, and calls what this one did
+    until just now."""
+    mine, theirs = found.event(one), found.event(other)
+    if mine is None or theirs is None or mine.site == theirs.site:
+        return None
+    line = case.timelines[one].events
+    before = line[: index_of(line, mine)][-_LATELY:]
+    if all(event.site != theirs.site for event in before):
+        return None
+    frames = own_frames(case, other)
+    deeper = frames[frames.index(below) + 1 :]
+    loops = (loop for frame in deeper for loop in loops_around(case.evidence.sources, frame))
+    return next((loop for loop in loops if loop.exits), None)
+
+
+def _counted(found: Difference, stands: _Stands) -> Difference:
+    """Who stands behind a loop in which another rank still is has left it before: it went fewer rounds."""
+    if not stands.left:
         return found
-    event = next((event for rank, event in found.entered if rank not in left), None)
-    return replace(found, kind=K.COUNT, ranks=tuple(sorted(left)), expected=event, who=True, where=False)
+    event = next((event for rank, event in found.entered if rank not in stands.left), None)
+    return replace(found, kind=K.COUNT, ranks=tuple(sorted(stands.left)), expected=event, who=True, where=False)
 
 
 def _step(found: Difference) -> int | None:
