@@ -75,6 +75,9 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     apart = {one.group for one in calls} if board and board.zero_ns is None else set()
     series = _unbroken([one for one in collectives if one.group not in apart])
     numbered = [replace(one, even=one.op in even) for one in _numbered(board, series)]
+    if board and board.calls and board.calls[0].number > 1:
+        # Of what is older than the calls that are kept nobody knows whether it was called from Python.
+        numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
     joined = {one.call.number for one in numbered if one.call}
     alone = [_called(one, even) for one in calls if one.number not in joined]
     if any(not one.called for one in numbered):

@@ -27,7 +27,7 @@ def first_departure(board: Board) -> Departure | None:
     made = [_site(one) for one in calls]
     for number in range(1, len(made)):
         usual = due(made[:number], number)
-        if usual and made[usual.at] != made[number] and made[number] in made[usual.at + 1 : number]:
+        if usual and usual.kept and made[usual.at] != made[number] and made[number] in made[usual.at + 1 : number]:
             return Departure(due=calls[usual.at], after=calls[number - 1])
     return None
 

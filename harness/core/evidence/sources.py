@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from textwrap import dedent
 
@@ -19,7 +19,8 @@ _RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|co
 _Loop = ast.For | ast.AsyncFor | ast.While
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Holder = ast.If | ast.ExceptHandler | _Loop | _Function
-_COUNTS = re.compile(r"(?:itertools\.)?(?:range|count)\(")
+_COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
+_SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)\.")
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -32,6 +33,8 @@ class Branch:
     function: str
     text: str  # "if rank == 0", "except ValueError", "continue"
     of_rank: bool  # the condition asks who it is
+    leaves: bool  # it lies before the line, and what it holds leaves the loop or the function
+    varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
 
 
 def places_of(evidence: Evidence) -> dict[str, set[int]]:
@@ -152,15 +155,36 @@ def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, .
     return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
 
 
+def deciding(sources: Sequence[Source], reached: Place | Frame, other: Place | Frame | None) -> Branch | None:
+    """Why one line was reached, and gone around by whoever stands on another line of the function, or is out of it: the
+    nearest condition around it that is not around both, else the last one before it that may leave its loop."""
+    if other is not None and not same_function(sources, reached, other):
+        return None
+    shared = {one.line for one in branches(sources, other)} if other is not None else set()
+    own = [one for one in branches(sources, reached) if one.line not in shared or one.leaves]
+    own = [one for one in own if one.varies] or own
+    around = [one for one in own if not one.leaves]
+    return around[0] if around else own[-1] if own else None
+
+
 def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS) -> Iterator[Branch]:
-    """Conditions and handlers that end before the line with `continue`, `break`, `return` or `raise`."""
-    guards = (one for one in ast.walk(block) if isinstance(one, ast.If | ast.ExceptHandler))
-    for one in guards:
-        if (one.end_lineno or 0) <= line and any(isinstance(each, kinds) for each in one.body):
-            yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type)
+    """Conditions and handlers that leave the block before the line, or begin it anew."""
+    for one, nested in _guards(block, nested=False):
+        leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
+        if (one.end_lineno or 0) <= line and any(isinstance(each, leaves) for each in one.body):
+            yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
 
 
-def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | None) -> Branch:
+def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
+    """In the order of the lines, without those of functions inside; and whether they lie in a loop of their own."""
+    for one in ast.iter_child_nodes(block):
+        if isinstance(one, ast.If | ast.ExceptHandler):
+            yield one, nested
+        if not isinstance(one, _Function | ast.Lambda):
+            yield from _guards(one, nested=nested or isinstance(one, _Loop))
+
+
+def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
     lines = kept.text.splitlines()
     return Branch(
         file=kept.file,
@@ -168,11 +192,48 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
         function=_function(kept),
         text=lines[one.lineno - 1].strip().rstrip(":")[:120],
         of_rank=test is not None and _asks_rank(_tree(kept.text), test),
+        leaves=leaves,
+        varies=test is None or _varies(_tree(kept.text), test),
     )
 
 
 def _function(kept: Source) -> str:
     return next((one.name for one in ast.walk(_tree(kept.text)) if isinstance(one, _Function)), "<module>")
+
+
+def _varies(tree: ast.AST, test: ast.expr) -> bool:
+    counters = {
+        each.id
+        for one in ast.walk(tree)
+        if isinstance(one, ast.For) and isinstance(one.iter, ast.Call) and _COUNTS.match(ast.unparse(one.iter))
+        for each in _first_names(one.target)
+    }
+    settings = {id(each) for one in ast.walk(test) if isinstance(one, ast.Attribute) for each in ast.walk(one.value)
+                if _SETTING.search(ast.unparse(one))}  # fmt: skip
+    names = [one for one in ast.walk(test) if isinstance(one, ast.Name) and id(one) not in settings]
+    return any(one.id not in counters and not one.id.isupper() for one in names)
+
+
+def _first_names(target: ast.expr) -> Iterator[ast.Name]:
+    """Of what enumerate gives the number alone."""
+    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+    return (one for one in ast.walk(first) if isinstance(one, ast.Name))
+
+
+def handlers(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
+    """Around the line, or beside it in its innermost loop: where an exception may have been caught before it, at the
+    statement by which the handler goes on, if it has one."""
+    kept = _excerpt(sources, place.file, place.line)
+    if kept is None:
+        return ()
+    around = _around(kept, place.line or 0)
+    block = next((one for one in around if isinstance(one, _Loop)), next(iter(around[-1:]), None))
+    found = [one for one, _ in _guards(block, nested=False) if isinstance(one, ast.ExceptHandler)] if block else []
+    jumps = (next((each for each in one.body if isinstance(each, _JUMPS)), one) for one in found)
+    return tuple(
+        replace(_branch(kept, one, one.type), line=jump.lineno + kept.first - 1)
+        for one, jump in zip(found, jumps, strict=True)
+    )
 
 
 def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:

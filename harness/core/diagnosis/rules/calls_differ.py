@@ -35,7 +35,16 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, in_one_function, own_frames, parting_frames
 from nsa_harness.core.evidence.evidence import Board, Ending, Frame
-from nsa_harness.core.evidence.sources import Branch, Loop, branches, loops_around, loops_left, same_function
+from nsa_harness.core.evidence.sources import (
+    Branch,
+    Loop,
+    branches,
+    deciding,
+    handlers,
+    loops_around,
+    loops_left,
+    same_function,
+)
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -67,6 +76,7 @@ class _Why:
     said: str
     place: Place | None = None
     step: int | None = None
+    besides: str = ""  # behind what is said of the difference itself
 
 
 K, R = DifferenceKind, Reason
@@ -99,11 +109,12 @@ def calls_differ(case: Case) -> Explanation | None:
     stands = _stands(case, found)
     if found.kind in _CALLS:
         found = _counted(found, stands)
-    why = next(_reasons(case, found, stands))
+    found, branch = _by_rank(case, found)
+    why = next(_reasons(case, found, stands)) if branch is None else _only_if(found, branch)
     cause = CAUSES[found.kind, why.reason]
     if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
         cause = Cause.RANK0_ONLY_COLLECTIVE
-    return _explained(case, found, why, cause, stands)
+    return _explained(case, found, why, cause, stands, sure=branch is not None and stands.compared)
 
 
 @rule(RulePhase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("calls_differ",))
@@ -173,6 +184,16 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
     yield _Why(reason=R.NONE, ranks=found.ranks, said="")
 
 
+def _only_if(found: Difference, branch: Branch) -> _Why:
+    place = _place_of(branch)
+    besides = f"; reached only {branch.text}{at(place)}"
+    return _Why(reason=R.NONE, ranks=found.ranks, said="", place=place, besides=besides)
+
+
+def _place_of(branch: Branch) -> Place:
+    return Place(file=branch.file, line=branch.line, function=branch.function)
+
+
 def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     """Its steps show it: it began again in one of them, and came to its end a batch before the others."""
     gave_up = case.abandoned_batch
@@ -201,14 +222,22 @@ def _caught(case: Case, found: Difference) -> _Why | None:
         new = (one for one in own if one.type not in others and not (event and one.place == event.place))
         first = next((one for one in new if step in (one.step, one.step + 1)), None)
         if first is not None:
+            caught_at = _handler(case, rank)
             return _Why(
                 reason=R.CAUGHT,
                 ranks=(rank,),
-                said=f"rank {rank} raised {first.type}{at(first.place)} in step {first.step}, caught it and went on",
-                place=first.place,
+                said=f"rank {rank} raised {first.type}{at(first.place)} in step {first.step}, caught it{at(caught_at)}"
+                " and went on",
+                place=caught_at or first.place,
                 step=first.step,
             )
     return None
+
+
+def _handler(case: Case, rank: int) -> Place | None:
+    """The nearest `except` to where the rank stands."""
+    known = (one for frame in reversed(own_frames(case, rank)) for one in handlers(case.evidence.sources, frame))
+    return next((_place_of(one) for one in known), None)
 
 
 def _printed(case: Case, rank: int) -> str:
@@ -323,12 +352,14 @@ def _usual_position(case: Case, rank: int, event: Event) -> int | None:
 # What is said.
 
 
-def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands) -> Explanation:
+def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands, *, sure: bool) -> Explanation:
     ranks = why.ranks or found.ranks
-    sure = found.where and found.who and not found.symmetric
+    sure = sure or (found.where and found.who and not found.symmetric)
     return explained(
         cause,
-        f"{why.said}{shown_later(case, found)}" if why.said else f"{_claim(case, found)}{_alternatives(found)}",
+        f"{why.said}{shown_later(case, found)}"
+        if why.said
+        else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
         ranks=ranks,
         place=_exit(stands, ranks) or why.place or _place(case, found, ranks),
         step=why.step or _step(found),
@@ -350,11 +381,14 @@ def _exit(stands: _Stands, ranks: Sequence[int]) -> Place | None:
 
 def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     """Where the fix belongs: the branch that leads there, else the line at which the ways of the ranks part."""
-    branch = _branch(case, found)
-    if branch is not None:
-        return Place(file=branch.file, line=branch.line, function=branch.function)
     others = [rank for rank in found.everyone if rank not in found.ranks]
     alike, apart = parting_frames(case, ranks[0], others[0]) if others and ranks else ([], None)
+    if apart is not None and in_one_function(*apart):
+        reached, other = apart if found.kind is K.EXTRA else apart[::-1]
+        whose = ranks[0] if found.kind is K.EXTRA else others[0]
+        branch = deciding(case.evidence.sources, reached, other) or _deeper(case, whose, reached)
+        if branch is not None:
+            return _place_of(branch)
     if alike and apart is not None and not in_one_function(*apart):
         return place_of(case, ranks[0], alike[-1])
     if found.kind in (K.MISSING, K.COUNT) and found.expected is not None:
@@ -364,20 +398,35 @@ def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     return event_place(case, ranks[0], event) if event else None
 
 
-def _branch(case: Case, found: Difference) -> Branch | None:
-    """The condition on the rank around the call, or around a caller's line that leads to it."""
-    if found.kind not in _CALLS:
-        return None
+def _deeper(case: Case, rank: int, reached: Frame) -> Branch | None:
+    """The other rank went through the same function before and is out of it: what decides there is deeper."""
+    frames = own_frames(case, rank)
+    below = frames[frames.index(reached) + 1 :] if reached in frames else []
+    known = (deciding(case.evidence.sources, frame, None) for frame in below)
+    return next((branch for branch in known if branch is not None), None)
+
+
+def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
+    """The condition on the rank around a call, or around a caller's line that leads to it: the others never make it."""
+    if found.kind not in _CALLS or found.kind is K.COUNT:
+        return found, None
     for rank, event in found.entered:
-        lines = [event.place] if event.called and event.place else []
-        stands = case.rank(rank)
-        frames = frames_of(case, stands) if stands and not event.done else ()
-        callers = [Place(file=one.file, line=one.line) for one in frames if not is_library(one.file)]
-        known = (one for line in [*lines, *callers] for one in branches(case.evidence.sources, line))
-        of_rank = next((one for one in known if one.of_rank), None)
-        if of_rank is not None:
-            return of_rank
-    return None
+        branch = _branch(case, rank, event)
+        if branch is not None:
+            made = tuple(other for other, one in found.entered if one.site == event.site)
+            others = tuple(other for other in found.everyone if other not in made)
+            if 0 < len(others) < len(made):
+                return replace(found, kind=K.MISSING, ranks=others, expected=event), branch
+            return replace(found, kind=K.EXTRA, ranks=made, expected=None), branch
+    return found, None
+
+
+def _branch(case: Case, rank: int, event: Event) -> Branch | None:
+    stands = case.rank(rank) if not event.done else None
+    callers = [one for one in frames_of(case, stands) if not is_library(one.file)] if stands else []
+    lines: list[Place | Frame] = [event.place] if event.called and event.place else []
+    known = (one for line in [*lines, *callers] for one in branches(case.evidence.sources, line))
+    return next((one for one in known if one.of_rank), None)
 
 
 @dataclass(frozen=True, kw_only=True)
