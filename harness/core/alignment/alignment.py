@@ -282,6 +282,7 @@ def _usual(track: _Track, event: Event, field: Field) -> tuple[int, object]:
 class _Step:
     """How a rank's event stands to its own rounds before."""
 
+    known: bool  # something was due
     keeps: bool  # it is what was due
     skips: bool  # in the rounds before it came later
     new: bool
@@ -294,6 +295,7 @@ def _step(line: Sequence[Event], event: Event) -> _Step:
     found = due(sites, at)
     keeps = found is not None and sites[found.at] == sites[at]
     return _Step(
+        known=found is not None,
         keeps=keeps,
         skips=found is not None and not keeps and comes_later(sites, found, at, sites[at]),
         new=sites[at] not in sites[:at],
@@ -378,7 +380,11 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
         return late
     missing = replace(late, kind=DifferenceKind.MISSING, ranks=tuple(track.rank for track in passed))
     if any(one.site == expected.site for track in absent for one in track.line):
-        kept = all(_step(entered[rank].line, event).keeps for rank, event in events.items())
+        steps = {rank: _step(entered[rank].line, event) for rank, event in events.items()}
+        again = tuple(rank for rank, step in steps.items() if step.known and not step.keeps)
+        if again and len(again) <= len(passed):
+            return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
+        kept = all(step.keeps for step in steps.values())
         return replace(missing, who=kept and all(len(track.before(expected)) >= KEPT for track in passed))
     if len(entered) <= len(passed) and not any(len(entered[rank].before(event)) for rank, event in events.items()):
         # Nobody ever made it before.

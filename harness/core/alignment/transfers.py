@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nsa_harness import protocol
 from nsa_harness.core.alignment.routine import KEPT, due
 from nsa_harness.core.evidence.evidence import Board, Call
+from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +20,17 @@ class Departure:
 
 
 def first_departure(board: Board) -> Departure | None:
-    """The call that was due where the rank first went on to what comes later in its rounds; None = it kept to them.
+    """The transfer that was due where the rank first went on to what comes later in its rounds; None = it kept to them.
 
-    Calls from Python only, transfers included. A call that it never made before is the end of a loop, no departure.
+    Calls from Python only. A call that it never made before is the end of a loop, no departure.
     """
     calls = _calls(board)
     made = [_site(one) for one in calls]
     for number in range(1, len(made)):
         usual = due(made[:number], number)
-        if usual and usual.kept and made[usual.at] != made[number] and made[number] in made[usual.at + 1 : number]:
+        if usual is None or calls[usual.at].op not in TRANSFERS:
+            continue
+        if made[usual.at] != made[number] and made[number] in made[usual.at + 1 : number]:
             return Departure(due=calls[usual.at], after=calls[number - 1])
     return None
 

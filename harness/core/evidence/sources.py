@@ -129,9 +129,8 @@ def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place 
 
 
 def _loop(kept: Source, one: _Loop) -> Loop:
-    items = not isinstance(one, ast.While) and not ast.unparse(one.iter).startswith(
-        ("range(", "count(", "itertools.count(")
-    )
+    counts = None if isinstance(one, ast.While) else _COUNTS.match(ast.unparse(one.iter))
+    items = not isinstance(one, ast.While) and (counts is None or counts[0].startswith("enumerate"))
     return Loop(
         file=kept.file,
         line=one.lineno + kept.first - 1,

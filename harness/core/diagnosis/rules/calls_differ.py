@@ -491,6 +491,8 @@ def _claim(case: Case, found: Difference) -> str:
         return (
             f"{who} skipped {event_text(case, others[0], expected)}{of_step}, which {ranks_text(others)} entered{went}"
         )
+    if found.kind is K.COUNT and own is not None and found.event(found.ranks[0]) is expected:
+        return f"{who} entered {event_text(case, found.ranks[0], own)}{of_step} once more than in its rounds before"
     if found.kind is K.COUNT:
         still = f", which entered {event_text(case, others[0], expected)}" if expected is not None and others else ""
         stay = [rank for rank in found.everyone if rank not in found.ranks]
