@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
-from nsa_harness.core.alignment.timeline import Event, Field, Timeline, field_apart, value
+from nsa_harness.core.alignment.timeline import Event, Field, Timeline, Token, field_apart, value
 from nsa_harness.core.evidence.evidence import Board
 
 Members = tuple[int, ...]
@@ -212,7 +212,7 @@ def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
     """With what each would do next by its own routine behind what it did: else a difference at the end stays open."""
     return tuple(
         one
-        for one in repairs([*other.events, *_next(other)], [*reference.events, *_next(reference)])
+        for one in repairs(_foreseen(other), _foreseen(reference))
         if one.left < len(other.events) and one.right < len(reference.events)
     )
 
@@ -220,10 +220,11 @@ def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
 _FORESEEN = 8  # events
 
 
-def _next(track: _Track) -> Sequence[Event]:
-    """What followed wherever the rank stood as it stands."""
-    found = due([_key(one) for one in track.events], len(track.events))
-    return track.events[found.at : found.at + _FORESEEN] if found else ()
+def _foreseen(track: _Track) -> tuple[Token, ...]:
+    """What it entered, and what followed wherever it stood as it stands."""
+    found = due(tuple(_key(one) for one in track.events), len(track.events))
+    events = [*track.events, *(track.events[found.at : found.at + _FORESEEN] if found else ())]
+    return tuple(one.token for one in events)
 
 
 def _key(event: Event) -> tuple[object, ...]:
@@ -292,7 +293,7 @@ class _Step:
 
 def _step(line: Sequence[Event], event: Event) -> _Step:
     sites, at = _with_steps(line, event)
-    found = due(sites, at)
+    found = due(tuple(sites), at)
     keeps = found is not None and sites[found.at] == sites[at]
     return _Step(
         known=found is not None,

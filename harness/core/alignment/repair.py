@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-from nsa_harness.core.alignment.timeline import Event, field_apart
+from nsa_harness.core.alignment.timeline import Token, field_apart
 
 _HORIZON = 256  # events behind the first difference that are laid side by side
 _BAND = 12  # by how many events one side may be ahead
@@ -34,29 +35,32 @@ class Repair:
 _Cost = tuple[int, int]  # of all edits; minus the events shared
 
 
-def repairs(left: Sequence[Event], right: Sequence[Event]) -> tuple[Repair, ...]:
+@lru_cache(maxsize=1024)  # in a large world most ranks did the same
+def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
     """The first edits of the cheapest ways; several where they cannot be told apart, none where nothing is wrong.
 
     A side that ends has not come further, which costs nothing. What something confirms goes before what nothing does.
     """
-    left, right = left[:_HORIZON], right[:_HORIZON]
+    begin = next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if not _pairs(one, other)), None)
+    if begin is None:
+        return ()
+    left, right = left[begin : begin + _HORIZON], right[begin : begin + _HORIZON]
     cost = _costs(left, right)
     i = j = 0
     while i < len(left) and j < len(right):
         if _pairs(left[i], right[j]):
             i, j = i + 1, j + 1
             continue
-        found = [
-            Repair(edit=edit, left=i, right=j, confirmed=-cost[to][1]) if edit else None
-            for edit, to in _cheapest(left, right, i, j, cost)
-        ]
-        if None not in found:
-            return tuple(one for one in found if one is not None)
+        found = _cheapest(left, right, i, j, cost)
+        if all(edit for edit, _ in found):
+            return tuple(
+                Repair(edit=edit, left=begin + i, right=begin + j, confirmed=-cost[to][1]) for edit, to in found if edit
+            )
         i, j = i + 1, j + 1
     return ()
 
 
-def _costs(left: Sequence[Event], right: Sequence[Event]) -> dict[tuple[int, int], _Cost]:
+def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
     """Of making what follows (i, j) compatible, within the band; what is not in it is too far apart."""
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
@@ -76,7 +80,7 @@ def _after(price: int, cost: _Cost) -> _Cost:
 
 
 def _cheapest(
-    left: Sequence[Event], right: Sequence[Event], i: int, j: int, cost: dict[tuple[int, int], _Cost]
+    left: Sequence[Token], right: Sequence[Token], i: int, j: int, cost: dict[tuple[int, int], _Cost]
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
     ways = [(edit, to, _after(price, cost[to])) for edit, price, to in _ways(left, right, i, j) if to in cost]
     confirmed = [one for one in ways if one[2][1]] or ways
@@ -85,7 +89,7 @@ def _cheapest(
 
 
 def _ways(
-    left: Sequence[Event], right: Sequence[Event], i: int, j: int
+    left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
     """(edit, price, where it leads); no edit is one operation from two lines, which pairs."""
     harmless = left[i].called and right[j].called and left[i].op == right[j].op and _alike(left[i], right[j])
@@ -100,9 +104,9 @@ def _ways(
     return ways
 
 
-def _pairs(one: Event, other: Event) -> bool:
+def _pairs(one: Token, other: Token) -> bool:
     return one.site == other.site and _alike(one, other)
 
 
-def _alike(one: Event, other: Event) -> bool:
+def _alike(one: Token, other: Token) -> bool:
     return field_apart(one, other) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 KEPT = 2  # times that it was done before, from which on it is a routine
 
@@ -20,7 +21,8 @@ class Due:
         return self.times >= KEPT
 
 
-def due(sites: Sequence[Hashable], at: int) -> Due | None:
+@lru_cache(maxsize=4096)  # in a large world most ranks did the same
+def due(sites: tuple[Hashable, ...], at: int) -> Due | None:
     """What is due at `at`; None where the rank never stood there, or went on in different ways from alike pasts."""
     alike = {here: _alike(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
     if not alike:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from math import prod
+from typing import NamedTuple
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board, Call, Collective
@@ -21,6 +22,18 @@ _EVEN = frozenset({
     "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
 })  # fmt: skip
 _EVEN_ON_GLOO = _EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+
+
+class Token(NamedTuple):
+    """What an event is compared by: equal ones are the same call with the same arguments."""
+
+    site: tuple[object, ...]
+    op: str
+    called: bool
+    elements: int
+    dtype: str
+    root: int | None
+    even: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +59,10 @@ class Event:
     @property
     def transfer(self) -> bool:
         return self.op in TRANSFERS
+
+    @property
+    def token(self) -> Token:
+        return Token(self.site, self.op, self.called, self.elements, self.dtype, self.root, self.even)
 
     @property
     def site(self) -> tuple[object, ...]:
@@ -199,13 +216,13 @@ class Field(StrEnum):
     ROOT = "root"
 
 
-def value(event: Event, field: Field) -> int | str | None:
+def value(event: Event | Token, field: Field) -> int | str | None:
     if field is Field.ROOT:
         return event.root
     return event.elements if field is Field.SHAPE else event.dtype
 
 
-def field_apart(one: Event, other: Event) -> Field | None:
+def field_apart(one: Event | Token, other: Event | Token) -> Field | None:
     """The first field in which two entries of one operation may not differ."""
     if one.op != other.op:
         return None

@@ -27,7 +27,7 @@ def first_departure(board: Board) -> Departure | None:
     calls = _calls(board)
     made = [_site(one) for one in calls]
     for number in range(1, len(made)):
-        usual = due(made[:number], number)
+        usual = due(tuple(made[:number]), number)
         if usual is None or calls[usual.at].op not in TRANSFERS:
             continue
         if made[usual.at] != made[number] and made[number] in made[usual.at + 1 : number]:
