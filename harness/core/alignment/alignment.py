@@ -443,6 +443,35 @@ def left_routine(line: Timeline, event: Event) -> bool:
     return not step.keeps and (step.skips or step.leaves)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """Where a rank ended up was not what its rounds before had there."""
+
+    due: Event  # as it was in an earlier round
+    made: Event  # its newest
+    times: int  # that what was due came there
+
+
+def departure(line: Timeline) -> Departure | None:
+    """None where the rank keeps to its rounds, or nothing was due."""
+    if not line.events:
+        return None
+    made = line.events[-1]
+    sites, at = _with_steps(line.events, made)
+    found = due(tuple(sites), at)
+    if found is None or sites[found.at] == sites[at]:
+        return None
+    usual = next((one for one in reversed(line.events[:-1]) if _key(one) == sites[found.at]), None)
+    return None if usual is None else Departure(due=usual, made=made, times=found.times)
+
+
+def last_round(line: Timeline) -> Event | None:
+    """The transfer before the newest event, where that is one it never made before: it went on from its rounds."""
+    before, newest = line.events[:-1], line.events[-1:]
+    new = bool(newest) and all(one.site != newest[0].site for one in before)
+    return next((one for one in reversed(before) if one.transfer), None) if new and len(before) >= KEPT else None
+
+
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
