@@ -106,6 +106,7 @@ class Loop:
     function: str
     of_items: bool  # it goes through something, and does not merely count
     exits: tuple[Branch, ...]  # conditions and handlers that end it before its time
+    skips: tuple[Branch, ...]  # handlers that go on to its next round
 
 
 def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
@@ -138,6 +139,7 @@ def _loop(kept: Source, one: _Loop) -> Loop:
         function=_function(kept),
         of_items=items,
         exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
+        skips=tuple(_handlers(kept, one)),
     )
 
 
@@ -227,12 +229,14 @@ def handlers(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, .
         return ()
     around = _around(kept, place.line or 0)
     block = next((one for one in around if isinstance(one, _Loop)), next(iter(around[-1:]), None))
-    found = [one for one, _ in _guards(block, nested=False) if isinstance(one, ast.ExceptHandler)] if block else []
-    jumps = (next((each for each in one.body if isinstance(each, _JUMPS)), one) for one in found)
-    return tuple(
-        replace(_branch(kept, one, one.type), line=jump.lineno + kept.first - 1)
-        for one, jump in zip(found, jumps, strict=True)
-    )
+    return tuple(_handlers(kept, block)) if block else ()
+
+
+def _handlers(kept: Source, block: ast.AST) -> Iterator[Branch]:
+    for one, nested in _guards(block, nested=False):
+        if isinstance(one, ast.ExceptHandler) and not nested:
+            jump = next((each for each in one.body if isinstance(each, _JUMPS)), one)
+            yield replace(_branch(kept, one, one.type), line=jump.lineno + kept.first - 1)
 
 
 def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:

@@ -181,6 +181,8 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
         why = ask(case, found)
         if why is not None and (ask is not _exhausted or _may_be_exhausted(why, stands)):
             yield why
+    if (why := _passed_over(case, found, stands)) is not None:
+        yield why
     yield _Why(reason=R.NONE, ranks=found.ranks, said="")
 
 
@@ -232,6 +234,20 @@ def _caught(case: Case, found: Difference) -> _Why | None:
                 step=first.step,
             )
     return None
+
+
+def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
+    """It went as many rounds of a loop as the others, and in one of them something was caught that it printed."""
+    rank = next((rank for rank in found.ranks if rank in stands.left and not stands.left[rank].exits), None)
+    if rank is None or not stands.left[rank].skips:
+        return None
+    others = [other for other in found.everyone if other not in found.ranks]
+    printed = _printed(case, rank)
+    if not printed or any(_printed(case, other) for other in others):
+        return None
+    place = _place_of(stands.left[rank].skips[0])
+    said = f"{ranks_text(found.ranks)} left a round of the loop out{at(place)}, where an exception is caught: {printed}"
+    return _Why(reason=R.CAUGHT, ranks=found.ranks, said=said, place=place)
 
 
 def _handler(case: Case, rank: int) -> Place | None:
@@ -361,7 +377,7 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         if why.said
         else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
         ranks=ranks,
-        place=_exit(stands, ranks) or why.place or _place(case, found, ranks),
+        place=_exit(case, found, stands, ranks) or why.place or _place(case, found, ranks),
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
         confidence=_CERTAIN if sure else _LIKELY if not found.symmetric else _OPEN,
@@ -370,12 +386,17 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
     )
 
 
-def _exit(stands: _Stands, ranks: Sequence[int]) -> Place | None:
-    """Of ranks that left a loop early: what let them, or the loop."""
+def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
+    """Of ranks that went fewer rounds of a loop, or more: what lets them out, or the loop."""
     loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
+    if loop is None and found.kind is K.COUNT:
+        around = (
+            one for frame in reversed(own_frames(case, ranks[0])) for one in loops_around(case.evidence.sources, frame)
+        )
+        loop = next(around, None)
     if loop is None:
         return None
-    line = loop.exits[0].line if loop.exits else loop.line
+    line = next((one.line for one in (*loop.exits, *loop.skips)), loop.line)
     return Place(file=loop.file, line=line, function=loop.function)
 
 
