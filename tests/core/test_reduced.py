@@ -23,7 +23,7 @@ from builders import (
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.adapters import evidence_text, json_text
 from nsa_harness.supervisor.store.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
@@ -66,13 +66,13 @@ def test_a_crowd_of_threads_fits_into_the_bound_and_that_is_said() -> None:
     assert len(json_text(whole)) > 10 * MAX_RANK_BYTES * ranks
     kept, text = bounded(whole)
     assert len(text.encode()) <= MAX_RANK_BYTES * ranks
-    assert text == json_text(kept)
+    assert text == evidence_text(kept)
     assert [one.what for one in kept.trouble].count("evidence") == 1
 
 
 def test_evidence_within_its_bound_stays_as_it_is() -> None:
     small = evidence(rank_evidence(0), rank_evidence(1))
-    assert bounded(small) == (small, json_text(small))
+    assert bounded(small) == (small, evidence_text(small))
 
 
 @pytest.mark.parametrize("keep", LEVELS)
