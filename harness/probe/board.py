@@ -21,6 +21,8 @@ _KIND_SHIFT = protocol.WHAT_KIND_SHIFT
 _pack_call = protocol.CALL.pack_into
 _number_at = protocol.U64.unpack_from
 _set_time = protocol.U64.pack_into
+_pack_total = protocol.TOTAL.pack_into
+_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
 # FNV-1a over 64 bits, a call at a time: cheap, and another order is another hash.
 _HASH_START, _HASH_FACTOR, _HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
@@ -122,10 +124,7 @@ class BoardWriter:
         """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
         try:
             now = _monotonic_ns()
-            slot = self._threads.events
-            if slot is None:
-                slot = self._threads.events = self._claim_slot()
-            self._write(slot, now, what)
+            self._write(self._events_slot(), now, what)
         except Exception as error:
             self._give_up(error)
 
@@ -150,7 +149,6 @@ class BoardWriter:
         place: int,
         elements: int,
         dtype: int,
-        *,
         key: int = 0,
         peer: int = -1,
         entered_ns: int | None = None,
@@ -166,9 +164,7 @@ class BoardWriter:
         number = next(self._call_numbers)
         now, tid = _monotonic_ns(), 0
         if what:
-            slot = self._threads.events
-            if slot is None:
-                slot = self._threads.events = self._claim_slot()
+            slot = self._events_slot()
             tid = slot[1]
             self._write(slot, now, what)
         _pack_call(
@@ -192,11 +188,13 @@ class BoardWriter:
         )
         return number
 
-    def leave_call(self, number: int) -> None:
+    def leave_call(self, number: int, what: int = 0) -> None:
         """... and has returned. A call that waited while 1024 others came and went has lost its place."""
-        at = _call_at(number)
+        now, at = _monotonic_ns(), _call_at(number)
+        if what:
+            self._write(self._events_slot(), now, what)
         if _number_at(self._memory, at)[0] == number:
-            _set_time(self._memory, at + protocol.CALL_LEFT_AT, _monotonic_ns())
+            _set_time(self._memory, at + _LEFT_AT, now)
 
     def count_call(self, group: int, call_hash: int) -> None:
         """Of a group, all that was ever called and in which order: what the ring of calls forgets."""
@@ -209,7 +207,7 @@ class BoardWriter:
                 total = self._totals[group] = [at, 0, _HASH_START]
             total[1] = calls = total[1] + 1
             total[2] = rolled = (total[2] ^ call_hash) * _HASH_FACTOR & _HASH_MASK
-            protocol.TOTAL.pack_into(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
+            _pack_total(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
 
     def node(self, place: int, caller: int) -> int:
         """The number of a line that was reached from `caller`, 0 = from nowhere; 0 when there is no room."""
@@ -279,6 +277,12 @@ class BoardWriter:
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
 
+    def _events_slot(self) -> list[int]:
+        slot = self._threads.events
+        if slot is None:
+            slot = self._threads.events = self._claim_slot()
+        return slot
+
     def _write(self, slot: list[int], now: int, what: int) -> None:
         position = self._position
         slot[2] = marks = slot[2] + 1
@@ -343,7 +347,7 @@ class BoardWriter:
 
 
 def _call_at(number: int) -> int:
-    return protocol.CALLS_AT + (number - 1) % protocol.CALLS * protocol.CALL.size
+    return _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
 
 
 def _new_file(path: str) -> mmap.mmap:

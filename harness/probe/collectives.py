@@ -60,6 +60,7 @@ OPERATIONS = (
 GROUP_MAKERS = frozenset(
     {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
 )
+GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}  # after these, None or an identity may mean another group
 BATCH = "batch_isend_irecv"
 # Two ranks that send each other something do not do the same.
 TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
@@ -127,11 +128,12 @@ class _Recorder:
         self._is_compiling = compiling_test(torch)
         self._groups = groups
         self._chains = Chains(board, waits.foreign)
+        self._group_strings: dict[int, int] = {}  # by identity, until a group is made or taken down
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, entered and left on the board. A collective inside another one is part of that one."""
-        said = CallArguments(self._torch, self._c10d, name, function)
+        said = CallArguments(self._torch, self._c10d, self._board, name, function)
         entered, returned = self._board.what("collective", name), self._board.what("returned", name)
         is_compiling, inside = self._is_compiling, self._waits.inside
         enter, leave, remember = self._enter, self._leave, self._remember
@@ -170,18 +172,18 @@ class _Recorder:
         peer = NOBODY
         try:
             place, chain, chain_hash = self._chains.of(sys._getframe(1))
-            group = self._board.string(said.group_name(arguments, options))
-            elements, kind = said.size(arguments, options)
-            dtype = self._board.string(kind)
-            peer = said.peer(arguments, options)
+            group = self._group_strings.get(id(said.group(arguments, options)), 0)
+            if not group or said.op == BATCH:
+                group = self._learn_group(said, arguments, options)
+            elements, dtype = said.size(arguments, options)
+            if said.peered:
+                peer = said.peer(arguments, options)
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
             flags = protocol.CALL_GRADIENTS if self._grad_enabled() else protocol.CALL_NO_GRADIENTS
-            op, board = self._board.string(said.op), self._board
-            number = board.enter_call(
-                op, group, place, elements, dtype, peer=peer, chain=chain, flags=flags, what=entered
-            )
+            board = self._board
+            number = board.enter_call(said.string, group, place, elements, dtype, 0, peer, None, chain, flags, entered)
             if said.hash:
                 board.count_call(group, (said.hash ^ chain_hash) + elements & ELEMENTS_MAX)
         except Exception as error:
@@ -192,12 +194,20 @@ class _Recorder:
     def _leave(self, number: int, returned: int, name: str) -> None:
         """Never raises. Where groups are made, the new ones are told."""
         try:
-            self._board.note(returned)
-            self._board.leave_call(number)
+            self._board.leave_call(number, returned)
         except Exception as error:
             self._trouble.note("collectives", error)
+        if name in GROUP_ENDERS:
+            self._group_strings.clear()
         if name in GROUP_MAKERS:
             self._look_around(name)
+
+    def _learn_group(self, said: CallArguments, arguments: Any, options: Any) -> int:
+        """Its name's string. Until one is made or taken down, torch's own tables hold on to every group."""
+        group, number = said.group(arguments, options), self._board.string(said.group_name(arguments, options))
+        if group is None or hasattr(group, "group_name"):
+            self._group_strings[id(group)] = number
+        return number
 
     def _remember(self, number: int, said: CallArguments, arguments: Any, options: Any, result: Any) -> None:
         """Never raises. A handle that was handed out is known by its call from here on."""
@@ -256,22 +266,25 @@ Find = Callable[[Any, Any], Any]
 class CallArguments:
     """What a call says of itself: group, payload, partner. Reads one function's calls, and changes nothing of them."""
 
-    def __init__(self, torch: Any, c10d: Any, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, torch: Any, c10d: Any, board: BoardWriter, name: str, function: Callable[..., Any]) -> None:
         self.op = name
+        self.string = board.string(name)
+        self._board = board
         self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
-        self._dtypes: dict[Any, str] = {}
-        self._group = _argument(function, "group") or _nothing
+        self._dtypes: dict[Any, int] = {}
+        self.group = _argument(function, "group") or _nothing
         self._payload = _argument(function, *PAYLOADS) or _nothing
         self._world_size = _argument(function, "world_size")
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
         self._partner_in_group = _argument(function, partner_in_group)
+        self.peered = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
         """A ProcessGroup, its name, a mesh of one axis, or (mesh, axis); "" for what is none of these."""
-        group = self._group(arguments, options)
+        group = self.group(arguments, options)
         if group is None and self.op == BATCH:
             group = next((item.group for item in self._operations(arguments, options)), None)
         if group is None:
@@ -285,28 +298,33 @@ class CallArguments:
             group = group.get_group()
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
-    def size(self, arguments: Any, options: Any) -> tuple[int, str]:
-        """Elements and type of what this rank gives; a size that is only a symbol while torch traces counts as 0.
+    def size(self, arguments: Any, options: Any) -> tuple[int, int]:
+        """Elements of what this rank gives, and the string of their type; a size that is only a symbol counts as 0.
 
         Whoever joins or makes a job gives nothing, and may say of how many ranks it is.
         """
-        expected = self._world_size(arguments, options) if self._world_size else None
-        if isinstance(expected, int):
-            return max(expected, 0), ""
+        if self._world_size is not None:
+            expected = self._world_size(arguments, options)
+            if isinstance(expected, int):
+                return max(expected, 0), 0
         payload = self._payload(arguments, options)
+        if type(payload) is self._tensor_type and payload.dtype in self._dtypes:  # most calls: no time for the general
+            return payload.numel(), self._dtypes[payload.dtype]
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
-        if items is payload:
-            items = [getattr(item, "tensor", item) for item in items]
-        tensors = [tensor for tensor in items if isinstance(tensor, self._tensor_type)]
-        if not tensors:
-            return 0, ""
-        elements, dtype = 0, tensors[0].dtype
+        given: list[Any] = [getattr(item, "tensor", item) for item in items]
+        return self._sum([tensor for tensor in given if isinstance(tensor, self._tensor_type)])
+
+    def _sum(self, tensors: list[Any]) -> tuple[int, int]:
+        elements = 0
         for tensor in tensors:
             size = tensor.numel()
-            elements += size if isinstance(size, int) else 0
-        if dtype not in self._dtypes:
-            self._dtypes[dtype] = str(dtype).replace("torch.", "")
-        return min(elements, ELEMENTS_MAX), self._dtypes[dtype]
+            if isinstance(size, int):  # while torch traces it may be a symbol
+                elements += size
+        dtype = tensors[0].dtype if tensors else None
+        string = self._dtypes.get(dtype)
+        if string is None:
+            string = self._dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
+        return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
         """The global rank of the partner or root; of a batch the one that all its operations have, else nobody."""
@@ -315,10 +333,8 @@ class CallArguments:
             return int(partner)
         in_group = self._partner_in_group(arguments, options) if self._partner_in_group else None
         if in_group is not None:
-            group = self._group(arguments, options) or self._c10d.GroupMember.WORLD
+            group = self.group(arguments, options) or self._c10d.GroupMember.WORLD
             return int(self._c10d.get_global_rank(group, in_group))
-        if self.op != BATCH:
-            return NOBODY
         peers = {peer for _, peer in self.operations(arguments, options)}
         return peers.pop() if len(peers) == 1 else NOBODY
 
