@@ -307,7 +307,7 @@ class CallArguments:
             expected = self._world_size(arguments, options)
             if isinstance(expected, int):
                 return max(expected, 0), 0
-        payload = self._payload(arguments, options)
+        payload: Any = self._payload(arguments, options)
         if type(payload) is self._tensor_type and payload.dtype in self._dtypes:  # most calls: no time for the general
             return payload.numel(), self._dtypes[payload.dtype]
         items = payload if isinstance(payload, (list, tuple)) else (payload,)

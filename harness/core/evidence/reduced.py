@@ -42,7 +42,7 @@ LEVELS = (
 
 
 # How many calls of a rank are kept where they fit, and of each group as many entries of the recorder.
-HISTORIES = (1024, 512, 256, 96)
+HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:

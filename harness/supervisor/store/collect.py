@@ -150,13 +150,12 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
     """The evidence and its JSON, reduced as far as its bound asks for."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    ways: list[Callable[[], Evidence]] = [
-        *(partial(with_history, evidence, calls) for calls in HISTORIES),
-        *(partial(reduced, evidence, keep) for keep in LEVELS),
-    ]
-    for way in ways:
-        kept = way()
-        text = evidence_text(kept)
+    histories = [partial(with_history, evidence, calls) for calls in HISTORIES]
+    levels = [partial(reduced, evidence, keep) for keep in LEVELS]
+    text = evidence_text(kept := histories[-1]())
+    # What is too long with the shortest history is so for its stacks: no longer one is tried.
+    for way in histories if len(text.encode()) <= limit_bytes else levels:
+        text = evidence_text(kept := way())
         if len(text.encode()) <= limit_bytes:
             break
     return kept, text
