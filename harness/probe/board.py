@@ -120,13 +120,20 @@ class BoardWriter:
         except Exception as error:
             self._give_up(error)
 
-    def note(self, what: int) -> None:
-        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
+    def note(self, what: int, now: int = 0) -> int:
+        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it.
+
+        The result is the thread's native id, 0 where nothing can be written.
+        """
         try:
-            now = _monotonic_ns()
-            self._write(self._events_slot(), now, what)
+            slot = self._threads.events
+            if slot is None:
+                slot = self._threads.events = self._claim_slot()
+            self._write(slot, now or _monotonic_ns(), what)
+            return slot[1]
         except Exception as error:
             self._give_up(error)
+            return 0
 
     def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
@@ -162,11 +169,8 @@ class BoardWriter:
         thread that calls, it notes that as well.
         """
         number = next(self._call_numbers)
-        now, tid = _monotonic_ns(), 0
-        if what:
-            slot = self._events_slot()
-            tid = slot[1]
-            self._write(slot, now, what)
+        now = _monotonic_ns()
+        tid = self.note(what, now) if what else 0
         _pack_call(
             self._memory,
             _call_at(number),
@@ -192,7 +196,7 @@ class BoardWriter:
         """... and has returned. A call that waited while 1024 others came and went has lost its place."""
         now, at = _monotonic_ns(), _call_at(number)
         if what:
-            self._write(self._events_slot(), now, what)
+            self.note(what, now)
         if _number_at(self._memory, at)[0] == number:
             _set_time(self._memory, at + _LEFT_AT, now)
 
@@ -276,12 +280,6 @@ class BoardWriter:
         """Add a flag to the end record."""
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
-
-    def _events_slot(self) -> list[int]:
-        slot = self._threads.events
-        if slot is None:
-            slot = self._threads.events = self._claim_slot()
-        return slot
 
     def _write(self, slot: list[int], now: int, what: int) -> None:
         position = self._position

@@ -12,9 +12,9 @@ from typing import Any
 from .. import protocol
 from . import imports
 from .board import BoardWriter
+from .chains import Chains
 from .groups import Groups
 from .hooks import compiling_test
-from .places import Chains
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -205,7 +205,7 @@ class _Recorder:
     def _learn_group(self, said: CallArguments, arguments: Any, options: Any) -> int:
         """Its name's string. Until one is made or taken down, torch's own tables hold on to every group."""
         group, number = said.group(arguments, options), self._board.string(said.group_name(arguments, options))
-        if group is None or hasattr(group, "group_name"):
+        if group is None or group in self._c10d._world.pg_names:
             self._group_strings[id(group)] = number
         return number
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from .. import protocol
 from .board import BoardWriter
+from .chains import Chains
 from .names import ModuleNames
-from .places import Chains, chain, foreign_code, innermost, place_text
+from .places import chain, foreign_code, innermost, place_text
 from .trouble import TroubleLog
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark

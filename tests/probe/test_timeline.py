@@ -13,7 +13,7 @@ from nsa_harness.core.alignment.timeline import comparable, timeline
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Loader, Mode
 from nsa_harness.probe.board import BoardWriter
-from nsa_harness.probe.places import KNOWN_LIMIT, Chains
+from nsa_harness.probe.chains import KNOWN_LIMIT, Chains
 
 GUEST = PROGRAMS / "guest_timeline.py"
 # The ancient ones have layout 1, which is not read.
