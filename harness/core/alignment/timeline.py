@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -10,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board, Call, Collective
+from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame
 from nsa_harness.core.evidence.steps import SETUP, call_of, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
@@ -55,6 +56,7 @@ class Event:
     position: int | None  # training marks since that step began
     call: Call | None = None
     collective: Collective | None = None
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = not known, or not so
 
     @property
     def transfer(self) -> bool:
@@ -69,7 +71,8 @@ class Event:
         """Which call of the program this is, whatever it is called with. Below Python only the sizes tell."""
         if not self.called:
             return (self.group, self.op, self.elements)
-        return (self.group, self.op, self.place.file if self.place else None, self.place.line if self.place else None)
+        line = (self.place.file, self.place.line) if self.place else (None, None)
+        return (self.group, self.op, *line, self.chain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +87,25 @@ class Timeline:
         return tuple(one for one in self.events if one.group == group and not one.transfer)
 
 
+def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
+    """With the callers of those calls alone of which every rank knows them: a line stays one line elsewhere."""
+    bare = {one.site for line in timelines.values() for one in line.events if not one.chain}
+    return {
+        rank: replace(
+            line, events=tuple(short if (short := replace(one, chain=())).site in bare else one for one in line.events)
+        )
+        for rank, line in timelines.items()
+    }
+
+
 def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], backend: str) -> Timeline:
-    """From both sources: what the recorder numbered, and what the board knows of the same calls and of others."""
+    """From both sources: what the recorder numbered, and what the board knows of the same calls and of others.
+
+    What other threads call than the one that trains is no part of it.
+    """
     even = _EVEN_ON_GLOO if backend == "gloo" else _EVEN
-    calls = [one for one in board.calls if _matters(one)] if board else []
+    trains = _training_tid(board) if board else None
+    calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
     # Without a common clock nobody knows which call a number belongs to.
     apart = {one.group for one in calls} if board and board.zero_ns is None else set()
     series = _unbroken([one for one in collectives if one.group not in apart])
@@ -96,6 +114,7 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
         # Of what is older than the calls that are kept nobody knows whether it was called from Python.
         numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
     joined = {one.call.number for one in numbered if one.call}
+    numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
     alone = [_called(one, even) for one in calls if one.number not in joined]
     if any(not one.called for one in numbered):
         # Without what lay between them below Python, older calls are no timeline.
@@ -103,8 +122,31 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
-        whole=(not calls or calls[0].number == 1) and all(one.seq == 1 for one in _first_of_each(series)),
+        whole=_kept_all(board, calls) and all(one.seq == 1 for one in _first_of_each(series)),
     )
+
+
+def _training_tid(board: Board) -> int | None:
+    """The thread that trains: autograd's own threads mark only backward, one that fetches ahead only data."""
+    marked = [one for one in board.marks if one.kind in TRAINING]
+    trains = [one.tid for one in marked if one.tid == board.pid or one.kind not in ("backward", "data")]
+    if not trains and any(one.tid == board.pid for one in board.calls):
+        return board.pid
+    return trains[0] if trains else None
+
+
+def _is_of(call: Call, tid: int | None) -> bool:
+    return tid is None or call.tid is None or call.tid == tid
+
+
+def _kept_all(board: Board | None, calls: Sequence[Call]) -> bool:
+    """By what each group counted, where that is known; else by the number of the oldest call."""
+    if board is None or not board.counts:
+        return not calls or calls[0].number == 1
+    kept = Counter(
+        one.group for one in board.calls if operation(one) not in TRANSFERS and not one.op.startswith(protocol.WAIT)
+    )
+    return all(total.calls <= kept[group] for group, total in board.counts.items())
 
 
 def _matters(call: Call) -> bool:
@@ -176,6 +218,7 @@ def _entered(board: Board | None, one: Collective) -> Event:
         step=call.step,
         position=call.position,
         call=call,
+        chain=call.chain,
     )
 
 
@@ -202,6 +245,7 @@ def _called(call: Call, even: frozenset[str]) -> Event:
         step=call.step,
         position=call.position,
         call=call,
+        chain=call.chain,
     )
 
 

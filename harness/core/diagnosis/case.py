@@ -19,7 +19,7 @@ from nsa_harness.core.alignment.reasons import (
     first_step_of_difference,
     other_pace,
 )
-from nsa_harness.core.alignment.timeline import Timeline, timeline
+from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, user_frame
@@ -54,10 +54,12 @@ class Case:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        return {
-            rank.rank: timeline(rank.rank, rank.board, collectives_of(self.evidence, rank), self.backend)
-            for rank in self.evidence.ranks
-        }
+        return comparable(
+            {
+                rank.rank: timeline(rank.rank, rank.board, collectives_of(self.evidence, rank), self.backend)
+                for rank in self.evidence.ranks
+            }
+        )
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:

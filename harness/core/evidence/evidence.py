@@ -29,6 +29,15 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A collective called from Python, from the board."""
 
@@ -44,6 +53,9 @@ class Call:
     position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
     peer: int | None = None  # global rank of a point-to-point partner, or of the root of a broadcast, gather and so on
     key: str = ""  # what a store wait waits for
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led here, innermost first; () = not known
+    grad: bool | None = None  # what is computed there is recorded for a backward pass; None = not known
+    tid: int | None = None  # native id of the thread that called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,33 @@ class CaughtException:
     step: int
     type: str
     place: Place | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallCount:
+    """Of one process group all that was ever called, transfers and waits left out, whatever was kept of it."""
+
+    calls: int
+    hash: int  # equal on ranks that did the same in the same order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """A DataLoader, and how far its newest iterator is."""
+
+    number: int  # in the order in which they were first used
+    iterators: int  # so far; more than one = it was restarted
+    batches: int  # that the newest one gave
+    ended: bool  # the newest one has no more
+    chain: tuple[Frame, ...] = ()  # the program's own lines that made it, innermost first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How the newest forward ran that was inside no other one."""
+
+    training: bool  # module.training
+    gradients: bool
 
 
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
@@ -69,15 +108,6 @@ class Ending(StrEnum):
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
     RESTARTED = "restarted"  # an observed job's own launcher ended these ranks and started others in their place
     DETACHED = "detached"  # the harness only looked, and the job runs on
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One Python frame."""
-
-    file: str
-    line: int
-    function: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +192,9 @@ class Board:
     autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
+    counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
+    loaders: tuple[Loader, ...] = ()
+    mode: Mode | None = None
 
     @property
     def newest(self) -> Mark | None:

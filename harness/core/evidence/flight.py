@@ -80,7 +80,7 @@ def parse_flight(text: str) -> tuple[Collective, ...]:
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
-def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP) -> tuple[Collective, ...]:
     """The newest of each group and all that are not completed: what the question "who waits for whom" needs."""
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:
@@ -88,7 +88,7 @@ def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     kept = {
         (collective.group, collective.seq)
         for group in newest.values()
-        for collective in [*group[-_KEPT_PER_GROUP:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
+        for collective in [*group[-newest_kept:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
     }
     return tuple(one for one in collectives if (one.group, one.seq) in kept)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Frame, RankEvidence, RankSnapshot, Snapshot, Stack
+from nsa_harness.core.evidence.flight import essential
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.stacks import is_library, training_stack
@@ -38,6 +39,30 @@ LEVELS = (
     Keep(stacks=3, frames=12, tasks=8, ends=6, children=3, calls=16, samples=20, snapshots=2, text=160),
     Keep(stacks=1, frames=8, tasks=4, ends=2, children=1, calls=8, samples=8, snapshots=2, text=100),
 )
+
+
+# How many calls of a rank are kept where they fit, and of each group as many entries of the recorder.
+HISTORIES = (1024, 768, 512, 256, 96)
+
+
+def with_history(evidence: Evidence, calls: int) -> Evidence:
+    """With the newest calls of each rank alone, from the beginning of a step on, and what the recorder has of them."""
+    ranks = (
+        replace(
+            rank,
+            board=replace(rank.board, calls=_whole_steps(rank.board.calls, calls)) if rank.board else None,
+            collectives=essential(rank.collectives, calls),
+        )
+        for rank in evidence.ranks
+    )
+    return replace(evidence, ranks=tuple(ranks))
+
+
+def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
+    """Of a single step the newest."""
+    kept = calls[-most:]
+    before = calls[-most - 1].step if len(calls) > most else None
+    return tuple(one for one in kept if one.step != before) or kept
 
 
 def brief(snapshot: Snapshot) -> Snapshot:

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,13 +22,13 @@ from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
-from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.scenario.program import Reported, Row
-from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.supervisor.store.adapters import adapter, evidence_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import last_number, table, whole
 from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
@@ -127,7 +128,6 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 
 _MAX_DOCUMENT_BYTES = 64 << 20
-_KEPT_CALLS = 96
 _MAX_LINE = 4096
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
@@ -149,14 +149,15 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
     """The evidence and its JSON, reduced as far as its bound asks for."""
-    text = json_text(evidence)
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    kept = evidence
-    for keep in LEVELS:
+    histories = [partial(with_history, evidence, calls) for calls in HISTORIES]
+    levels = [partial(reduced, evidence, keep) for keep in LEVELS]
+    text = evidence_text(kept := histories[-1]())
+    # What is too long with the shortest history is so for its stacks: no longer one is tried.
+    for way in histories if len(text.encode()) <= limit_bytes else levels:
+        text = evidence_text(kept := way())
         if len(text.encode()) <= limit_bytes:
             break
-        kept = reduced(evidence, keep)
-        text = json_text(kept)
     return kept, text
 
 
@@ -241,8 +242,8 @@ class _Gather:
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
             raised=self._raised(rank, home, errors),
-            board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
-            collectives=essential(collectives),
+            board=board,
+            collectives=essential(collectives, HISTORIES[0]),
             death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
