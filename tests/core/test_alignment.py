@@ -103,9 +103,7 @@ def test_operations_whose_sizes_rightly_differ_do_not_part_the_ranks(op: str) ->
 
 @pytest.mark.parametrize(("backend", "kinds"), [("gloo", [SHAPE]), ("nccl", [])])
 def test_an_uneven_all_gather_parts_the_ranks_on_gloo_only(backend: str, kinds: list[DifferenceKind]) -> None:
-    known = [
-        (board(calls=(call(1, "all_gather", elements=size, left_s=None),)), ()) for size in (4, 9)
-    ]
+    known = [(board(calls=(call(1, "all_gather", elements=size, left_s=None),)), ()) for size in (4, 9)]
     assert [one.kind for one in found(*known, backend=backend)] == kinds
 
 
@@ -119,7 +117,10 @@ def test_a_number_that_only_one_rank_still_remembers_is_no_missing_one() -> None
 
 
 def test_ranks_are_compared_from_the_first_number_that_all_of_them_hold() -> None:
-    long, short_one = recorded(*done(*range(1, 9)), collective(9)), recorded(*done(5, 6, 7, 8), collective(9, "barrier"))
+    long, short_one = (
+        recorded(*done(*range(1, 9)), collective(9)),
+        recorded(*done(5, 6, 7, 8), collective(9, "barrier")),
+    )
     one = only(long, short_one)
     assert (one.group, one.expected and one.expected.seq, one.ranks) == ("0", 9, (1,))
 
@@ -364,9 +365,7 @@ def test_ranks_that_count_their_steps_otherwise_from_the_beginning_are_no_round_
     made = [replace(one, step=one.step + 3) for one in rounds([REDUCE], 4)]
     lap = [replace(one, collective=None) for one in run(made, rounds([REDUCE], 4)).timelines[0].events]
     assert lap[0].step == 4
-    lines = {
-        rank: replace(one, whole=False) for rank, one in run(made, rounds([REDUCE], 4)).timelines.items()
-    }
+    lines = {rank: replace(one, whole=False) for rank, one in run(made, rounds([REDUCE], 4)).timelines.items()}
     assert differences(lines, {"0": ((0, 1),)}, {}) == ()
 
 
@@ -409,9 +408,7 @@ def test_of_many_ranks_that_are_beyond_a_call_the_one_that_stands_in_it_made_it_
 def kept(*steps: int, **changes: Any) -> Board:
     """A rank that made the reduction in these steps; it stands in the last one."""
     calls = [call(number, step=step, position=5, entered_s=float(step)) for number, step in enumerate(steps, start=1)]
-    return marked(
-        step=steps[-1], position=5, **{"calls": (*calls[:-1], replace(calls[-1], left_s=None)), **changes}
-    )
+    return marked(step=steps[-1], position=5, **{"calls": (*calls[:-1], replace(calls[-1], left_s=None)), **changes})
 
 
 def test_who_made_the_call_in_the_steps_before_and_is_beyond_it_now_left_it_out() -> None:
@@ -564,7 +561,9 @@ def test_the_order_in_which_ranks_are_given_changes_nothing(
 
 @settings(deadline=None)
 @given(_BODIES, _COUNTS, _RANKS, st.integers(0, 24), st.booleans())
-def test_ranks_that_did_the_same_never_part(body: list[Made], count: int, ranks: int, came: int, recorder: bool) -> None:
+def test_ranks_that_did_the_same_never_part(
+    body: list[Made], count: int, ranks: int, came: int, recorder: bool
+) -> None:
     made = rounds(body, count)[: came + 1]
     ran = run(*[made] * ranks, recorder=recorder)
     assert ran.differences() == ()
