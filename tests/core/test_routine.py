@@ -67,8 +67,7 @@ def test_in_a_periodic_history_the_next_of_the_round_is_due(body: list[int], rou
     assert found is not None
     assert sites[found.at] == body[len(sites) % len(body)]
     assert found.times == sum(
-        (one, following) == (sites[-1], body[len(sites) % len(body)])
-        for one, following in itertools.pairwise(sites)
+        (one, following) == (sites[-1], body[len(sites) % len(body)]) for one, following in itertools.pairwise(sites)
     )
 
 
