@@ -553,6 +553,34 @@ def test_an_exception_of_another_time_or_of_all_ranks_explains_nothing(rank: int
     assert main(caught_by(rank, step)).code == "rank_conditional_collective"
 
 
+# A loop that went round again without a step.
+
+
+def went_round(**of_rank_1: Any) -> Evidence:
+    """Both ranks broadcast at the start of each step; rank 1 does it again, while rank 0 trains in the next step."""
+    sync = [
+        call(step + 1, "broadcast", place=line(48), step=step, entered_s=1.0 + step, left_s=1.2 + step)
+        for step in (0, 1)
+    ]
+    again = replace(sync[-1], number=3, entered_s=2.5, left_s=None)
+    facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
+    boards = (
+        board(mark("backward", step=2, position=6, at_s=3.0), calls=tuple(sync), **facts),
+        board(mark("step", step=1, at_s=2.0), calls=(*sync, again), **facts, **of_rank_1),
+    )
+    before = [entered(1, 1.1, "broadcast", retired=True), entered(2, 2.1, "broadcast", retired=True)]
+    return hung(*boards, collectives=[[*before, entered(3, 2.6)], [*before, entered(3, 2.6, "broadcast")]])
+
+
+def test_a_call_once_more_without_a_step_between_is_that_of_the_rank_that_made_it() -> None:
+    assert main(went_round()).ranks == (1,)
+
+
+def test_an_exception_before_a_call_once_more_is_the_batch_that_was_given_up() -> None:
+    found = main(went_round(caught=(CaughtException(step=1, type="ValueError", place=line(31)),)))
+    assert (found.code, found.ranks, found.place) == ("swallowed_exception", (1,), line(31))
+
+
 # The backward pass that one rank left and the others did not.
 
 
