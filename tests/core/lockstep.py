@@ -16,6 +16,9 @@ from nsa_harness.core.report import Place
 ZERO_NS = 1_800_000_000_000_000_000  # the clock of the recorder, as the ranks were launched
 
 
+_RECORDED = {"torch.float32": "Float", "torch.float64": "Double", "torch.float16": "Half"}  # in the recorder's words
+
+
 def line(number: int, function: str = "step") -> Place:
     return Place(file=USER, line=number, function=function)
 
@@ -60,12 +63,13 @@ class Run:
         return differences(timelines, groups_of(timelines, boards), boards)
 
 
-def run(*programs: Sequence[Made], recorder: bool = True, backend: str = "gloo") -> Run:
+def run(*programs: Sequence[Made], recorder: bool | Sequence[bool] = True, backend: str = "gloo") -> Run:
     """Every rank enters its next call when all have left theirs; a rank without a next one has ended its program."""
     stop = next(
         (at for at in range(max(map(len, programs))) if not _all_pair([one[at : at + 1] for one in programs])), None
     )
-    known = {rank: _rank(rank, made, stop, recorder) for rank, made in enumerate(programs)}
+    recorders = [recorder] * len(programs) if isinstance(recorder, bool) else recorder
+    known = {rank: _rank(rank, made, stop, recorders[rank]) for rank, made in enumerate(programs)}
     return Run(
         timelines={rank: timeline(rank, made, entries, backend) for rank, (made, entries) in known.items()},
         boards={rank: made for rank, (made, _) in known.items()},
@@ -81,7 +85,7 @@ def _rank(rank: int, made: Sequence[Made], stop: int | None, recorder: bool) -> 
     came = made if stop is None else made[: stop + 1]
     calls = [_call(at, one, at == stop) for at, one in enumerate(came)]
     entries = tuple(
-        entered(at + 1, at + 1.1, one.op, sizes=((one.elements,),), dtypes=(one.dtype,), retired=at != stop)
+        entered(at + 1, at + 1.1, one.op, sizes=((one.elements,),), dtypes=(_RECORDED[one.dtype],), retired=at != stop)
         for at, one in enumerate(came)
     )
     last = came[-1] if came else Made()

@@ -183,6 +183,7 @@ def test_the_majority_is_right_and_between_equally_many_nobody_is() -> None:
 
 REDUCE, GATHER, BARRIER = Made(), Made(op="all_gather", line=41), Made(op="barrier", line=45, elements=0)
 BODY = [REDUCE, GATHER, BARRIER]
+MADE = rounds(BODY, 3)
 OTHER = Made(op="broadcast", line=99, root=0)
 
 
@@ -347,6 +348,15 @@ def test_in_the_first_step_below_python_there_is_no_order_to_hold_against() -> N
 def test_where_no_rank_did_what_is_due_nobody_is_told_to_have_left_out_something() -> None:
     one = only(order(1, 2, 3, 4, 1, 4), order(1, 2, 3, 4, 1, 3))
     assert (one.ranks, one.who) == ((0, 1), False)
+
+
+# One of them by the recorder, and another one, that was killed, by its calls alone.
+
+
+def test_a_rank_whose_recorder_is_lost_made_the_same_calls_all_the_same() -> None:
+    assert run(MADE, MADE, recorder=[True, False]).differences() == ()
+    (one,) = run(MADE, without(6, MADE), recorder=[True, False]).differences()
+    assert (one.kind, one.ranks) == (MISSING, (1,))
 
 
 # A round ahead.
