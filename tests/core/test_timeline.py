@@ -83,6 +83,11 @@ def test_it_says_whether_it_goes_back_to_the_beginning(made: Board, entries: lis
     assert of(made, *entries).whole is whole
 
 
+def test_what_made_the_groups_is_no_event_and_yet_shows_that_nothing_is_missing_before_the_first_one() -> None:
+    """As in every program: its first call makes the default group."""
+    assert of(clocked(call(1, "init_process_group"), call(2, entered_s=3.0))).whole
+
+
 def test_calls_older_than_what_is_known_below_python_are_left_out() -> None:
     """What lay between them below Python is lost, so they are no timeline."""
     old, new = call(1, entered_s=1.0, left_s=1.1), call(2, "barrier", entered_s=3.0, left_s=3.1)
