@@ -275,6 +275,13 @@ def test_who_gives_another_size_or_type_than_each_time_before_is_told(
     assert (one.kind, one.ranks, one.who) == (kind, (1,), True)
 
 
+def test_what_each_would_do_next_by_its_routine_confirms_a_difference_in_the_very_last_event() -> None:
+    made = rounds(BODY, 3)
+    other = replace(made[6], dtype="torch.float64")
+    assert parted([*made[:6], other, *made[7:]]).where
+    assert not parted([replace(made[0], dtype="torch.float64"), *made[1:]]).where, "no round before"
+
+
 def gathers(*sizes: int) -> Known:
     """A step without them before; all are called from one line."""
     first = call(1, "all_reduce", place=line(50), step=1)

@@ -723,6 +723,12 @@ def test_no_difference_is_the_cause_where_a_rank_raised_of_itself(code: str) -> 
     assert diagnosed(raising).cause == "exception"
 
 
+@pytest.mark.parametrize("code", ["no_sync_mismatch", "cross_group_deadlock", "uneven_inputs"])
+def test_no_difference_is_the_cause_where_a_rank_was_killed(code: str) -> None:
+    killed = with_failure(ALL[code](), exit=ended(0, -9, at_s=5.0), raised=None, error_lines=())
+    assert diagnosed(killed).cause == "killed"
+
+
 @pytest.mark.parametrize("code", [code for code in ALL if not code.endswith(("shape_mismatch", "dtype_mismatch"))])
 def test_a_rank_that_waits_for_no_rank_is_the_cause_and_a_run_at_its_deadline_is_slow(code: str) -> None:
     seen = ALL[code]()

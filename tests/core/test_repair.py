@@ -63,6 +63,8 @@ def edits(left: str, right: str) -> list[tuple[str, int, int, int]]:
         ("uUc", "uuc", [(Edit.REPLACE, 1, 1, 1)]),
         ("alc", "aac", []),  # the same operation from another line: a branch on each side
         ("lb", "ab", []),
+        ("lbd", "acd", [(Edit.REPLACE, 1, 1, 1)]),
+        ("bac", "adc", [(Edit.DELETE, 0, 0, 2), (Edit.REPLACE, 0, 0, 1)]),
     ],
 )
 def test_one_edit_is_found_where_it_was_made_with_what_both_share_behind_it(

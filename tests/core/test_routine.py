@@ -55,7 +55,7 @@ def test_who_went_on_so_before_ends_a_loop_and_leaves_nothing_out() -> None:
     twice_round = "aaabaaab"
     assert leaves_a_loop([*twice_round, "a", "b"], 9)
     assert not leaves_a_loop("aaab", 3), "never went on so before"
-    assert not leaves_a_loop("acaab", 4)
+    assert not leaves_a_loop("cbab", 3), "that followed something else"
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=5, unique=True), st.integers(2, 5), st.integers(0, 4))
