@@ -1,68 +1,167 @@
-"""Which calls belong to a rank's timeline, from when on it is whole, and which call of the program each of them is."""
+"""A rank's timeline: what of both sources is one event, and from where on nothing is missing."""
 
 from __future__ import annotations
 
-from builders import board, call, frame, mark
+from dataclasses import replace
+from typing import Any
 
-from nsa_harness.core.alignment.timeline import comparable, timeline
-from nsa_harness.core.evidence.evidence import Board, Call, CallCount
+import pytest
+from builders import board, call, collective
+from lockstep import ZERO_NS, entered, line
 
-GLOO = "gloo"
-MAIN, HELPER = 100, 101  # threads; the builders' process is 100
-
-
-def numbers(seen: Board) -> list[int]:
-    return [event.call.number for event in timeline(0, seen, (), GLOO).events if event.call]
+from nsa_harness.core.alignment.timeline import Event, Field, Timeline, field_apart, timeline, value
+from nsa_harness.core.evidence.evidence import Board, Call, Collective
 
 
-def both() -> Board:
-    """The main thread trains, and newest of all a helper did something."""
-    calls = (call(1, tid=MAIN), call(2, tid=HELPER), call(3, tid=MAIN), call(4))
-    marks = (mark("data", tid=HELPER, at_s=9.0), mark("backward", tid=MAIN, at_s=8.0))
-    return board(*marks, calls=calls)
+def of(made: Board | None, *entries: Collective, backend: str = "gloo") -> Timeline:
+    return timeline(0, made, entries, backend)
 
 
-def test_what_a_helper_thread_calls_is_no_part_of_it_and_what_nobody_is_known_to_call_is() -> None:
-    assert numbers(both()) == [1, 3, 4]
+def clocked(*calls: Call, **changes: Any) -> Board:
+    return board(calls=calls, zero_ns=ZERO_NS, **changes)
 
 
-def test_the_thread_of_autograd_that_marked_last_does_not_train() -> None:
-    marks = (mark("backward", tid=HELPER, at_s=9.0), mark("forward", tid=MAIN, at_s=8.0))
-    assert numbers(board(*marks, calls=(call(1, tid=MAIN), call(2, tid=HELPER)))) == [1]
+def only(line_of: Timeline) -> Event:
+    (event,) = line_of.events
+    return event
 
 
-def test_a_thread_that_trains_beside_the_main_one_is_the_one_that_counts() -> None:
-    assert numbers(board(mark("step", tid=HELPER), calls=(call(1, tid=MAIN), call(2, tid=HELPER)))) == [2]
+CALLED = call(1, position=5, entered_s=2.0, left_s=2.2)
 
 
-def test_without_a_mark_of_training_the_main_thread_counts_if_it_calls_at_all() -> None:
-    assert numbers(board(calls=(call(1, tid=MAIN), call(2, tid=HELPER)))) == [1]
-    assert numbers(board(calls=(call(1, tid=HELPER), call(2, tid=HELPER)))) == [1, 2]
+def test_a_call_and_the_number_that_the_recorder_gave_it_are_one_event() -> None:
+    event = only(of(clocked(CALLED), entered(7, 2.1, retired=True)))
+    assert (event.seq, event.op, event.place, event.step, event.position) == (7, "all_reduce", line(37), 1, 5)
+    assert (event.called, event.done, event.even) == (True, True, True)
 
 
-def whole(*calls: Call, **counts: int) -> bool:
-    known = {group[1:]: CallCount(calls=number, hash=1) for group, number in counts.items()}
-    return timeline(0, board(calls=calls, counts=known), (), GLOO).whole
+def test_without_a_common_clock_nobody_knows_which_call_a_number_belongs_to_and_the_calls_alone_count() -> None:
+    event = only(of(board(calls=(CALLED,)), collective(7)))
+    assert (event.seq, event.called, event.place) == (None, True, line(37))
+    below = only(of(board(), collective(7)))
+    assert (below.seq, below.called) == (7, False), "of a group that was never called from Python"
 
 
-def test_it_is_whole_where_every_call_that_was_counted_was_kept() -> None:
-    kept = (call(7, "new_group"), call(8), call(9, "send"), call(10, "wait all_reduce"), call(11, group="3"))
-    assert whole(*kept, _0=2, _3=1)
-    assert not whole(*kept, _0=3, _3=1)
-    assert not whole(*kept, _0=2, _3=1, _9=1)
-    assert not whole(*kept)
+def test_what_ddp_enters_below_python_has_no_line_and_its_sizes_make_its_site() -> None:
+    event = only(of(clocked(), entered(3, sizes=((2, 3), (4,)))))
+    assert (event.called, event.place, event.elements, event.root) == (False, None, 10, None)
+    assert event.site == ("0", "all_reduce", 10)
+    assert only(of(clocked(CALLED))).site == ("0", "all_reduce", line(37).file, 37)
 
 
-def test_one_line_with_two_callers_is_two_calls_where_all_ranks_know_their_callers() -> None:
-    inner, one, other = frame(10), frame(20), frame(30)
-    known = board(calls=(call(1, chain=(inner, one)), call(2, chain=(inner, other)), call(3, chain=(inner, one))))
-    sites = [event.site for event in comparable({0: timeline(0, known, (), GLOO)})[0].events]
-    assert (sites[0] == sites[2], sites[0] == sites[1]) == (True, False)
+def test_a_call_that_enters_several_is_one_event_that_is_done_with_the_last_of_them() -> None:
+    event = only(of(clocked(CALLED), entered(3, 2.05, retired=True), entered(4, 2.1)))
+    assert (event.seq, event.done) == (3, False)
+    all_done = only(of(clocked(CALLED), entered(3, 2.05, retired=True), entered(4, 2.1, retired=True)))
+    assert all_done.done
+    apart = of(clocked(CALLED, call(2, entered_s=3.0, left_s=3.2)), entered(3, 2.05), entered(4, 3.1))
+    assert [one.seq for one in apart.events] == [3, 4]
 
-    bare = timeline(1, board(calls=(call(1),)), (), GLOO)
-    lines = comparable({0: timeline(0, known, (), GLOO), 1: bare})
-    assert len({event.site for line in lines.values() for event in line.events}) == 1
 
-    elsewhere = timeline(1, board(calls=(call(1, "barrier"),)), (), GLOO)
-    lines = comparable({0: timeline(0, known, (), GLOO), 1: elsewhere})
-    assert len({event.site for line in lines.values() for event in line.events}) == 3
+def test_what_is_older_than_a_hole_in_the_numbers_is_no_part_of_it() -> None:
+    kept = of(None, collective(1), collective(2), *(collective(seq) for seq in (7, 8, 9)))
+    assert [one.seq for one in kept.events] == [7, 8, 9]
+    twice = of(None, *(collective(seq) for seq in (1, 4, 8, 9)))
+    assert [one.seq for one in twice.events] == [8, 9]
+    other = of(None, collective(1), collective(5), collective(3, group="1", created_ns=9))
+    assert [(one.group, one.seq) for one in other.events] == [("0", 5), ("1", 3)], "a hole of one group alone"
+
+
+@pytest.mark.parametrize(
+    ("made", "entries", "whole"),
+    [
+        (clocked(CALLED), [], True),
+        (clocked(replace(CALLED, number=257)), [], False),
+        (clocked(), [entered(1)], True),
+        (clocked(), [entered(2)], False),
+        (clocked(), [entered(1), entered(2, group="1")], False),
+        (clocked(), [entered(1), entered(3, 2.2)], False),
+    ],
+    ids=["all calls", "older calls overwritten", "all numbers", "older numbers lost", "of one group", "a hole"],
+)
+def test_it_says_whether_it_goes_back_to_the_beginning(made: Board, entries: list[Collective], whole: bool) -> None:
+    assert of(made, *entries).whole is whole
+
+
+def test_what_made_the_groups_is_no_event_and_yet_shows_that_nothing_is_missing_before_the_first_one() -> None:
+    """As in every program: its first call makes the default group."""
+    assert of(clocked(call(1, "init_process_group"), call(2, entered_s=3.0))).whole
+
+
+def test_calls_older_than_what_is_known_below_python_are_left_out() -> None:
+    """What lay between them below Python is lost, so they are no timeline."""
+    old, new = call(1, entered_s=1.0, left_s=1.1), call(2, "barrier", entered_s=3.0, left_s=3.1)
+    bucket = entered(9, 2.0, retired=True)
+    assert [one.op for one in of(clocked(old, new), bucket, entered(10, 3.05)).events] == ["all_reduce", "barrier"]
+    assert [one.seq for one in of(clocked(old, new), bucket, entered(10, 3.05)).events] == [9, 10]
+    both = of(clocked(old, new), entered(9, 1.05), entered(10, 3.05))
+    assert len(both.events) == 2, "nothing of it lies below Python"
+
+
+@pytest.mark.parametrize("op", ["wait all_reduce", "init_process_group", "new_group", "destroy_process_group"])
+def test_waits_and_the_making_of_groups_are_no_events(op: str) -> None:
+    assert of(clocked(call(1, op))).events == ()
+
+
+def test_transfers_are_events_but_of_no_group() -> None:
+    line_of = of(clocked(call(1, "send", peer=1), call(2, entered_s=3.0)))
+    assert [one.transfer for one in line_of.events] == [True, False]
+    assert [one.op for one in line_of.of_group("0")] == ["all_reduce"]
+    assert line_of.of_group("1") == ()
+
+
+def test_below_python_the_step_is_told_by_the_clock_and_unknown_before_the_oldest_one_that_is_remembered() -> None:
+    whole = clocked(steps_s=((1, 1.0), (2, 2.0)))
+    assert [only(of(whole, entered(1, at_s))).step for at_s in (0.5, 1.5, 2.5)] == [1, 2, 3]
+    lap = clocked(steps_s=((8, 1.0), (9, 2.0)))
+    assert [only(of(lap, entered(1, at_s))).step for at_s in (0.5, 1.5, 2.5)] == [None, 9, 10]
+    assert only(of(clocked(), entered(1))).step is None
+
+
+# What may not differ.
+
+
+def pair(op: str, backend: str = "gloo", **changes: Any) -> tuple[Event, Event]:
+    made = call(1, op, entered_s=2.0)
+    return only(of(clocked(made), backend=backend)), only(of(clocked(replace(made, **changes)), backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "field"),
+    [
+        ("all_reduce", {"elements": 5}, Field.SHAPE),
+        ("all_reduce", {"dtype": "torch.float64"}, Field.DTYPE),
+        ("all_reduce", {"elements": 5, "dtype": "torch.float64"}, Field.SHAPE),
+        ("broadcast", {"peer": 1}, None),
+        ("scatter", {"elements": 5}, None),
+        ("gather", {"elements": 0}, None),
+        ("all_to_all", {"elements": 9}, None),
+        ("all_reduce", {}, None),
+    ],
+)
+def test_the_fields_in_which_two_entries_of_one_operation_may_not_differ(
+    op: str, changes: dict[str, Any], field: Field | None
+) -> None:
+    assert field_apart(*pair(op, **changes)) is field
+
+
+def test_roots_differ_where_both_named_one() -> None:
+    one, other = pair("broadcast", peer=1)
+    assert field_apart(replace(one, root=0), other) is Field.ROOT
+    assert (value(other, Field.ROOT), value(other, Field.SHAPE), value(other, Field.DTYPE)) == (1, 4, "torch.float32")
+
+
+@pytest.mark.parametrize(("backend", "field"), [("gloo", Field.SHAPE), ("nccl", None)])
+def test_an_uneven_all_gather_is_wrong_on_gloo_only(backend: str, field: Field | None) -> None:
+    assert field_apart(*pair("all_gather", backend, elements=9)) is field
+
+
+def test_another_shape_of_as_many_elements_is_the_same_payload() -> None:
+    one, other = (only(of(clocked(), entered(1, sizes=sizes))) for sizes in (((4,),), ((2, 2),)))
+    assert field_apart(one, other) is None
+    assert field_apart(one, only(of(clocked(), entered(1, sizes=((4,), (1,)))))) is Field.SHAPE
+
+
+def test_two_operations_have_no_field_to_differ_in() -> None:
+    one, other = pair("all_reduce", elements=5)
+    assert field_apart(one, replace(other, op="reduce")) is None
