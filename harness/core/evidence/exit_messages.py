@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from nsa_harness.core.evidence.evidence import Debugged, Frame
+from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised
 from nsa_harness.core.evidence.looks import LastWords
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import Place
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
@@ -27,9 +27,12 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Type, message and frames (innermost first) of the last traceback in `log`, or None."""
+    """Type, message and frames (innermost first) of the last traceback in `log`, or None.
+
+    One that a worker hands on is printed inside the message of the one that it is raised as, and so it is the last.
+    """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
-    starts = [number for number, line in enumerate(lines) if line == _START]
+    starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
     for start in reversed(starts):
         frames: list[Frame] = []
         for line in lines[start + 1 :]:
@@ -41,6 +44,25 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
                     return raised[1], (raised[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
                 break
     return None
+
+
+def handed_on(raised: Raised) -> Raised:
+    """With the exceptions that other processes handed on as text: torch's workers, pools, spawned ranks."""
+    texts = (raised.message, *(one.message for one in raised.chain))
+    found = (printed for text in texts if (printed := last_traceback(text)))
+    inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in found)
+    return replace(raised, chain=(*inner, *raised.chain))
+
+
+def original(raised: Raised) -> Raised:
+    """The one farthest back, of those that it was raised from or that were handed on, that has a line of the program.
+
+    A library raises its own from what it caught inside itself, which says less.
+    """
+    own = [one for one in raised.chain if one.explicit and any(not is_library(frame.file) for frame in one.frames)]
+    if not own:
+        return raised
+    return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
@@ -170,7 +192,7 @@ def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Fr
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
 _CLOSING = re.compile(r"Sending process (\d+) closing signal (\w+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d+) via \w+, forcefully exiting via (\w+)")
-_FIRST = "Root Cause (first observed failure):"
+_FIRST = "Root EarlierError (first observed failure):"
 
 _MAX_SIGNALS = 256
 
