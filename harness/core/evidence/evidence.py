@@ -298,6 +298,7 @@ class RankEvidence:
     debugged: Debugged | None = None
     looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
     last_words: tuple[LastWords, ...] = ()
+    deaths: tuple[LastWords, ...] = ()  # of its threads and children, as they printed them, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)

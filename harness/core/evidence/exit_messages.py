@@ -88,16 +88,36 @@ _BEGINNINGS = (
 )
 
 
+# Of a thread, of a child of multiprocessing, and of whatever else wrote to the same stderr.
+_DEATHS = (
+    ("thread", re.compile(r"^Exception in thread (.+?):?$")),
+    ("child process", re.compile(r"^Process (\S+):$")),
+    ("child process", re.compile(rf"^()(?={re.escape(_START)}$)")),
+)
+
+
 def last_words(log: str) -> tuple[LastWords, ...]:
     """In the order in which they were printed; the same one twice is one."""
+    return _said(log, _BEGINNINGS)
+
+
+def deaths(log: str, raised: Raised | None) -> tuple[LastWords, ...]:
+    """The tracebacks of threads and children of a rank, without its own."""
+    own = user_frame(raised.frames) if raised else None
+    found = [one for one in _said(log, _DEATHS) if one.place and (own is None or one.place.line != own.line)]
+    named = {one.place for one in found if one.name != one.kind}
+    return tuple(one for one in found if one.name != one.kind or one.place not in named)
+
+
+def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastWords, ...]:
     lines = log.splitlines()[-_LINES:]
     found: dict[LastWords, None] = {}
     for number, line in enumerate(lines):
-        for kind, beginning in _BEGINNINGS:
+        for kind, beginning in beginnings:
             begins = beginning.match(line)
             if begins is not None and len(found) < _MAX_WORDS:
                 name = next((group for group in begins.groups() if group), kind)
-                found[_last_words(kind, name, lines[number + 1 :])] = None
+                found[_last_words(kind, name, lines[number + (line != _START) :])] = None
     return tuple(found)
 
 
@@ -190,8 +210,22 @@ def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Fr
 
 
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
-_CLOSING = re.compile(r"Sending process (\d+) closing signal (\w+)")
-_FORCED = re.compile(r"Unable to shutdown process (\d+) via \w+, forcefully exiting via (\w+)")
+# Who sends signals says so; without the number of a process they go to the whole job.
+_SENDERS = (
+    ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
+    (
+        "torchrun",
+        re.compile(r"Unable to shutdown process (?P<pid>\d+) via.*forcefully exiting via (?P<signal>\w+)"),
+    ),
+    ("torch.multiprocessing.spawn", re.compile(r"Terminating process (?P<pid>\d+) via signal (?P<signal>\w+)")),
+    ("DeepSpeed's launcher", re.compile(r"Killing subprocess (?P<pid>\d+)")),
+    (
+        "Lightning's launcher",
+        re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)"),
+    ),
+    ("somebody outside, to torchrun", re.compile(r"Received \S+ death signal, shutting down workers")),
+    ("Slurm", re.compile(r"CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]*[A-Z]))?")),
+)
 _FIRST = "Root EarlierError (first observed failure):"
 
 _MAX_SIGNALS = 256
@@ -217,7 +251,14 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
     )
 
 
-def closing_signals(log: str) -> tuple[tuple[int, str], ...]:
-    """The signals that the agent says it sent, in order: (process, "SIGTERM")."""
-    said = sorted([*_CLOSING.finditer(log), *_FORCED.finditer(log)], key=lambda match: match.start())
-    return tuple((int(match[1]), match[2]) for match in said[:_MAX_SIGNALS])
+def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
+    """The signals that launchers and schedulers say they sent, in order: (process or 0, "SIGTERM", by whom)."""
+    said = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
+    return tuple(
+        (
+            int(one.get("pid") or 0),
+            one.get("signal") or "SIGTERM",
+            f"{sender} ({one['why'].lower()})" if one.get("why") else sender,
+        )
+        for _, sender, one in sorted(said, key=lambda it: it[0])[:_MAX_SIGNALS]
+    )

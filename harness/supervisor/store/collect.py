@@ -27,6 +27,7 @@ from nsa_harness.core.evidence.evidence import (
     Snapshot,
 )
 from nsa_harness.core.evidence.exit_messages import (
+    deaths,
     debugged,
     error_lines,
     handed_on,
@@ -256,6 +257,7 @@ class _Gather:
         if board is not None:
             self._write(home / "calls.txt", ledger_lines(board), rank)
         errors = log_tail(home / "stderr.log")
+        raised = self._raised(rank, home, errors)
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
         if board is not None and flight is not None:
@@ -268,7 +270,7 @@ class _Gather:
             rank=rank,
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
-            raised=self._raised(rank, home, errors),
+            raised=raised,
             board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
             collectives=essential(collectives),
             death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
@@ -284,6 +286,7 @@ class _Gather:
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
+            deaths=deaths(errors, raised),
         )
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
