@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from builders import (
+    ALL_REDUCE,
+    C10D,
     SITE,
     USER,
     board,
@@ -15,14 +17,17 @@ from builders import (
     evidence,
     frame,
     mark,
+    process,
     raised,
     rank_evidence,
     rank_snapshot,
+    stack,
     stalled,
+    task,
 )
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence
+from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
 from nsa_harness.core.evidence.exit_messages import closing_signals, deaths, handed_on, last_traceback, original
 from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.evidence.looks import LastWords
@@ -260,3 +265,85 @@ def test_tracebacks_of_threads_and_children_are_told_from_the_ranks_own() -> Non
         ("child process", "child process", 14),
     ]
     assert deaths("".join(f"[rank0]: {line}\n" for line in TRACE.format(3).splitlines()), None) == ()
+
+
+# A key that nobody set, and a lock that somebody holds.
+
+PUBLISH = Source(
+    file=USER,
+    first=70,
+    text="def publish(store, rank):\n    if rank == 0:\n        store.set('data/path', 'shards')\n"
+    "    seen.add(name)\n    store.set(f'ready/{rank}', '1')",
+)
+
+
+def in_store(key: str, *sources: Source) -> Evidence:
+    now = call(1, "wait store.get", left_s=None, key=key, elements=0)
+    inner = frame(2000, file=C10D, function="get")
+    waits = rank_snapshot(1, inner, frame(40), board=board(rank=1, calls=(now,)))
+    return stalled(
+        rank_snapshot(0, ALL_REDUCE, frame(41), board=board(rank=0, calls=(call(1, left_s=None),))),
+        waits,
+        sources=sources,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "ranks", "said"),
+    [
+        ("data/path", 72, (0,), "; rank 0 should set it at ada/train.py:72, reached only under `if rank == 0`"),
+        ("ready/0", 74, (0,), "; rank 0 should set it at ada/train.py:74"),
+        ("ready/x", 74, (1,), "; a rank should set it at ada/train.py:74"),
+        ("go", 37, (1,), "who should have set it the run does not show"),
+    ],
+)
+def test_a_key_is_told_with_the_line_that_sets_such_a_key(
+    key: str, line: int, ranks: tuple[int, ...], said: str
+) -> None:
+    found = diagnosed(in_store(key, PUBLISH)).findings[0]
+    assert (found.code, found.place and found.place.line, found.ranks) == ("store_key_missing", line, ranks)
+    assert found.claim.endswith(said)
+
+
+def test_a_rank_that_gave_up_waiting_for_a_key_is_not_the_one_that_failed_to_set_it() -> None:
+    said = "wait timeout after 5000ms, keys: /default_pg/0//data/path"
+    error = raised(1, "torch.distributed.DistStoreError", said, frames=(frame(40),))
+    found = diagnosed(evidence(rank_evidence(0), failed(1, error), sources=(PUBLISH,))).findings[0]
+    assert (found.code, found.ranks, found.place and found.place.line) == ("store_key_missing", (0,), 72)
+    unknown = diagnosed(evidence(rank_evidence(0), failed(1, error))).findings[0]
+    assert (unknown.ranks, unknown.place and unknown.place.line) == ((1,), 40)
+
+
+LOCKS = Source(
+    file=USER,
+    first=20,
+    text="def run(self):\n    with self.index:\n        with self.cache:\n            pass",
+)
+MAIN = Source(
+    file=USER, first=30, text="def main(self):\n    with self.cache:\n        with self.index:\n            pass"
+)
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ((LOCKS, MAIN), "; its thread Thread-1 took that lock at ada/train.py:21, and no thread"),
+        ((), "; no thread"),
+        ((MAIN, replace(LOCKS, text=LOCKS.text.replace("index", "table"))), "; no thread"),
+    ],
+)
+def test_a_lock_is_told_with_the_line_where_the_other_thread_took_it(sources: tuple[Source, ...], said: str) -> None:
+    wait = frame(327, file="/usr/lib/python3.11/threading.py", function="wait")
+    worker = stack(wait, frame(22, function="run"), tid=500, thread="Thread-1")
+    main = stack(wait, frame(32, function="main"), tid=100)
+    found = diagnosed(
+        stalled(rank_snapshot(0, stacks=(main, worker), process=process(tasks=(task(100), task(500)))), sources=sources)
+    )
+    assert (found.cause, found.findings[0].place) == ("lock_cycle", place(32, "main"))
+    assert said in found.findings[0].claim
+
+
+def test_a_lock_taken_twice_by_one_thread_is_told_with_the_first_time() -> None:
+    twice = Source(file=USER, first=30, text="def main(self):\n    with lock:\n        lock.acquire()")
+    found = diagnosed(stalled(rank_snapshot(0, frame(32, function="main")), sources=(twice,))).findings[0]
+    assert "; it took that lock at ada/train.py:31, and no thread" in found.claim

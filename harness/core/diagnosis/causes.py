@@ -502,8 +502,8 @@ class Cause(StrEnum):
         that the dataset raised is handed on by the worker, and is an exception.
         """,
         proven_by="""
-        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. The place is the line
-        of the rank that asked for the batch.
+        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. It comes up wherever
+        the rank is at that moment, so no place is named.
         """,
         remedy="""
         look for what ended the worker: memory, `/dev/shm`, a native crash in the dataset. With `num_workers=0` the
@@ -601,7 +601,7 @@ class Cause(StrEnum):
 
     STORE_KEY_MISSING = Row(
         code="store_key_missing",
-        verdicts=(Status.HANG,),
+        verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
         certain_unless=(Doubt.WAITS_FOR_ANYBODY,),
         shown_by=(by_program("store_counter_short"), by_program("store_key_never_set")),
@@ -610,7 +610,8 @@ class Cause(StrEnum):
             " give the wait a timeout."
         ),
         means="""
-        a rank waits for a key of the store, and every rank that could set it waits too.
+        a rank waits for a key of the store, and every rank that could set it waits too; or it waited in vain, and gave
+        up. Where the source shows who sets such a key, that line is named.
         """,
         proven_by="""
         the open call with its key in `rank<r>/calls.txt`, and the stacks of all ranks in `dumps/`.

@@ -169,3 +169,44 @@ def _excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> S
         return None
     held = [one for one in sources if one.file == file and one.first <= line < one.first + one.text.count("\n") + 1]
     return min(held, key=lambda one: len(one.text), default=None)
+
+
+_SETS = frozenset({"set", "add", "append", "compare_set", "multi_set"})
+
+
+def key_setters(sources: Sequence[Source], key: str) -> Iterator[tuple[Place, re.Match[str]]]:
+    """Lines that set a key of a store which may be this one as it is written there; and what stands in its gaps."""
+    for kept in sources:
+        calls = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, ast.Call) and one.args]
+        for one in calls:
+            named = isinstance(one.func, ast.Attribute) and one.func.attr in _SETS
+            if named and (found := re.fullmatch(f"(?:.*/)?{_pattern(one.args[0])}", key)):
+                yield Place(file=kept.file, line=one.lineno + kept.first - 1), found
+
+
+def _pattern(name: ast.expr) -> str:
+    """Of a name without any word written out nothing is known."""
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    words = [re.escape(str(one.value)) if isinstance(one, ast.Constant) else "(.+)" for one in parts]
+    return "".join(words) if set(words) != {"(.+)"} else "(?!)"
+
+
+_TAKES = re.compile(r"(?:with )?([\w.\[\]'\"]+?)(?:\.acquire\(.*|:)$")
+
+
+def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
+    """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
+    kept = _excerpt(sources, wanted.file, wanted.line)
+    takes = _TAKES.search(kept.text.splitlines()[(wanted.line or 0) - kept.first].strip()) if kept else None
+    if takes is None:
+        return None
+    return next((one for frame in frames for lock, one in _held(sources, frame) if lock == takes[1]), None)
+
+
+def _held(sources: Sequence[Source], frame: Frame) -> Iterator[tuple[str, Place]]:
+    """What the `with` statements around the line of a frame hold, and theirs."""
+    kept = _excerpt(sources, frame.file, frame.line)
+    for one in ast.walk(_tree(kept.text)) if kept else ():
+        if isinstance(one, ast.With) and kept and one.lineno < frame.line + 1 - kept.first <= (one.end_lineno or 0):
+            place = Place(file=frame.file, line=one.lineno + kept.first - 1, function=frame.function)
+            yield from ((ast.unparse(each.context_expr), place) for each in one.items)
