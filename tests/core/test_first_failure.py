@@ -165,6 +165,34 @@ def test_an_abort_of_the_programs_own_is_its_own() -> None:
     assert diagnosed(timed_out("std::bad_variant_access")).findings[0].ranks == (0,)
 
 
+BARRIER = "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "ranks"),
+    [
+        (BARRIER, "slow", (1,)),
+        ("[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms", "slow", (1, 2)),
+        ("Timed out waiting 5000ms for recv operation to complete", "slow", (1, 2)),
+        ("a barrier of mine", "exception", (0,)),
+    ],
+)
+def test_who_gave_up_waiting_is_not_who_never_came_though_no_call_shows_it(
+    said: str, cause: str, ranks: tuple[int, ...]
+) -> None:
+    seen = evidence(
+        failed(0, raised(0, message=said)), terminated(1, board=board(rank=1, seen=frame(61))), terminated(2)
+    )
+    found = diagnosed(seen).findings[0]
+    assert (found.code, found.ranks, found.place and found.place.line) == (cause, ranks, 61 if cause == "slow" else 88)
+
+
+def test_where_all_gave_up_nobody_is_late() -> None:
+    late = "Timed out waiting 5000ms for recv operation to complete"
+    seen = evidence(failed(0, raised(0, message=late)), failed(1, raised(1, message=late)))
+    assert diagnosed(seen).cause == "unknown"
+
+
 # Signals.
 
 

@@ -108,6 +108,7 @@ def _listed(ranks: Sequence[int]) -> str:
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
     r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
+    r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
 )
 _OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # the program's own, which may break too
 # gloo aborts the rank that received a message of another collective: it is the one that called the right one.

@@ -24,7 +24,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
-from nsa_harness.core.diagnosis.progress import late_for
+from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
 from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
 from nsa_harness.core.evidence.looks import LastWords
@@ -87,6 +87,30 @@ def came_too_late(case: Case) -> Explanation | None:
         proof=(f"rank{rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
         " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
+    )
+
+
+@rule(RulePhase.FALLBACK, Cause.SLOW, outranks=("killed",))
+def never_arrived(case: Case) -> Explanation | None:
+    """The same where no call shows it: who failed in nothing of its own is the one that the others waited for."""
+    first = case.first_failure
+    gave_up = TIMED_OUT.search(first.text) if first and first.collateral else None
+    if first is None or gave_up is None:
+        return None
+    failed = [one.rank for one in case.judgement.failures if one.status not in _KILLING]
+    named = [int(rank) for rank in (gave_up["absent"] or "").split(", ") if rank]
+    late = tuple(named or [rank.rank for rank in case.evidence.ranks if rank.rank not in failed])
+    if not late:
+        return None
+    place = last_place(case, late[0])
+    return explained(
+        Cause.SLOW,
+        f"{ranks_text(late)} never came to where rank {first.rank} gave up waiting ({shorten(first.text, 120)}); the"
+        f" last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
+        ranks=late,
+        place=place,
+        confidence=0.6,
+        proof=("output.log",),
     )
 
 
