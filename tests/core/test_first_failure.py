@@ -286,7 +286,8 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line {
 def test_tracebacks_of_threads_and_children_are_told_from_the_ranks_own() -> None:
     log = f"Exception in thread Thread-1 (produce):\n{TRACE.format(12)}Process Process-1:\n{TRACE.format(13)}"
     log += TRACE.format(14) + TRACE.format(88)
-    found = deaths(log, raised(0))
+    led = raised(0, chain=(EarlierError(type="KeyError", message="7", frames=(frame(15),)),))
+    found = deaths(log + TRACE.format(15), led)
     assert [(one.kind, one.name, one.place and one.place.line) for one in found] == [
         ("thread", "Thread-1 (produce)", 12),
         ("child process", "Process-1", 13),
