@@ -1098,7 +1098,8 @@ class Cause(StrEnum):
         shown_by=(by_program("backward_hook_raises"), by_program("backward_twice")),
         advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
         means="""
-        a rank raised, and this is the first failure in time that is not the echo of another one.
+        a rank raised, and this is the first failure in time that is not the echo of another one. What a worker handed
+        on, or what it was raised from, is told with its own line, and so is a child or thread that died before.
         """,
         proven_by="""
         `rank<r>/raised.json`, written by the probe in the rank; without it, the traceback in the rank's log.
@@ -1234,10 +1235,11 @@ class Cause(StrEnum):
         shown_by=(by_program("signal_kill_self"),),
         advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
         means="""
-        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it.
+        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it. Where torchrun, another
+        launcher or a scheduler says that it did, the claim names the sender, and no rank is blamed.
         """,
         proven_by="""
-        `processes.jsonl`. The claim names the last module the rank was in.
+        `processes.jsonl`, and what launchers say in `output.log`. The claim names the last module the rank was in.
         """,
         remedy="""
         look for the sender: the kernel's out-of-memory killer (`dmesg`), a scheduler's limit, a colleague.
