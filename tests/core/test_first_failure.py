@@ -346,10 +346,12 @@ def test_a_rank_that_gave_up_waiting_for_a_key_is_not_the_one_that_failed_to_set
 LOCKS = Source(
     file=USER,
     first=20,
-    text="def run(self):\n    with self.index:\n        with self.cache:\n            pass",
+    text="def run(self):\n    with self.index:  # first\n        with self.cache:\n            pass",
 )
 MAIN = Source(
-    file=USER, first=30, text="def main(self):\n    with self.cache:\n        with self.index:\n            pass"
+    file=USER,
+    first=30,
+    text="def main(self):\n    with self.cache:\n        with self.index:  # then\n            pass",
 )
 
 

@@ -191,22 +191,23 @@ def _pattern(name: ast.expr) -> str:
     return "".join(words) if set(words) != {"(.+)"} else "(?!)"
 
 
-_TAKES = re.compile(r"(?:with )?([\w.\[\]'\"]+?)(?:\.acquire\(.*|:)$")
-
-
 def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
     """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
     kept = _excerpt(sources, wanted.file, wanted.line)
-    takes = _TAKES.search(kept.text.splitlines()[(wanted.line or 0) - kept.first].strip()) if kept else None
-    if takes is None:
-        return None
-    return next((one for frame in frames for lock, one in _held(sources, frame) if lock == takes[1]), None)
+    at = (wanted.line or 0) + 1 - kept.first if kept else 0
+    locks = {lock for lock, one in _locks(kept) if one.lineno == at} if kept else set()
+    for frame in frames if locks else ():
+        held = _excerpt(sources, frame.file, frame.line)
+        for lock, one in _locks(held) if held else ():
+            if held and lock in locks and one.lineno < frame.line + 1 - held.first <= (one.end_lineno or 0):
+                return Place(file=frame.file, line=one.lineno + held.first - 1, function=frame.function)
+    return None
 
 
-def _held(sources: Sequence[Source], frame: Frame) -> Iterator[tuple[str, Place]]:
-    """What the `with` statements around the line of a frame hold, and theirs."""
-    kept = _excerpt(sources, frame.file, frame.line)
-    for one in ast.walk(_tree(kept.text)) if kept else ():
-        if isinstance(one, ast.With) and kept and one.lineno < frame.line + 1 - kept.first <= (one.end_lineno or 0):
-            place = Place(file=frame.file, line=one.lineno + kept.first - 1, function=frame.function)
-            yield from ((ast.unparse(each.context_expr), place) for each in one.items)
+def _locks(kept: Source) -> Iterator[tuple[str, ast.With | ast.Call]]:
+    """What is taken where: by a `with`, which holds it to its end, or a call that holds it for longer than is seen."""
+    for one in ast.walk(_tree(kept.text)):
+        if isinstance(one, ast.With):
+            yield from ((ast.unparse(each.context_expr), one) for each in one.items)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "acquire":
+            yield ast.unparse(one.func.value), one
