@@ -267,9 +267,19 @@ def test_the_traceback_of_a_child_comes_before_what_its_parent_raised_for_want_o
     )
 
 
-def test_what_does_not_follow_from_a_child_that_died_is_told_alone() -> None:
-    found = diagnosed(evidence(rank_evidence(0), failed(1, raised(1), deaths=(DIED,)))).findings[0]
-    assert found.place == place(88)
+@pytest.mark.parametrize(
+    ("kind", "dead", "line"),
+    [
+        ("RuntimeError", DIED, 88),
+        ("queue.Empty", DIED, 12),
+        ("queue.Empty", UNNAMED, 88),  # which may have been caught and printed
+        ("subprocess.CalledProcessError", UNNAMED, 12),
+    ],
+)
+def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, dead: LastWords, line: int) -> None:
+    found = diagnosed(evidence(rank_evidence(0), failed(1, raised(1, kind), deaths=(dead,)))).findings[0]
+    assert found.place is not None
+    assert found.place.line == line
 
 
 @pytest.mark.parametrize(("dead", "cause"), [(DIED, "swallowed_exception"), (UNNAMED, "lock_cycle")])

@@ -206,17 +206,18 @@ def exception(case: Case) -> Explanation | None:
     )
 
 
-# What somebody raises who waits for a thread or a child that is gone.
-_BEREFT = re.compile(
-    r"(?:EOF|BrokenPipe|ConnectionReset|Timeout|CalledProcess|BrokenBarrier|ChildProcess)Error$|Empty$|BrokenProcessPool$"
-)
+# What somebody raises who waits for a child that is gone, or for a thread.
+_BEREFT = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
+_IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
 def _died_before(case: Case, first: Failure) -> LastWords | None:
     """A thread or child that printed why it ended, where the rank raised what follows from that."""
     rank = case.rank(first.rank) if first.rank is not None else None
-    bereft = rank is not None and first.raised is not None and _BEREFT.search(first.raised.type)
-    return next(iter(rank.deaths), None) if rank and bereft else None
+    kind = first.raised.type if first.raised else ""
+    # A traceback without a name may be one that was caught and printed.
+    dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
+    return next(iter(dead), None) if _BEREFT.search(kind) or _IN_VAIN.search(kind) else None
 
 
 def _beneath(raised: Raised, place: Place | None) -> str:
