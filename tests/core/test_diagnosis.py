@@ -384,7 +384,7 @@ def test_a_rank_that_chose_to_leave_with_a_code_is_a_bad_exit_with_its_last_word
 def test_a_collateral_abort_alone_has_no_known_cause() -> None:
     found = main(evidence(left(0, -6, error_lines=("Connection closed by peer",))))
     assert short(found) == ("unknown", (0,), None, ("output.log",))
-    assert found.claim == "no rule names the cause; seen: rank 0 was ended by SIGABRT"
+    assert found.claim == "no rule names the cause; seen: rank 0 was ended by SIGABRT (Connection closed by peer)"
 
 
 def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:

@@ -168,7 +168,7 @@ def test_who_gave_up_waiting_names_the_rank_by_the_key_it_waited_for() -> None:
         raised=raised(0, "torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: mine"),
         exit=ended(0, 1),
     )
-    assert main_finding(evidence(own, rank_evidence(1))).code == "exception"
+    assert main_finding(evidence(own, rank_evidence(1))).code == "store_key_missing"
 
 
 # Transfers and keys.

@@ -21,13 +21,16 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import EarlierError, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
 from nsa_harness.supervisor.store.adapters import adapter, evidence_text, json_text
 from nsa_harness.supervisor.store.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
+LED = (
+    EarlierError(type="OSError", message="x" * 10**5, frames=tuple(frame(line, file=LONG) for line in range(200))),
+) * 4
 
 
 def crowded(rank: int) -> RankSnapshot:
@@ -55,7 +58,7 @@ def crowded(rank: int) -> RankSnapshot:
 def crowd(ranks: int) -> Evidence:
     looks = tuple(snapshot(number, 10.0 * number, *(crowded(rank) for rank in range(ranks))) for number in (1, 2, 3))
     known = (
-        rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5))
+        rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5, chain=LED))
         for rank in range(ranks)
     )
     return evidence(*known, snapshots=looks)

@@ -112,7 +112,7 @@ W1121 10:00:30 7 api.py:1048] Unable to shutdown process 71 via SIGTERM, forcefu
 
 
 def test_torchrun_says_which_signals_it_sent() -> None:
-    assert closing_signals(LOG) == ((71, "SIGTERM"), (71, "SIGKILL"))
+    assert closing_signals(LOG) == ((71, "SIGTERM", "torchrun"), (71, "SIGKILL", "torchrun"))
     assert closing_signals("Sending process x closing signal") == ()
 
 

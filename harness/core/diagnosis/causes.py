@@ -502,8 +502,8 @@ class Cause(StrEnum):
         that the dataset raised is handed on by the worker, and is an exception.
         """,
         proven_by="""
-        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. The place is the line
-        of the rank that asked for the batch.
+        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. It comes up wherever
+        the rank is at that moment, so no place is named.
         """,
         remedy="""
         look for what ended the worker: memory, `/dev/shm`, a native crash in the dataset. With `num_workers=0` the
@@ -601,7 +601,7 @@ class Cause(StrEnum):
 
     STORE_KEY_MISSING = Row(
         code="store_key_missing",
-        verdicts=(Status.HANG,),
+        verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
         certain_unless=(Doubt.WAITS_FOR_ANYBODY,),
         shown_by=(by_program("store_counter_short"), by_program("store_key_never_set")),
@@ -610,7 +610,8 @@ class Cause(StrEnum):
             " give the wait a timeout."
         ),
         means="""
-        a rank waits for a key of the store, and every rank that could set it waits too.
+        a rank waits for a key of the store, and every rank that could set it waits too; or it waited in vain, and gave
+        up. Where the source shows who sets such a key, that line is named.
         """,
         proven_by="""
         the open call with its key in `rank<r>/calls.txt`, and the stacks of all ranks in `dumps/`.
@@ -1097,7 +1098,8 @@ class Cause(StrEnum):
         shown_by=(by_program("backward_hook_raises"), by_program("backward_twice")),
         advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
         means="""
-        a rank raised, and this is the first failure in time that is not the echo of another one.
+        a rank raised, and this is the first failure in time that is not the echo of another one. What a worker handed
+        on, or what it was raised from, is told with its own line, and so is a child or thread that died before.
         """,
         proven_by="""
         `rank<r>/raised.json`, written by the probe in the rank; without it, the traceback in the rank's log.
@@ -1233,10 +1235,11 @@ class Cause(StrEnum):
         shown_by=(by_program("signal_kill_self"),),
         advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
         means="""
-        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it.
+        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it. Where torchrun, another
+        launcher or a scheduler says that it did, the claim names the sender, and no rank is blamed.
         """,
         proven_by="""
-        `processes.jsonl`. The claim names the last module the rank was in.
+        `processes.jsonl`, and what launchers say in `output.log`. The claim names the last module the rank was in.
         """,
         remedy="""
         look for the sender: the kernel's out-of-memory killer (`dmesg`), a scheduler's limit, a colleague.

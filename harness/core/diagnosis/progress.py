@@ -15,6 +15,7 @@ from nsa_harness.core.evidence.stacks import is_library, training_stack
 # What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
 TIMED_OUT = re.compile(
     r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
 )
 
 

@@ -276,6 +276,16 @@ class Hint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierError:
+    """An exception behind another one: handed on by another process or thread, or there before it."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]  # innermost first
+    explicit: bool = True  # `raise ... from`, or handed on; else the other one came up while this one was handled
+
+
+@dataclass(frozen=True, kw_only=True)
 class Raised:
     """The exception that ended a rank's program."""
 
@@ -286,6 +296,7 @@ class Raised:
     frames: tuple[Frame, ...]  # innermost first
     proof: str
     hints: tuple[Hint, ...] = ()
+    chain: tuple[EarlierError, ...] = ()  # what led to it, the nearest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +331,7 @@ class RankEvidence:
     debugged: Debugged | None = None
     looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
     last_words: tuple[LastWords, ...] = ()
+    deaths: tuple[LastWords, ...] = ()  # of its threads and children, as they printed them, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ class Gpu:
 class SentSignal:
     """A signal that somebody is known to have sent to a process of the run."""
 
-    pid: int
+    pid: int  # 0 = every process of the job
     rank: int | None  # None = the launcher, or a child of a rank
     signal: str  # "SIGTERM"
     sender: str  # "harness", "torchrun", "kernel (out of memory)"

@@ -78,9 +78,9 @@ class Looks:
 
 @dataclass(frozen=True, kw_only=True)
 class LastWords:
-    """One thing that went wrong after the program, as the interpreter or torch printed it."""
+    """One thing that went wrong after or beside the program, as the interpreter or torch printed it."""
 
-    kind: str  # "atexit", "left", "process group"
-    name: str  # what was left
+    kind: str  # "atexit", "left", "process group"; "thread", "child process"
+    name: str  # what was left, or who died
     error: str  # "RuntimeError: disk full"; "" where there is none
     place: Place | None  # the user's line

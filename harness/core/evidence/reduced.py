@@ -97,7 +97,12 @@ def reduced(evidence: Evidence, keep: Keep) -> Evidence:
 def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
     raised = rank.raised
     if raised is not None:
-        raised = replace(raised, message=raised.message[: keep.text], frames=raised.frames[: keep.frames])
+        chain = (
+            replace(one, message=one.message[: keep.text], frames=one.frames[: keep.frames]) for one in raised.chain
+        )
+        raised = replace(
+            raised, message=raised.message[: keep.text], frames=raised.frames[: keep.frames], chain=tuple(chain)
+        )
     return replace(
         rank,
         raised=raised,

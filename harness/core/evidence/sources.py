@@ -272,3 +272,45 @@ def _excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> S
         return None
     held = [one for one in sources if one.file == file and one.first <= line < one.first + one.text.count("\n") + 1]
     return min(held, key=lambda one: len(one.text), default=None)
+
+
+_SETS = frozenset({"set", "add", "append", "compare_set", "multi_set"})
+
+
+def key_setters(sources: Sequence[Source], key: str) -> Iterator[tuple[Place, re.Match[str]]]:
+    """Lines that set a key of a store which may be this one as it is written there; and what stands in its gaps."""
+    for kept in sources:
+        calls = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, ast.Call) and one.args]
+        for one in calls:
+            named = isinstance(one.func, ast.Attribute) and one.func.attr in _SETS
+            if named and (found := re.fullmatch(f"(?:.*/)?{_pattern(one.args[0])}", key)):
+                yield Place(file=kept.file, line=one.lineno + kept.first - 1), found
+
+
+def _pattern(name: ast.expr) -> str:
+    """Of a name without any word written out nothing is known."""
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    words = [re.escape(str(one.value)) if isinstance(one, ast.Constant) else "(.+)" for one in parts]
+    return "".join(words) if set(words) != {"(.+)"} else "(?!)"
+
+
+def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
+    """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
+    kept = _excerpt(sources, wanted.file, wanted.line)
+    at = (wanted.line or 0) + 1 - kept.first if kept else 0
+    locks = {lock for lock, one in _locks(kept) if one.lineno == at} if kept else set()
+    for frame in frames if locks else ():
+        held = _excerpt(sources, frame.file, frame.line)
+        for lock, one in _locks(held) if held else ():
+            if held and lock in locks and one.lineno < frame.line + 1 - held.first <= (one.end_lineno or 0):
+                return Place(file=frame.file, line=one.lineno + held.first - 1, function=frame.function)
+    return None
+
+
+def _locks(kept: Source) -> Iterator[tuple[str, ast.With | ast.Call]]:
+    """What is taken where: by a `with`, which holds it to its end, or a call that holds it for longer than is seen."""
+    for one in ast.walk(_tree(kept.text)):
+        if isinstance(one, ast.With):
+            yield from ((ast.unparse(each.context_expr), one) for each in one.items)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "acquire":
+            yield ast.unparse(one.func.value), one

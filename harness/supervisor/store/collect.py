@@ -16,8 +16,26 @@ from typing import Any, BinaryIO, TypeVar
 from nsa_harness import protocol
 from nsa_harness.core.alignment.reasons import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
-from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot
-from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
+from nsa_harness.core.evidence.evidence import (
+    Board,
+    EarlierError,
+    Evidence,
+    Exit,
+    Frame,
+    Hint,
+    Raised,
+    RankEvidence,
+    Snapshot,
+)
+from nsa_harness.core.evidence.exit_messages import (
+    deaths,
+    debugged,
+    error_lines,
+    handed_on,
+    last_traceback,
+    last_words,
+    warnings_of,
+)
 from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
@@ -101,21 +119,32 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 _MAX_HINTS = 32
+_MAX_CHAIN = 8
 
 
 def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
     """Raises KeyError, TypeError, ValueError or OverflowError for a record of another form."""
+    last, *before = (_earlier(one) for one in (record, *record.get("chain", ())[:_MAX_CHAIN]))
+    raised = Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=last.type,
+        message=last.message,
+        frames=last.frames,
+        proof=f"rank{rank}/raised.json",
+        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+        chain=tuple(before),
+    )
+    return handed_on(raised)
+
+
+def _earlier(record: dict[str, Any]) -> EarlierError:
     frames = (
         Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
     )
-    return Raised(
-        rank=rank,
-        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
-        type=str(record["type"]),
-        message=str(record["message"]),
-        frames=tuple(frames),
-        proof=f"rank{rank}/raised.json",
-        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+    explicit = bool(record.get("explicit"))
+    return EarlierError(
+        type=str(record["type"]), message=str(record["message"]), frames=tuple(frames), explicit=explicit
     )
 
 
@@ -229,6 +258,7 @@ class _Gather:
         if board is not None:
             self._write(home / "calls.txt", ledger_lines(board), rank)
         errors = log_tail(home / "stderr.log")
+        raised = self._raised(rank, home, errors)
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
         if board is not None and flight is not None:
@@ -241,7 +271,7 @@ class _Gather:
             rank=rank,
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
-            raised=self._raised(rank, home, errors),
+            raised=raised,
             board=board,
             collectives=essential(collectives, HISTORIES[0]),
             death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
@@ -257,6 +287,7 @@ class _Gather:
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
+            deaths=deaths(errors, raised),
         )
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:

@@ -28,13 +28,13 @@ _MAX_SIGNALS = 256
 def sent_signals(
     guarded: Sequence[Mapping[str, Any]], log: str, memory: HostMemory | None, ranks: Mapping[int, int], origin_ns: int
 ) -> tuple[SentSignal, ...]:
-    """Signals of the kernel's OOM killer, of torchrun (its log), of the guardian (its journal). By pid: `ranks`."""
+    """Signals of the kernel's OOM killer, of launchers (their log), of the guardian (its journal). By pid: `ranks`."""
     # The kernel's log counts processes as the host does, in a container too: only those of the run count.
     killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
     found: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
-    found += [(pid, name, "torchrun", None) for pid, name in closing_signals(log)]
+    found += [(pid, name, sender, None) for pid, name, sender in closing_signals(log)]
     for record in guarded:
         at_s = (int(record["t_ns"]) - origin_ns) / 1e9
         found += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]

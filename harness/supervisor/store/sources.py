@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ FILE = "sources.json"
 _STORED = adapter(tuple[Source, ...])
 _MAX_BYTES = 256 << 10  # of all functions together
 _MAX_FILE_BYTES = 1 << 20
+_SETS_A_KEY = re.compile(r"store\w*\.(?:set|add|append|compare_set)\(")  # for which another rank may wait
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence) -> Evidence:
@@ -48,7 +50,9 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.spec.stat().st_mtime if attempt.spec.exists() else None
     for file, lines in places_of(evidence).items():
         if _readable(Path(file), since_s):
-            yield from excerpts(file, Path(file).read_text(encoding="utf-8", errors="replace"), lines)
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            sets = {number for number, line in enumerate(text.splitlines(), 1) if _SETS_A_KEY.search(line)}
+            yield from excerpts(file, text, lines | sets)
 
 
 def _readable(path: Path, since_s: float | None) -> bool:

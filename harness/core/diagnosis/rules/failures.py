@@ -24,11 +24,13 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
-from nsa_harness.core.diagnosis.progress import late_for
+from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
+from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
+from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
-from nsa_harness.core.verdict.verdict import FailureKind, still_moving
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 
 _SAME_STEP = 5  # times the median: no other work than the steps before
@@ -85,6 +87,30 @@ def came_too_late(case: Case) -> Explanation | None:
         proof=(f"rank{rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
         " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
+    )
+
+
+@rule(RulePhase.FALLBACK, Cause.SLOW, outranks=("killed",))
+def never_arrived(case: Case) -> Explanation | None:
+    """The same where no call shows it: who failed in nothing of its own is the one that the others waited for."""
+    first = case.first_failure
+    gave_up = TIMED_OUT.search(first.text) if first and first.collateral else None
+    if first is None or gave_up is None:
+        return None
+    failed = [one.rank for one in case.judgement.failures if one.status not in _KILLING]
+    named = [int(rank) for rank in (gave_up["absent"] or "").split(", ") if rank]
+    late = tuple(named or [rank.rank for rank in case.evidence.ranks if rank.rank not in failed])
+    if not late:
+        return None
+    place = last_place(case, late[0])
+    return explained(
+        Cause.SLOW,
+        f"{ranks_text(late)} never came to where rank {first.rank} gave up waiting ({shorten(first.text, 120)}); the"
+        f" last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
+        ranks=late,
+        place=place,
+        confidence=0.6,
+        proof=("output.log",),
     )
 
 
@@ -162,20 +188,54 @@ def exception(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
         return None
-    frame = user_frame(first.raised.frames)
-    place = place_of(case, first.rank, frame)
+    place = place_of(case, first.rank, user_frame(first.raised.frames))
     ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
     met = _met_in_an_import(first.raised)
     ours = f"; {met} is a package of nsa-harness" if met == _INSTALLED else ""
+    dead = _died_before(case, first)
+    before = f"{died_of(dead, first.rank)}, and then " if dead else ""
     return explained(
         Cause.EXCEPTION,
-        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}{ours}",
+        f"{before}{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}"
+        f"{_beneath(first.raised, place)}{_met_as(case, first)}{ours}",
         ranks=ranks,
-        place=place,
-        confidence=0.95,
+        place=dead.place if dead else place,
+        confidence=0.85 if dead else 0.95,
         proof=(first.raised.proof,),
         advice=_advice_on_import(met) if met else None,
     )
+
+
+# What somebody raises who waits for a child that is gone, or for a thread.
+_BEREFT = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
+_IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
+
+
+def _died_before(case: Case, first: Failure) -> LastWords | None:
+    """A thread or child that printed why it ended, where the rank raised what follows from that."""
+    rank = case.rank(first.rank) if first.rank is not None else None
+    kind = first.raised.type if first.raised else ""
+    # A traceback without a name may be one that was caught and printed.
+    dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
+    return next(iter(dead), None) if _BEREFT.search(kind) or _IN_VAIN.search(kind) else None
+
+
+def _beneath(raised: Raised, place: Place | None) -> str:
+    """The line of a library in which it came up, behind the program's own."""
+    top = raised.frames[0] if raised.frames else None
+    if top is None or place is None or (top.file, top.line) == (place.file, place.line):
+        return ""
+    return f", in {top.function}{at(Place(file=top.file, line=top.line))}"
+
+
+def _met_as(case: Case, first: Failure) -> str:
+    """What the rank itself raised, of what a worker handed on or something else led to."""
+    rank = case.rank(first.rank) if first.rank is not None else None
+    if rank is None or rank.raised is None or first.raised is None or rank.raised.frames == first.raised.frames:
+        return ""
+    place = place_of(case, None, user_frame(rank.raised.frames))
+    words = f"{rank.raised.type}: {rank.raised.message}".partition("\n")[0]
+    return f"; it came out{at(place)} as {shorten(words, 80)}"
 
 
 _INSTALLED = "nsa_harness"
@@ -234,19 +294,30 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
 @rule(RulePhase.FALLBACK, Cause.KILLED, outranks=("crashed",))
 def killed(case: Case) -> Explanation | None:
     first = case.first_failure
-    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM):
+    if first is None or first.status not in _KILLING:
         return None
     who = "the launcher" if first.rank is None else f"rank {first.rank}"
-    name = signal.Signals(-first.status).name
+    name = _KILLING[first.status].name
+    sent = [one for one in case.evidence.signals if one.signal == name and one.sender != "harness"]
+    job = next((one for one in sent if not one.pid), None)
+    sender = job or next((one for one in sent if one.rank == first.rank), None)
+    by = f"by {sender.sender}" if sender else "from outside the harness"
     return explained(
         Cause.KILLED,
-        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
+        f"{who} was killed by {name}, sent {by}{' to the whole job' if job else ''}, {last_seen(case, first.rank)}"
         f"{last_line(case, first.rank)}",
-        ranks=() if first.rank is None else (first.rank,),
-        place=last_place(case, first.rank),
+        ranks=() if first.rank is None or sender else (first.rank,),
+        place=None if sender else last_place(case, first.rank),
         confidence=0.95,
-        proof=("processes.jsonl",),
+        proof=("output.log",) if sender else ("processes.jsonl",),
     )
+
+
+_KILLING = {
+    -signal.SIGKILL: signal.SIGKILL,
+    -signal.SIGTERM: signal.SIGTERM,
+    128 + signal.SIGTERM: signal.SIGTERM,  # of a shell, or of a handler of the program's own
+}
 
 
 @rule(RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
