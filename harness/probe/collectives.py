@@ -14,6 +14,7 @@ from .board import BoardWriter
 from .groups import Groups
 from .hooks import compiling_test
 from .places import innermost, place_text
+from .replicas import note_broadcast
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -169,6 +170,8 @@ class _Recorder:
             handle.elements, dtype = said.size(arguments, options)
             handle.dtype = self._board.string(dtype)
             handle.peer = said.peer(arguments, options)
+            if handle.op == "broadcast":
+                note_broadcast(said.payload(arguments, options))
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
@@ -263,7 +266,7 @@ class CallArguments:
         self._c10d = c10d
         self._tensor_type = torch.Tensor
         self._group = _argument(function, "group")
-        self._payload = _argument(function, *PAYLOADS)
+        self.payload = _argument(function, *PAYLOADS)
         self._world_size = _argument(function, "world_size")
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
@@ -288,7 +291,7 @@ class CallArguments:
         expected = self._world_size(arguments, options)
         if isinstance(expected, int):
             return max(expected, 0), ""
-        payload = self._payload(arguments, options)
+        payload = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]
         tensors = [tensor for tensor in given if isinstance(tensor, self._tensor_type)]
@@ -315,7 +318,7 @@ class CallArguments:
         return [(str(each.op.__name__), int(each.peer)) for each in self._operations(arguments, options)]
 
     def _operations(self, arguments: Any, options: Any) -> list[Any]:
-        payload = self._payload(arguments, options)
+        payload = self.payload(arguments, options)
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
 
     def _first_operation(self, arguments: Any, options: Any) -> Any:
