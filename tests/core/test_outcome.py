@@ -447,6 +447,16 @@ def test_the_exit_code_says_the_worst_that_surprised(outcomes: list[Outcome], co
     assert exit_code(report(outcomes)) == code
 
 
+@pytest.mark.parametrize(("optimizer", "steps_s"), [(True, ()), (False, ((1, 1.0), (2, 2.0))), (False, ())])
+def test_of_a_program_without_an_optimizer_no_step_is_told(optimizer: bool, steps_s: tuple[Any, ...]) -> None:
+    made = board(mark("collective"), steps_s=steps_s, optimizer=optimizer)
+    told = outcome(evidence(rank_evidence(0, exit=ended(0, -9, at_s=9.0), board=made)))
+    counts = optimizer or bool(steps_s)
+    assert told.culprit is not None
+    assert (told.culprit.step is not None, ", step " in told.findings[0].claim) == (counts, counts)
+    assert told.last_step == {0: len(steps_s) if counts else None}
+
+
 def test_strict_does_not_let_a_silent_fault_pass() -> None:
     noted = [Finding(code=code, claim="", ranks=(), place=None, confidence=0.85, proof=(), advice="") for code in CODES]
     wrong, informed = (replace(PASS, findings=(one,)) for one in noted)
