@@ -843,8 +843,10 @@ class Cause(StrEnum):
         means="""
         the run was still there at its deadline, and it is not proven to hang. It is FAIL, never HANG. The claim gives
         the steps done, the rate, how much later the rest would have ended where the program says how many steps it
-        plans (`of_steps` in its heartbeat), and the lines where the time goes, with their share of the samples. Where
-        nobody works, it names the rank that all others wait for. *Certain* it is only while one step follows the other.
+        plans (`of_steps` in its heartbeat), and where the time goes: the loops, with the line of their `for` or `while`
+        and their share of the samples, which are taken over the whole run. Ranks that all do the same have no culprit.
+        Where nobody works, it names the rank that all others wait for. *Certain* it is only while one step follows the
+        other, and with 30 samples or more.
         So it is, and *likely* at most, where the wait of the others in a collective ran out (the timeout of the process
         group) and the rank that had not come to it was still at work: the line is where it was seen last.
         """,
@@ -853,8 +855,8 @@ class Cause(StrEnum):
         The looks themselves are in `watch.jsonl`.
         """,
         remedy="""
-        look at the named line. A Python loop over tokens or heads builds one autograd node a turn. Raise
-        `limits.deadline_s` if the work is meant to take that long.
+        the advice goes by what was seen: computing (a Python loop over tokens or heads builds one autograd node a
+        turn), a data loader, a sleep, or another wait. Raise `limits.deadline_s` if the work is meant to take long.
         """,
     )
 

@@ -103,6 +103,13 @@ def leaves_loop(sources: Sequence[Source], inside: Place | Frame, outside: Place
     return loop is not None and (outside.line or 0) + 1 - kept.first > (loop.end_lineno or 0)
 
 
+def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
+    """The line of the innermost `for` or `while` around a line of its function."""
+    kept = _excerpt(sources, frame.file, frame.line)
+    loop = next((one for one in _around(kept, frame.line) if isinstance(one, _Loop)), None) if kept else None
+    return None if loop is None or kept is None else loop.lineno + kept.first - 1
+
+
 def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
     """What decides whether the line is reached: conditions around it, nearest first; then jumps before it in a loop."""
     kept = _excerpt(sources, place.file, place.line)
