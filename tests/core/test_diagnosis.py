@@ -238,6 +238,12 @@ def test_ranks_that_spend_their_time_alike_have_no_culprit_and_no_victim() -> No
     found = diagnosed(deadline(rank_evidence(0), rank_evidence(1), samples=samples))
     assert (found.findings[0].ranks, found.findings[0].place) == ((), line(39))
     assert found.findings[0].claim.endswith("to step at ada/train.py:39 (100 %), on every rank alike")
+    both = tuple(
+        sample(rank, user=frame(9 if rank == once else 39, function="log" if rank == once else "step"))
+        for rank in (0, 1)
+        for once in (0, 0, 1, 1, 1, 2, 2)
+    )
+    assert main(deadline(rank_evidence(0), rank_evidence(1), samples=both)).ranks == (), "in other shares"
     unlike = tuple(replace(one, user=frame(9, function="log")) if one.rank else one for one in samples)
     assert main(deadline(rank_evidence(0), rank_evidence(1), samples=unlike)).ranks == (0,)
     waits = tuple(replace(one, leaf=ALL_REDUCE) if one.rank else one for one in samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.case import (
@@ -35,6 +36,7 @@ from nsa_harness.core.verdict.verdict import FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 
 _ENOUGH_SAMPLES = 30
+_SAME = 0.6  # of the time of two ranks
 _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
@@ -49,8 +51,7 @@ def slow(case: Case) -> Explanation | None:
         return held_up
     place = place_of(case, sampled.rank, _parts(case, sampled)[0].user) if sampled else None
     works = sampled is not None and 2 * sampled.working >= sampled.samples
-    usual = {_usual(case, one) for one in made}
-    alike = len(made) == len(case.evidence.ranks) > 1 and len(usual) == 1 and None not in usual
+    alike = _alike(case, made)
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
     stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
@@ -188,10 +189,15 @@ def _parts(case: Case, sampled: RankProfile) -> list[_Part]:
     return sorted(seen, key=lambda part: -part.seen)
 
 
-def _usual(case: Case, one: RankProfile) -> tuple[str, str, int | None] | None:
-    """What a rank that works does most of the time."""
-    part = _parts(case, one)[0]
-    return (part.user.file, part.user.function, part.loop) if 2 * one.computing >= one.samples else None
+def _alike(case: Case, made: Sequence[RankProfile]) -> bool:
+    """Every rank was seen at work, and on the same parts for most of its time."""
+    if not len(made) == len(case.evidence.ranks) > 1 or any(2 * one.computing < one.samples for one in made):
+        return False
+    shares = [
+        {(part.user.file, part.user.function, part.loop): part.seen / one.working for part in _parts(case, one)}
+        for one in made
+    ]
+    return all(sum(min(share, shares[0].get(part, 0.0)) for part, share in one.items()) > _SAME for one in shares)
 
 
 def _where(case: Case, sampled: RankProfile) -> str:
