@@ -326,7 +326,6 @@ class Parting:
     told: str  # how the ranks were told apart: "outside", "extra step", "fewer", "" = not
     at: str  # of the first look at which they differ; "before" where no look before it is kept
     round: int
-    steps: int
     names: tuple[str, ...]  # of parameters that differ at the last look
     apart: float  # largest difference, as a share of the size
     wrapped: bool  # in DDP
@@ -356,14 +355,12 @@ def first_parting(replicas: Mapping[int, Replica]) -> Parting | None:
     if apart < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
         return None
     ranks, told = _who(looks, common, first)
-    look = looks[ranks[0]][first]
     at = "before" if first == common[0] and first[0] != "made" else first[0]
     return Parting(
         ranks=ranks,
         told=told,
         at=at,
         round=first[1],
-        steps=look.steps,
         names=names,
         apart=apart,
         wrapped=wrapped,
