@@ -156,6 +156,9 @@ FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost 
 STEPPED_JOIN = " < "
 FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above
 FACT_UNFED = "checkpoint without gradient"  # the user's line that gave a reentrant checkpoint no input with a gradient
+FACT_OPTIMIZER = (
+    "optimizer"  # "none" until one of torch's is made: what makes none takes no steps that could be counted
+)
 FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
 NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size

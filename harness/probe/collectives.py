@@ -15,6 +15,7 @@ from .board import BoardWriter
 from .chains import Chains
 from .groups import Groups
 from .hooks import compiling_test
+from .replicas import note_broadcast
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -178,6 +179,8 @@ class _Recorder:
             elements, dtype = said.size(arguments, options)
             if said.peered:
                 peer = said.peer(arguments, options)
+            if said.op == "broadcast":
+                note_broadcast(said.payload(arguments, options))
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
@@ -275,7 +278,7 @@ class CallArguments:
         self._tensor_type = torch.Tensor
         self._dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
-        self._payload = _argument(function, *PAYLOADS) or _nothing
+        self.payload = _argument(function, *PAYLOADS) or _nothing
         self._world_size = _argument(function, "world_size")
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
@@ -307,7 +310,7 @@ class CallArguments:
             expected = self._world_size(arguments, options)
             if isinstance(expected, int):
                 return max(expected, 0), 0
-        payload: Any = self._payload(arguments, options)
+        payload: Any = self.payload(arguments, options)
         if type(payload) is self._tensor_type and payload.dtype in self._dtypes:  # most calls: no time for the general
             return payload.numel(), self._dtypes[payload.dtype]
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
@@ -343,7 +346,7 @@ class CallArguments:
         return [(str(each.op.__name__), int(each.peer)) for each in self._operations(arguments, options)]
 
     def _operations(self, arguments: Any, options: Any) -> list[Any]:
-        payload = self._payload(arguments, options)
+        payload = self.payload(arguments, options)
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
 
 

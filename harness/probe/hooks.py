@@ -26,6 +26,7 @@ def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
     names = ModuleNames(board)
     trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
+    trouble.attempt("first optimizer", lambda: _await_optimizer(board))
     trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble))
     return names
 
@@ -171,6 +172,23 @@ def _hook_optimizers(torch: Any, board: BoardWriter, trouble: TroubleLog) -> Non
 
     optimizers.register_optimizer_step_pre_hook(before_step)
     optimizers.register_optimizer_step_post_hook(after_step)
+
+
+def _await_optimizer(board: BoardWriter) -> None:
+    """Whether the program counts steps at all, once its first optimizer is made; covers the constructor until then."""
+    from torch.optim import optimizer as optimizers
+
+    kind = optimizers.Optimizer
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, *arguments: Any, **options: Any) -> None:
+        kind.__init__ = original
+        board.fact(protocol.FACT_OPTIMIZER, "made")
+        original(self, *arguments, **options)
+
+    board.fact(protocol.FACT_OPTIMIZER, "none")
+    kind.__init__ = construct
 
 
 def _gradients(optimizer: Any) -> int:

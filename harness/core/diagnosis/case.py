@@ -52,6 +52,12 @@ class Case:
     def boards(self) -> dict[int, Board]:
         return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
 
+    @property
+    def counts_steps(self) -> bool:
+        """A number of a step means something: some rank has an optimizer, or had one that is not torch's."""
+        boards = self.boards.values()
+        return not boards or any(board.optimizer or board.steps_s for board in boards)
+
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         return comparable(

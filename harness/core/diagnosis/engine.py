@@ -7,13 +7,13 @@ and the first answer is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
-from nsa_harness.core.diagnosis.naming import meshes, with_coordinates
+from nsa_harness.core.diagnosis.naming import meshes, with_coordinates, without_steps
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import (
@@ -68,8 +68,10 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     main = as_sure_as_proven(case, first) if first else None
     besides = [one.finding for one in _beside(case, phases)]
     places = meshes(evidence)
+    reworded: Callable[[str], str] = str if case.counts_steps else without_steps
     findings = tuple(
-        replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
+        replace(one, claim=with_coordinates(reworded(one.claim), places))
+        for one in (*([main] if main else []), *besides)
     )
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
 
@@ -92,4 +94,6 @@ def _culprit(case: Case, first: Explanation | None) -> Culprit | None:
     rank = case.rank(found.ranks[0]) if found.ranks else None
     if step is None and rank:
         step = step_in_progress(case, rank)
-    return Culprit(ranks=found.ranks, step=step, collective=first.collective, place=found.place)
+    return Culprit(
+        ranks=found.ranks, step=step if case.counts_steps else None, collective=first.collective, place=found.place
+    )

@@ -78,6 +78,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
         stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
         left_from=_frames(facts.get(protocol.FACT_LEFT, "")),
+        optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,

@@ -189,6 +189,7 @@ class Board:
     unfed_checkpoint: Place | None = None  # the user's line of a reentrant checkpoint whose inputs have no gradient
     stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
     left_from: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, as those of stepped_from
+    optimizer: bool = True  # one was made; without any there are no steps to count
     autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw

@@ -143,6 +143,13 @@ def _loop(kept: Source, one: _Loop) -> Loop:
     )
 
 
+def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
+    """The line of the innermost `for` or `while` around a line of its function."""
+    kept = _excerpt(sources, frame.file, frame.line)
+    loop = next((one for one in _around(kept, frame.line) if isinstance(one, _Loop)), None) if kept else None
+    return None if loop is None or kept is None else loop.lineno + kept.first - 1
+
+
 def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
     """What decides whether the line is reached: conditions around it, nearest first; then jumps before it in a loop."""
     kept = _excerpt(sources, place.file, place.line)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -28,11 +30,15 @@ from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
 from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
 from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.sources import loop_around, statement
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
+from nsa_harness.core.verdict.motion import BUSY_SHARE
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 
+_ENOUGH_SAMPLES = 30
+_SAME = 0.6  # of the time of two ranks
 _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
@@ -41,11 +47,13 @@ _LONG_STEP = 50  # times the median of those before it: slower work is possible,
 def slow(case: Case) -> Explanation | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
-    sampled = busiest(profiles(case.evidence))
+    made = profiles(case.evidence)
+    sampled = busiest(made)
     if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
         return held_up
-    place = place_of(case, sampled.rank, _functions(sampled)[0][1]) if sampled else None
+    place = place_of(case, sampled.rank, _parts(case, sampled)[0].user) if sampled else None
     works = sampled is not None and 2 * sampled.working >= sampled.samples
+    alike = _alike(case, made)
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
     stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
@@ -53,12 +61,13 @@ def slow(case: Case) -> Explanation | None:
     return explained(
         Cause.SLOW,
         f"{_still_there(case)}, {_pace(speed)};"
-        f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
-        ranks=() if sampled is None else (sampled.rank,),
+        f" the time goes{_where(case, sampled) if sampled else ' to no single line'}"
+        f"{', on every rank alike' if alike else ''}{idle}{stuck}",
+        ranks=() if sampled is None or alike else (sampled.rank,),
         place=place,
-        confidence=0.5 if not (place and works) else 0.9 if speed and _goes_on(speed) else 0.75,
+        confidence=0.5 if not (sampled and place and works) else 0.9 if _is_known(sampled, speed) else 0.75,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
-        advice=_SLOW_ADVICE,
+        advice=_ADVICE[_spent(case, sampled)] + _LONGER,
     )
 
 
@@ -114,15 +123,33 @@ def never_arrived(case: Case) -> Explanation | None:
     )
 
 
-_SLOW_ADVICE = (
-    "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
-    " limits.deadline_s if the work is meant to take that long."
-)
+_ADVICE = {
+    "input": "The data loader is waited for: give it more workers (num_workers), or make one item cheaper to load.",
+    "compute": "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn.",
+    "sleep": "The named line sleeps: wait for an event in place of the clock, or sleep for less long.",
+    "wait": "Little is computed meanwhile: look at what the named line reads, writes or waits for.",
+}
+_LONGER = " Raise limits.deadline_s if the work is meant to take that long."
 
 
-def _goes_on(speed: Pace) -> bool:
-    """Step follows step: only then it is known that the one in progress ends as well."""
-    return speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+def _spent(case: Case, sampled: RankProfile | None) -> str:
+    """On what the time goes, by who is called there, by the CPU time, and by the statement."""
+    if sampled is not None and sampled.fetching and 2 * sampled.fetching >= sampled.working:
+        return "input"
+    if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
+        return "compute"
+    user = _parts(case, sampled)[0].user
+    return (
+        "sleep"
+        if "sleep(" in (statement(case.evidence.sources, Place(file=user.file, line=user.line)) or "")
+        else "wait"
+    )
+
+
+def _is_known(sampled: RankProfile, speed: Pace | None) -> bool:
+    """Enough was seen, and step follows step: only then it is known that the one in progress ends as well."""
+    goes_on = speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+    return goes_on and sampled.samples >= _ENOUGH_SAMPLES
 
 
 def _held_up(case: Case) -> Explanation | None:
@@ -166,20 +193,48 @@ def _pace(speed: Pace | None) -> str:
     return words
 
 
-def _functions(sampled: RankProfile) -> list[tuple[int, Frame]]:
-    """How often each function was seen, and its line seen most often; the first one holds most of the time."""
-    functions: dict[tuple[str, str], list[HotLine]] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A loop of a function, or what lies in none of its loops."""
+
+    user: Frame  # its line seen most often
+    loop: int | None  # the line of its `for` or `while`; None where there is none, or the source is not known
+    seen: int
+
+
+def _parts(case: Case, sampled: RankProfile) -> list[_Part]:
+    """The first one holds most of the time."""
+    parts: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for one in sampled.lines:
-        functions.setdefault((one.user.file, one.user.function), []).append(one)
-    seen = ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values())
-    return sorted(seen, key=lambda it: -it[0])
+        loop = loop_around(case.evidence.sources, one.user)
+        parts.setdefault((one.user.file, one.user.function, loop), []).append(one)
+    seen = (
+        _Part(user=lines[0].user, loop=loop, seen=sum(one.seen for one in lines))
+        for (_, _, loop), lines in parts.items()
+    )
+    return sorted(seen, key=lambda part: -part.seen)
 
 
-def _where(sampled: RankProfile) -> str:
-    """The two functions seen most often, with their share of the samples."""
+def _alike(case: Case, made: Sequence[RankProfile]) -> bool:
+    """Every rank was seen at work, and on the same parts for most of its time."""
+    if not len(made) == len(case.evidence.ranks) > 1 or any(2 * one.computing < one.samples for one in made):
+        return False
+    shares = [
+        {(part.user.file, part.user.function, part.loop): part.seen / one.working for part in _parts(case, one)}
+        for one in made
+    ]
+    return all(sum(min(share, shares[0].get(part, 0.0)) for part, share in one.items()) > _SAME for one in shares)
+
+
+def _where(case: Case, sampled: RankProfile) -> str:
+    """The two parts seen most often, with their share of the samples."""
+    told = [
+        (part, "" if part.loop is None else f", in the loop of line {part.loop},") for part in _parts(case, sampled)[:2]
+    ]
     return " and".join(
-        f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
-        for count, user in _functions(sampled)[:2]
+        f" to {part.user.function}{at(Place(file=part.user.file, line=part.user.line))}{loop}"
+        f" ({100 * part.seen // sampled.working} %)"
+        for part, loop in told
     )
 
 
