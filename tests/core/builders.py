@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-
 from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.evidence.evidence import (
     Board,

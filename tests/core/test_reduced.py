@@ -86,7 +86,7 @@ def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> 
     assert kept.stacks[0].tid == 100
     assert kept.process is not None
     assert {100, 299} <= {one.tid for one in kept.process.tasks}
-    assert len(kept.process.tasks) == keep.tasks
+    assert len(kept.process.tasks) <= keep.tasks
 
 
 def test_a_snapshot_keeps_the_last_calls_and_every_call_that_has_not_returned() -> None:

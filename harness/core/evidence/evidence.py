@@ -56,6 +56,8 @@ class CaughtException:
 
 
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+ENTRANCE = "init_process_group"
+CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
 
 
 class Ending(StrEnum):
@@ -210,6 +212,7 @@ class Sample:
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None
     another_line: bool = False  # it moved only in that it stood on another line
+    wakes_at_s: float | None = None  # end of the sleep that the thread that trains stands in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,10 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.evidence.stacks import in_function, in_probe, training_stack, user_frame
+from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
 from nsa_harness.core.verdict.wait import ChildWait, WaitKind
 
-_LIBRARY_POLLERS = (
-    "tqdm/_monitor.py",
-    "torch/utils/data/_utils/pin_memory.py",
-    "multiprocessing/resource_sharer.py",
-)
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
@@ -39,11 +34,6 @@ def another_thread_may_act(process: Process, stacks: Sequence[Stack], waiting: S
 def is_library(task: Task) -> bool:
     """A thread that torch, gloo or a driver keeps for itself, told by its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
-
-
-def is_poller(stack: Stack) -> bool:
-    """A Python thread that a library, or our own probe, keeps for itself."""
-    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
 
 
 def _natively_busy(task: Task) -> bool:

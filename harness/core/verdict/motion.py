@@ -41,7 +41,7 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
         return Motion.MOVING
     if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
-    return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
+    return Motion.MOVING if leaf(before) != leaf(after) else Motion.WAITING
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
@@ -51,14 +51,14 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
     """
     if _marked(before, after):
         return False
-    naps = _nap(before) is not None or _nap(after) is not None
+    naps = nap(before) is not None or nap(after) is not None
     return not _transferred(before, after) or (naps and _only_trickles(before, after, elapsed_s))
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
     """At both looks in a sleep on one line, not in the same sleep: between them it looked, or wrote a line."""
-    earlier, later = _nap(before), _nap(after)
-    if earlier is None or later is None or earlier >= later or _leaf(before) != _leaf(after):
+    earlier, later = nap(before), nap(after)
+    if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
     return _only_trickles(before, after, elapsed_s)
 
@@ -70,7 +70,7 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
     return None not in (earlier, later) and (later or 0) - (earlier or 0) < STREAM_BYTES_PER_S * elapsed_s
 
 
-def _nap(snapshot: RankSnapshot) -> float | None:
+def nap(snapshot: RankSnapshot) -> float | None:
     """When the sleep that the thread that trains stands in ends; None where it stands in none."""
     stack = rank_stack(snapshot)
     tid = stack.tid if stack and stack.tid else snapshot.pid
@@ -149,7 +149,7 @@ def _own_bytes(snapshot: RankSnapshot) -> int | None:
     return snapshot.process.io_bytes - snapshot.asked_bytes
 
 
-def _leaf(snapshot: RankSnapshot) -> Frame | None:
+def leaf(snapshot: RankSnapshot) -> Frame | None:
     stack = rank_stack(snapshot)
     return stack.frames[0] if stack and stack.frames else None
 

@@ -25,8 +25,9 @@ from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, red
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import Trouble
+from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.program import Reported, Row
+from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.store.adapters import adapter, json_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import last_number, table, whole
@@ -148,16 +149,22 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 
 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
-    """The evidence and its JSON, reduced as far as its bound asks for."""
-    text = json_text(evidence)
+    """The evidence and its JSON, reduced as far as its bound asks for, and no further than its proof stands."""
+    kept, text = evidence, json_text(evidence)
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    kept = evidence
+    proven = _proven(evidence)
     for keep in LEVELS:
-        if len(text.encode()) <= limit_bytes:
+        smaller = reduced(evidence, keep)
+        if len(text.encode()) <= limit_bytes or _proven(smaller) != proven:
             break
-        kept = reduced(evidence, keep)
-        text = json_text(kept)
+        kept, text = smaller, json_text(smaller)
     return kept, text
+
+
+def _proven(evidence: Evidence) -> HangKind | None:
+    """What kind of a HANG the judge proves of it."""
+    proof = judge(evidence).proof
+    return proof.kind if proof else None
 
 
 @dataclass(kw_only=True)
