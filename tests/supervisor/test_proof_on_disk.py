@@ -1,4 +1,4 @@
-"""A proof made live holds on disk: what the watcher stores, and what is left of it within its bound, proves the same."""
+"""A proof made live holds on disk: what is stored, and what is left of it within its bound, proves the same."""
 
 from __future__ import annotations
 

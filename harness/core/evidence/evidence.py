@@ -92,6 +92,7 @@ class Stack:
     frames: tuple[Frame, ...]
     source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
     gil: bool = False  # holds the interpreter's lock, as far as the source tells
+    loop: str = ""  # of a thread in a sleep: the text of the program's innermost loop around it
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
 
 

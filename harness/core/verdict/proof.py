@@ -171,6 +171,8 @@ def _closed_kind(roots: Sequence[Wait]) -> HangKind:
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
+    if any(root.kind is WaitKind.SLEEP and root.closed for root in roots):
+        return HangKind.LIVELOCK
     late = any(root.until_s is not None for root in roots)
     return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
 
