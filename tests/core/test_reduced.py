@@ -82,7 +82,7 @@ def test_evidence_within_its_bound_stays_as_it_is() -> None:
 @pytest.mark.parametrize("keep", LEVELS)
 def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> None:
     training = stack(frame(7), tid=900)
-    others = [stack(frame(1), tid=number) for number in range(300)]
+    others = [stack(frame(1), tid=number) for number in range(1000, 1300)]
     tasks = [task(number) for number in range(300)]
     tasks[299] = task(299, syscall="read")
     seen = rank_snapshot(0, stacks=(*others, replace(training, tid=100)), process=process(tasks=(*tasks, task(900))))

@@ -95,6 +95,8 @@ class Mode:
 
 
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+ENTRANCE = "init_process_group"
+CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
 
 
 class Ending(StrEnum):
@@ -120,6 +122,7 @@ class Stack:
     frames: tuple[Frame, ...]
     source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
     gil: bool = False  # holds the interpreter's lock, as far as the source tells
+    loop: str = ""  # of a thread in a sleep: the text of the program's innermost loop around it
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
 
 
@@ -244,6 +247,7 @@ class Sample:
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None
     another_line: bool = False  # it moved only in that it stood on another line
+    wakes_at_s: float | None = None  # end of the sleep that the thread that trains stands in
 
 
 @dataclass(frozen=True, kw_only=True)

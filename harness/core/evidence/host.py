@@ -25,6 +25,8 @@ class Task:
     # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
     # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
     held_by: tuple[int, ...] | None = None
+    io_bytes: int | None = None  # read + written by this thread, None = not readable
+    woke: int = 0  # how often it was seen in a later sleep than at the look before, since it stood elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.stacks import native_wanted, training_stack
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
+from nsa_harness.supervisor.capture.loops import with_loops
 from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
@@ -132,6 +133,7 @@ class Camera:
 
         def received(number: int, written: bool) -> RankSnapshot:
             stacks, raw = own.result()
+            stacks = with_loops(stacks, process, self.origin_ns) if process else stacks
             collectives, by_beat = recorded.result()
             snapshot = RankSnapshot(
                 rank=rank,

@@ -44,8 +44,9 @@ from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES,
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import Trouble
+from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.program import Reported, Row
+from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.store.adapters import adapter, evidence_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import last_number, table, whole
@@ -177,17 +178,26 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 
 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
-    """The evidence and its JSON, reduced as far as its bound asks for."""
+    """The evidence and its JSON, reduced as far as its bound asks for, and no further than its proof stands."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    histories = [partial(with_history, evidence, calls) for calls in HISTORIES]
-    levels = [partial(reduced, evidence, keep) for keep in LEVELS]
-    text = evidence_text(kept := histories[-1]())
-    # What is too long with the shortest history is so for its stacks: no longer one is tried.
-    for way in histories if len(text.encode()) <= limit_bytes else levels:
+    kept, text = evidence, evidence_text(evidence)
+    for way in (partial(with_history, evidence, calls) for calls in HISTORIES):
         text = evidence_text(kept := way())
         if len(text.encode()) <= limit_bytes:
+            return kept, text
+    proven = _proven(evidence)
+    for keep in LEVELS:
+        smaller = reduced(evidence, keep)
+        if len(text.encode()) <= limit_bytes or _proven(smaller) != proven:
             break
+        kept, text = smaller, evidence_text(smaller)
     return kept, text
+
+
+def _proven(evidence: Evidence) -> HangKind | None:
+    """What kind of a HANG the judge proves of it."""
+    proof = judge(evidence).proof
+    return proof.kind if proof else None
 
 
 @dataclass(kw_only=True)

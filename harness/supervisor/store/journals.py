@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.core.verdict.proof import TURN_SAMPLES
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.reading import log_tail, read_lines, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
@@ -44,8 +45,8 @@ def sent_signals(
     )
 
 
-_KEPT_SAMPLES = 200
-_SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
+_KEPT_SAMPLES = 200  # of all ranks together, but of each one as many as any proof asks for
+_SAMPLE_KEYS = frozenset(one.name for one in fields(Sample))
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 
@@ -224,9 +225,10 @@ class Journals:
         return sent_signals(self._of("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:
-        for record in [one for one in self.watched if one.get("event") == "sample"][-_KEPT_SAMPLES:]:
+        count = max(_KEPT_SAMPLES, TURN_SAMPLES * len(self.pids))
+        for record in [one for one in self.watched if one.get("event") == "sample"][-count:]:
             try:
-                yield adapter(Sample).validate_python({key: record[key] for key in _SAMPLE_KEYS if key in record})
+                yield adapter(Sample).validate_python({key: record[key] for key in record.keys() & _SAMPLE_KEYS})
             except ValidationError as error:
                 self._note("a sample of the watcher", first_line(error))
 

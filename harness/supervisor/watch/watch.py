@@ -250,6 +250,7 @@ class Watch:
         quiet_s = now_s - progress_s
         self.quiet_since_s = progress_s
         self.snapshots.episode, self.next_look_s["episode"] = [], now_s
+        self.ranks.camera.stood.clear()  # what woke before, woke to some effect
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 

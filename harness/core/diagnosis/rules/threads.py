@@ -21,9 +21,8 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.stacks import is_poller, user_frame
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.core.verdict.host_waits import is_poller
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
