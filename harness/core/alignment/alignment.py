@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise, takewhile
 
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
@@ -45,6 +45,7 @@ class Difference:
     where: bool  # no other smallest repair explains it
     who: bool  # their own rounds before show it
     new: bool  # what these ranks entered they never entered before
+    or_swapped: bool = False  # they may yet make the call that is missing: nothing is seen behind the next one
 
     def event(self, rank: int) -> Event | None:
         return dict(self.entered).get(rank)
@@ -113,7 +114,7 @@ class _Track:
 
     def before(self, event: Event) -> Sequence[Event]:
         """What it entered from the same line before."""
-        earlier = itertools.takewhile(lambda one: one is not event, self.line)
+        earlier = takewhile(lambda one: one is not event, self.line)
         return [one for one in earlier if one.site == event.site]
 
 
@@ -126,10 +127,14 @@ def _of_group(
     reference = _reference(tracks)
     found = [(other, some) for other in tracks if other is not reference and (some := _repairs(other, reference))]
     first = min(found, key=lambda one: one[1][0].right, default=None)
+    parted = _parted(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
-    if shift is not None and (first is None or shift[0] <= first[1][0].right):
-        return shift[1]
-    return _parted(group, tracks, reference, *first) if first else _short(group, tracks)
+    if shift is None:
+        return parted or _short(group, tracks)
+    # Both begin where calls of different steps pair: what a rank added there, or left, explains more than a shift.
+    added = parted is not None and (parted.who or parted.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT))
+    last = first[1][0].right - added if first else shift[0]
+    return shift[1] if shift[0] <= last else parted
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
@@ -244,6 +249,7 @@ def _parted(
     where = len(edits) == 1 and found[0].confirmed > 0
     unconfirmed = not any(one.confirmed for one in found)
     below = unconfirmed and not theirs.called and not expected.called
+    below = below and _between_steps(other) == _between_steps(reference)
     field = field_apart(theirs, expected) if theirs.site == expected.site or below else None
     difference = Difference(
         kind=_OF_FIELD[field] if field and Edit.REPLACE in edits else DifferenceKind.ORDER,
@@ -325,6 +331,9 @@ def _of_calls(found: Difference, edits: set[Edit], tracks: Mapping[int, _Track])
     steps = {rank: _step(tracks[rank].line, event) for rank, event in found.entered}
     keepers = tuple(rank for rank, step in steps.items() if step.keeps)
     leavers = tuple(rank for rank in steps if rank not in keepers)
+    again = tuple(rank for rank, event in found.entered if _once_more(tracks[rank], event))
+    if again and len(again) < len(steps) and not keepers:
+        return replace(found, kind=DifferenceKind.COUNT, ranks=again, expected=found.event(again[0]))
     if not keepers or not leavers:
         return _by_steps(found) or replace(found, ranks=minority({rank: event.site for rank, event in found.entered}))
     kept = next(event for rank, event in found.entered if rank in keepers)
@@ -339,8 +348,23 @@ def _of_calls(found: Difference, edits: set[Edit], tracks: Mapping[int, _Track])
     sure = all(steps[rank].sure for rank in leavers)
     if all(steps[rank].skips for rank in leavers):
         kind = DifferenceKind.ORDER if Edit.SWAP in edits else DifferenceKind.MISSING
-        return replace(told, kind=kind, who=sure, where=found.where)
+        swapped = all(_may_be_swapped(tracks[rank], kept) for rank in leavers)
+        return replace(told, kind=kind, who=sure, where=found.where and not swapped, or_swapped=found.where and swapped)
     return replace(told, who=sure and len(leavers) < len(keepers))
+
+
+def _may_be_swapped(track: _Track, left_out: Event) -> bool:
+    """Its newest event is the one that always came right behind the one it lacks: it may make both the other way."""
+    newest = track.line[-1]
+    behind = [one.site for before, one in pairwise(track.line) if before.site == left_out.site]
+    return newest.site in behind
+
+
+def _once_more(track: _Track, event: Event) -> bool:
+    """In this step it made the call more often than in any before."""
+    counts = Counter(one.step for one in track.before(event))
+    now = counts.pop(event.step, 0) + 1
+    return bool(counts) and event.step is not None and now > max(counts.values())
 
 
 def _by_steps(found: Difference) -> Difference | None:
@@ -364,8 +388,8 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
         return None
     absent = [track for track in tracks if track.rank not in entered]
     expected = waited[0]
-    counts = [rank for rank, event in events.items() if event is expected and _counts_steps(entered[rank])]
-    passed = [track for track in absent if bool(counts) == _counts_steps(track) and _passed(track, expected)]
+    trains = any(_trains(entered[rank]) for rank, event in events.items() if event is expected)
+    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected)]
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
@@ -395,9 +419,9 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
     return missing
 
 
-def _counts_steps(track: _Track) -> bool:
-    """An optimizer runs there. The step of a rank that has none says nothing of those that have one."""
-    return track.board is not None and bool(track.board.steps_s)
+def _trains(track: _Track) -> bool:
+    """A model runs there. The step of a rank that has none says nothing of those that have one."""
+    return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
 
 
 def _between_steps(track: _Track) -> bool:

@@ -122,7 +122,7 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
-        whole=_kept_all(board, calls) and all(one.seq == 1 for one in _first_of_each(series)),
+        whole=_kept_all(board) and all(one.seq == 1 for one in _first_of_each(series)),
     )
 
 
@@ -139,10 +139,10 @@ def _is_of(call: Call, tid: int | None) -> bool:
     return tid is None or call.tid is None or call.tid == tid
 
 
-def _kept_all(board: Board | None, calls: Sequence[Call]) -> bool:
+def _kept_all(board: Board | None) -> bool:
     """By what each group counted, where that is known; else by the number of the oldest call."""
     if board is None or not board.counts:
-        return not calls or calls[0].number == 1
+        return board is None or not board.calls or board.calls[0].number == 1
     kept = Counter(
         one.group for one in board.calls if operation(one) not in TRANSFERS and not one.op.startswith(protocol.WAIT)
     )
@@ -214,6 +214,8 @@ def _entered(board: Board | None, one: Collective) -> Event:
         op=operation(call),
         called=True,
         place=call.place,
+        elements=call.elements,
+        dtype=call.dtype,
         root=call.peer,
         step=call.step,
         position=call.position,

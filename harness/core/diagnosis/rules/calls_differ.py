@@ -77,6 +77,7 @@ class _Why:
     place: Place | None = None
     step: int | None = None
     besides: str = ""  # behind what is said of the difference itself
+    proof: tuple[str, ...] = ()  # besides the calls of those ranks
 
 
 K, R = DifferenceKind, Reason
@@ -275,6 +276,7 @@ def _exhausted(case: Case, _: Difference | None) -> _Why | None:
         f" {finished.step + 1}",
         place=finished.calls[0][1].place if finished.calls else None,
         step=finished.step + 1,
+        proof=("step_ledger.txt",),
     )
 
 
@@ -326,6 +328,7 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
         " from there on collectives of different steps were paired",
         place=next(places(case, found, below=reduces), None),
         step=less.step,
+        proof=("step_ledger.txt",),
     )
 
 
@@ -370,7 +373,8 @@ def _usual_position(case: Case, rank: int, event: Event) -> int | None:
 
 def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands, *, sure: bool) -> Explanation:
     ranks = why.ranks or found.ranks
-    sure = sure or (found.where and found.who and not found.symmetric)
+    where = found.where or (found.or_swapped and _in_order_of_lines(case, found))
+    sure = sure or (where and found.who and not found.symmetric)
     return explained(
         cause,
         f"{why.said}{shown_later(case, found)}"
@@ -381,9 +385,17 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
         confidence=_CERTAIN if sure else _LIKELY if not found.symmetric else _OPEN,
-        proof=(*(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
+        proof=(*why.proof, *(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
         parties=found.everyone,
     )
+
+
+def _in_order_of_lines(case: Case, found: Difference) -> bool:
+    """The ranks stand in one function, those that left the call out further down: they do not make it afterwards."""
+    others = [rank for rank in found.everyone if rank not in found.ranks]
+    _, apart = parting_frames(case, found.ranks[0], others[0]) if others else ([], None)
+    known = apart is not None and in_one_function(*apart) and same_function(case.evidence.sources, *apart)
+    return known and apart is not None and apart[0].line > apart[1].line
 
 
 def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
@@ -545,7 +557,7 @@ def _alternatives(found: Difference) -> str:
         return "; which of them is wrong the run does not show"
     others = tuple(rank for rank in found.everyone if rank not in found.ranks)
     if found.who:
-        return ""
+        return "; or they make both in another order" if found.or_swapped else ""
     if found.kind is K.EXTRA:
         return f"; or {ranks_text(others)} left it out"
     if found.kind is K.MISSING:
