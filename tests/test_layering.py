@@ -185,6 +185,8 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         {"nsa"},
         "a folder of our checkout, which may shadow a user's package",
     ),
+    "harness/core/diagnosis/rules/group_waits.py": ({"branches"}, "of the user's code"),
+    "harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
     "harness/core/evidence/sources.py": ({"branch", "branches"}, "of the user's code"),
     "harness/core/reproduction.py": ({"branches"}, "of the script that is written"),
     "harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),

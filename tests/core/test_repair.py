@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep import line
 
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
-from nsa_harness.core.alignment.timeline import Event, field_apart
+from nsa_harness.core.alignment.timeline import Event, Token, field_apart
 
 _PLAIN = Event(
     group="0",
@@ -41,8 +41,8 @@ EVENTS = {
 }
 
 
-def events(letters: str) -> list[Event]:
-    return [EVENTS[one] for one in letters]
+def events(letters: str) -> tuple[Token, ...]:
+    return tuple(EVENTS[one].token for one in letters)
 
 
 def edits(left: str, right: str) -> list[tuple[str, int, int, int]]:
@@ -98,11 +98,11 @@ _EDIT, _OTHER_LINE = 5, 3
 Script = tuple[Edit | None, int, int]  # its first edit, the price of all, how many events are shared
 
 
-def pairs(one: Event, other: Event) -> bool:
+def pairs(one: Token, other: Token) -> bool:
     return one.site == other.site and field_apart(one, other) is None
 
 
-def scripts(left: Sequence[Event], right: Sequence[Event]) -> Iterator[Script]:
+def scripts(left: Sequence[Token], right: Sequence[Token]) -> Iterator[Script]:
     """Every way to go through both; what pairs need not be paired."""
     if not left or not right:
         yield None, 0, 0
@@ -115,7 +115,7 @@ def scripts(left: Sequence[Event], right: Sequence[Event]) -> Iterator[Script]:
             yield edit, price + more, shared
 
 
-def ways(left: Sequence[Event], right: Sequence[Event]) -> Iterator[tuple[Edit | None, int, int, int]]:
+def ways(left: Sequence[Token], right: Sequence[Token]) -> Iterator[tuple[Edit | None, int, int, int]]:
     yield Edit.INSERT, _EDIT, 0, 1
     yield Edit.DELETE, _EDIT, 1, 0
     branch = left[0].called and right[0].called and left[0].op == right[0].op
@@ -127,7 +127,7 @@ def ways(left: Sequence[Event], right: Sequence[Event]) -> Iterator[tuple[Edit |
         yield Edit.SWAP, _EDIT, 2, 2
 
 
-def tried(left: Sequence[Event], right: Sequence[Event]) -> list[tuple[Edit, int, int]]:
+def tried(left: Sequence[Token], right: Sequence[Token]) -> list[tuple[Edit, int, int]]:
     i = j = 0
     while i < len(left) and j < len(right):
         if not pairs(left[i], right[j]):
@@ -168,6 +168,7 @@ def test_whoever_has_not_come_as_far_differs_in_nothing(letters: str, came: int)
 
 def test_what_lies_far_behind_and_what_is_too_far_apart_is_not_weighed() -> None:
     long = "abcd" * 100
-    assert edits(long + "a", long + "b") == [], "beyond what is laid side by side"
+    assert edits("l" + long + "ad", "a" + long + "bd") == [], "beyond what is laid side by side"
+    assert edits(long + "ad", long + "bd") == [(Edit.REPLACE, 400, 400, 1)], "what both did alike does not count"
     assert edits("b" * 12 + "a" * 60, "a" * 60)[0] == (Edit.DELETE, 0, 0, 60)
     assert edits("b" * 13 + "a" * 60, "a" * 60)[0] == (Edit.DELETE, 0, 0, 59)

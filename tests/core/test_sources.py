@@ -12,7 +12,14 @@ from builders import C10D, USER, evidence, frame, raised, rank_evidence, rank_sn
 from lockstep import line
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.evidence.sources import Branch, branches, excerpts, leaves_loop, places_of, statement
+from nsa_harness.core.evidence.sources import (
+    Branch,
+    branches,
+    excerpts,
+    loops_left,
+    places_of,
+    statement,
+)
 from nsa_harness.core.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Place
@@ -114,7 +121,15 @@ def leading_to(text: str) -> list[tuple[str, int, bool]]:
 
 def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_rank() -> None:
     assert branches(kept("save(model)"), line(at("save(model)"))) == (
-        Branch(file=USER, line=at("if is_main"), function="<module>", text="if is_main", of_rank=True),
+        Branch(
+            file=USER,
+            line=at("if is_main"),
+            function="<module>",
+            text="if is_main",
+            of_rank=True,
+            leaves=False,
+            varies=True,
+        ),
     )
 
 
@@ -168,25 +183,29 @@ def test_of_a_line_that_is_not_kept_nothing_is_known() -> None:
 
 def test_of_several_excerpts_that_hold_a_line_the_smallest_counts() -> None:
     sources = kept("return reduce", "barrier()")
-    assert leaves_loop(sources, inside=line(at("reduce(loss)", 2)), outside=line(at("barrier()")))
+    assert loops_left(sources, inside=line(at("reduce(loss)", 2)), outside=line(at("barrier()")))
     assert branches(sources, line(at("return reduce"))) == ()
 
 
 @pytest.mark.parametrize(
     ("inside", "outside", "left"),
     [
-        ("reduce(loss)", "barrier()", True),
-        ("barrier()", "for batch", False),
-        ("if batch.bad", "if is_first", False),  # the same loop
-        ("loss = halve(loss)", "barrier()", True),
-        ("is_first = rank", "barrier()", False),  # in no loop
-        ("if batch.bad", "save(model)", False),  # another function
+        ("reduce(loss)", "barrier()", ["for batch"]),
+        ("barrier()", "for batch", []),
+        ("if batch.bad", "if is_first", []),  # the same loop
+        ("loss = halve(loss)", "barrier()", ["while loss", "for batch"]),
+        ("loss = halve(loss)", "reduce(loss)", ["while loss"]),
+        ("is_first = rank", "barrier()", []),  # in no loop
+        ("if batch.bad", "save(model)", []),  # another function
     ],
 )
-def test_who_stands_behind_the_loop_around_another_line_has_left_it(inside: str, outside: str, left: bool) -> None:
+def test_who_stands_behind_the_loops_around_another_line_has_left_them(
+    inside: str, outside: str, left: list[str]
+) -> None:
     sources = tuple(excerpts(USER, PROGRAM, {at("barrier()"), at("save(model)")}))
-    where = at(inside, 2 if inside == "reduce(loss)" else 1)
-    assert leaves_loop(sources, inside=frame(where), outside=frame(at(outside))) is left
+    where, behind = (at(one, 2 if one == "reduce(loss)" else 1) for one in (inside, outside))
+    found = loops_left(sources, inside=frame(where), outside=frame(behind))
+    assert [one.line for one in found] == [at(one) for one in left]
 
 
 def test_an_excerpt_that_cannot_be_read_alone_leads_nowhere() -> None:

@@ -6,18 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
+from builders import USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
 
-from nsa_harness.core.alignment.transfers import first_departure, other_partner
+from nsa_harness.core.alignment.alignment import departure, last_round
+from nsa_harness.core.alignment.timeline import Timeline, timeline
+from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Source
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import judge
 
 SEND = ("send", 30)
 RECV = ("recv", 31)
 MEET = ("barrier", 32)
+AFTER = ("barrier", 80)
 
 
 def diagnosed(seen: Evidence) -> Diagnosis:
@@ -37,16 +40,41 @@ def rounds(*made: tuple[str, int], **changes: Any) -> Board:
     return board(calls=(*calls[:-1], replace(calls[-1], left_s=None)), rank=changes.get("rank", 0))
 
 
+def went(*made: tuple[str, int]) -> Timeline:
+    return timeline(0, rounds(*made), (), "gloo")
+
+
 def test_the_call_that_a_rank_left_out_is_the_one_that_was_due_in_its_round() -> None:
-    found = first_departure(rounds(SEND, MEET, SEND, MEET, MEET))
+    found = departure(went(SEND, MEET, SEND, MEET, MEET))
     assert found is not None
-    assert (found.due.op, found.due.place, found.after.number) == ("send", line(30), 4)
+    assert (found.due.op, found.due.place, found.due.call and found.due.call.number) == ("send", line(30), 3)
+    assert (found.made.call and found.made.call.number, found.times) == (5, 1)
 
 
-def test_a_rank_that_keeps_its_rounds_or_leaves_the_loop_did_not_depart() -> None:
-    assert first_departure(rounds(SEND, MEET, SEND, MEET, SEND)) is None
-    assert first_departure(rounds(SEND, MEET, SEND, MEET, ("barrier", 80))) is None
-    assert first_departure(rounds(SEND, MEET)) is None
+def test_a_rank_that_keeps_its_rounds_or_had_none_did_not_depart() -> None:
+    assert departure(went(SEND, MEET, SEND, MEET, SEND)) is None
+    assert departure(went(SEND, MEET, SEND, MEET, MEET, SEND)) is None, "it is back in them"
+    assert departure(went(SEND, MEET)) is None
+    assert departure(went(SEND, AFTER)) is None
+    assert departure(Timeline(rank=0, events=(), whole=True)) is None
+
+
+def in_steps(made: Board, *steps: int) -> Board:
+    return replace(made, calls=tuple(replace(one, step=step) for one, step in zip(made.calls, steps, strict=True)))
+
+
+def test_a_rank_that_goes_on_where_a_step_was_due_to_begin_left_no_call_out() -> None:
+    made = in_steps(rounds(SEND, MEET, SEND, MEET, SEND), 1, 1, 2, 2, 2)
+    assert departure(timeline(0, made, (), "gloo")) is None
+
+
+def test_a_rank_that_went_on_to_what_it_never_did_before_left_its_rounds_behind_the_last_transfer() -> None:
+    assert last_round(went(SEND, SEND, MEET)) == went(SEND, SEND, MEET).events[1]
+    assert last_round(went(SEND, MEET, SEND, MEET, AFTER)) == went(SEND, MEET, SEND, MEET, AFTER).events[2]
+    assert last_round(went(SEND, MEET, SEND, MEET)) is None, "that it did before"
+    assert last_round(went(MEET, MEET, AFTER)) is None, "no transfer"
+    assert last_round(went(SEND, MEET)) is None, "too little to be rounds"
+    assert last_round(Timeline(rank=0, events=(), whole=True)) is None
 
 
 def unmatched(*made: tuple[str, int]) -> Evidence:
@@ -64,22 +92,37 @@ def test_the_rank_that_left_out_its_half_of_a_transfer_is_blamed_and_not_the_one
     assert found.claim.endswith("; rank 0 left out send at ada/train.py:30 in its round")
 
 
-def test_the_step_of_a_transfer_that_was_left_out_is_that_of_the_last_call_in_order() -> None:
+def test_the_step_of_a_transfer_that_was_left_out_is_that_of_the_call_in_its_place() -> None:
     seen = unmatched(SEND, MEET, SEND, MEET, MEET)
+    ranks = tuple(replace(rank, board=in_steps(rank.board, 1, 1, 2, 2, 3)) for rank in seen.ranks if rank.board)
+    found = diagnosed(replace(seen, ranks=ranks))
+    assert found.culprit is not None
+    assert (found.cause, found.culprit.ranks, found.culprit.step) == ("p2p_unmatched", (0,), 3)
 
-    def step_of(**changes: Any) -> int | None:
-        boards = [replace(rank.board, **changes) for rank in seen.ranks if rank.board]
-        known = [
-            replace(one, calls=tuple(replace(made, step=1 + number // 2) for number, made in enumerate(one.calls)))
-            for one in boards
-        ]
-        ranks = tuple(replace(rank, board=one) for rank, one in zip(seen.ranks, known, strict=True))
-        found = diagnosed(replace(seen, ranks=ranks))
-        assert (found.cause, found.culprit is not None) == ("p2p_unmatched", True)
-        return found.culprit.step if found.culprit else None
 
-    assert step_of(steps_s=((1, 1.0), (2, 3.0), (3, 4.0), (4, 9.0))) == 2
-    assert step_of(steps_s=((1, 1.0), (2, 1.5), (3, 4.0), (4, 9.0))) == 1, "that call was made between two steps"
+LOOP = """\
+def step(peer):
+    while True:
+        if done():
+            break
+        if batch.ok:
+            send(peer)
+        barrier()
+    barrier()"""
+SOURCES = (Source(file=USER, first=25, text=LOOP),)  # so that `send` stands in line 30
+
+
+def test_what_decided_that_a_transfer_was_left_out_is_its_place() -> None:
+    found = main(replace(unmatched(SEND, MEET, SEND, MEET, MEET), sources=SOURCES))
+    assert (found.ranks, found.place) == ((0,), line(29))
+
+
+def test_of_a_rank_that_went_on_from_its_rounds_that_is_told_with_what_let_it_out() -> None:
+    seen = unmatched(("recv", 28), SEND, AFTER)
+    found = main(seen)
+    assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (0,), line(30), 0.9)
+    assert found.claim.endswith("; rank 0 went on from the rounds in which it last called send at ada/train.py:30")
+    assert main(replace(seen, sources=SOURCES)).place == line(27)
 
 
 def partners(*peers: int, rank: int) -> Board:
