@@ -46,7 +46,7 @@ def test_what_ddp_enters_below_python_has_no_line_and_its_sizes_make_its_site() 
     event = only(of(clocked(), entered(3, sizes=((2, 3), (4,)))))
     assert (event.called, event.place, event.elements, event.root) == (False, None, 10, None)
     assert event.site == ("0", "all_reduce", 10)
-    assert only(of(clocked(CALLED))).site == ("0", "all_reduce", line(37).file, 37)
+    assert only(of(clocked(CALLED))).site == ("0", "all_reduce", line(37).file, 37, ())
 
 
 def test_a_call_that_enters_several_is_one_event_that_is_done_with_the_last_of_them() -> None:
