@@ -191,6 +191,8 @@ def test_a_process_frozen_by_its_group_is_seen_for_what_it_is() -> None:
         try:
             (home / "tasks").write_text(str(process.pid))
             (home / "freezer.state").write_text("FROZEN")
+            while (home / "freezer.state").read_text() == "FREEZING\n":  # until its process has run once more
+                time.sleep(0.01)
             seen = [frozen(process.pid)]
             (home / "freezer.state").write_text("THAWED")
             seen.append(frozen(process.pid))
