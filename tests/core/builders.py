@@ -89,7 +89,7 @@ def call(number: int = 1, op: str = "all_reduce", **changes: Any) -> Call:
 
 
 def collective(seq: int = 1, op: str = "all_reduce", **changes: Any) -> Collective:
-    facts = {"group": "0", "sizes": ((4,),), "dtypes": ("Float",), "retired": False, "created_ns": seq}
+    facts = {"group": "0", "sizes": ((4,),), "dtypes": ("float32",), "retired": False, "created_ns": seq}
     return Collective(**{"seq": seq, "op": op, **facts, **changes})
 
 

@@ -16,9 +16,6 @@ from nsa_harness.core.report import Place
 ZERO_NS = 1_800_000_000_000_000_000  # the clock of the recorder, as the ranks were launched
 
 
-_RECORDED = {"torch.float32": "Float", "torch.float64": "Double", "torch.float16": "Half"}  # in the recorder's words
-
-
 def line(number: int, function: str = "step") -> Place:
     return Place(file=USER, line=number, function=function)
 
@@ -35,7 +32,7 @@ class Made:
     op: str = "all_reduce"
     line: int = 37
     elements: int = 4
-    dtype: str = "torch.float32"
+    dtype: str = "float32"
     root: int | None = None
     step: int = 1
     position: int = 0
@@ -85,7 +82,14 @@ def _rank(rank: int, made: Sequence[Made], stop: int | None, recorder: bool) -> 
     came = made if stop is None else made[: stop + 1]
     calls = [_call(at, one, at == stop) for at, one in enumerate(came)]
     entries = tuple(
-        entered(at + 1, at + 1.1, one.op, sizes=((one.elements,),), dtypes=(_RECORDED[one.dtype],), retired=at != stop)
+        entered(
+            at + 1,
+            at + 1.1,
+            one.op,
+            sizes=((one.elements,),),
+            dtypes=(one.dtype,),
+            retired=at != stop,
+        )
         for at, one in enumerate(came)
     )
     last = came[-1] if came else Made()

@@ -84,7 +84,7 @@ def test_with_three_ranks_the_one_that_differs_is_named() -> None:
     [
         ({"sizes": ((5,),)}, SHAPE),
         ({"sizes": ((4,), (1,))}, SHAPE),
-        ({"dtypes": ("Double",)}, DTYPE),
+        ({"dtypes": ("float64",)}, DTYPE),
     ],
 )
 def test_other_sizes_and_types_are_told_apart(changes: dict[str, Any], kind: DifferenceKind) -> None:
