@@ -78,16 +78,16 @@ def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str
     """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
     concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     lines = {rank: case.timelines[rank] for rank in concerned if rank in case.timelines}
-    left = {rank: one for rank, line in lines.items() if (one := departure(line))}
-    if len(left) == 1:
-        ((rank, found),) = left.items()
-        why = f"left out {found.due.op}{at(found.due.place)} in its round"
-        return rank, _decided_at(case, found.due.place), why, found.made.step
     gone = {rank: event for rank, line in lines.items() if (event := last_round(line))}
     if len(gone) == 1:
         ((rank, last),) = gone.items()
         why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
         return rank, _exit(case, last.place), why, last.step
+    left = {rank: one for rank, line in lines.items() if (one := departure(line))}
+    if len(left) == 1:
+        ((rank, found),) = left.items()
+        why = f"left out {found.due.op}{at(found.due.place)} in its round"
+        return rank, _decided_at(case, found.due.place), why, found.made.step
     turned = {rank: call for rank in lines if rank in case.boards and (call := other_partner(case.boards[rank]))}
     if len(turned) == 1:
         ((rank, call),) = turned.items()
