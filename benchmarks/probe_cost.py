@@ -1,4 +1,4 @@
-"""What the probe costs: nanoseconds of a mark, and the step time with and without its hooks, pair by pair.
+"""What the probe costs: nanoseconds of a mark and of a call, and the step time with and without its hooks, by pairs.
 
     python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/probe_cost.py --pairs 2 --out F    a quick look
@@ -31,11 +31,14 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
 from nsa_harness.nsa.config import SHAPES  # noqa: E402
 from nsa_harness.nsa.model import TinyLM  # noqa: E402
-from nsa_harness.probe import beat, hooks  # noqa: E402
+from nsa_harness.probe import beat, collectives, groups, hooks, waits  # noqa: E402
 from nsa_harness.probe.board import BoardWriter  # noqa: E402
+from nsa_harness.probe.places import foreign_code  # noqa: E402
 from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
 
 MARKS = 100_000
+CALLS = 5_000
+CALL_DEPTH = 8  # frames of the program above the call
 MEMORY_PAIRS = 2
 ONE_STEP = """
 import os, tempfile, time, torch, torch.distributed as dist
@@ -106,6 +109,7 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         torch.distributed.all_reduce(torch.ones(1))
         marks = [_mark_ns(board) for _ in range(repeats)]
+        calls = [_call_ns(*_both_calls(board, trouble)) for _ in range(repeats)]
         beats = [_beat_ns(beat.Beat(board, directory, trouble)) for _ in range(repeats)]
         samples = _pairs(Training(), Switch(board, trouble), pairs + 1, steps)[1:]
         memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
@@ -113,8 +117,8 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         if noted := list(Path(directory).glob("*.trouble.jsonl")):
             raise SystemExit(f"the probe gave up during the measurement: {noted[0].read_text()}")
     return {
-        "samples": {"mark_ns": marks, "beat_ns": beats, "pairs": samples, "memory": memory},
-        "summary": _summary(marks, beats, samples) | _memory_summary(memory),
+        "samples": {"mark_ns": marks, "call_ns": calls, "beat_ns": beats, "pairs": samples, "memory": memory},
+        "summary": _summary(marks, calls, beats, samples) | _memory_summary(memory),
     }
 
 
@@ -145,6 +149,33 @@ def _mark_ns(board: BoardWriter) -> float:
     return (time.perf_counter_ns() - start) / MARKS
 
 
+def all_reduce(tensor: torch.Tensor, op: object = None, group: object = None, async_op: bool = False) -> None:
+    """Does nothing: what a call of it costs more with the hook is the hook's."""
+
+
+def _both_calls(board: BoardWriter, trouble: TroubleLog) -> tuple[Any, Any]:
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    lasting, members = waits.Waits(board, foreign_code(torch), trouble), groups.Groups(c10d, board)
+    return collectives._Recorder(torch, c10d, board, trouble, lasting, members).wrap(
+        "all_reduce", all_reduce
+    ), all_reduce
+
+
+def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
+    """What one call costs more with the hook, called from as many frames deep."""
+    if depth:
+        return _call_ns(hooked, bare, depth - 1)
+    value = torch.ones(4)
+    seconds = []
+    for call in (bare, hooked):
+        call(value)  # the first one is learnt
+        start = time.perf_counter_ns()
+        for _ in range(CALLS):
+            call(value)
+        seconds.append(time.perf_counter_ns() - start)
+    return (seconds[1] - seconds[0]) / CALLS
+
+
 def _beat_ns(one: beat.Beat) -> float:
     start = time.perf_counter_ns()
     for _ in range(100):
@@ -166,11 +197,15 @@ def _pairs(training: Training, switch: Switch, pairs: int, steps: int) -> list[d
     return samples
 
 
-def _summary(marks: list[float], beats: list[float], samples: list[dict[str, Any]]) -> dict[str, float]:
+def _summary(
+    marks: list[float], calls: list[float], beats: list[float], samples: list[dict[str, Any]]
+) -> dict[str, float]:
     wall = [pair["with_wall_s"] / pair["without_wall_s"] - 1 for pair in samples]
     processor = [pair["with_cpu_s"] / pair["without_cpu_s"] - 1 for pair in samples]
     return {
         "mark_ns_median": statistics.median(marks),
+        "call_ns_median": statistics.median(calls),
+        "call_ns_least": min(calls),
         "beat_share_percent": 100 * statistics.median(beats) / (beat.INTERVAL_S * 1e9),
         "step_ms_without_median": 1000 * statistics.median(pair["without_wall_s"] for pair in samples),
         "hooks_wall_percent_median": 100 * statistics.median(wall),

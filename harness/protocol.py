@@ -12,6 +12,9 @@ processes of one host.
     steps       ..       STEPS ring of finished optimizer steps
     calls       ..       CALLS ring of collectives and store waits called from Python
     facts       ..       FACTS pairs of strings that hold from here on: members of process groups, place in a mesh
+    nodes       ..       NODES lines of caller chains, each with the one that called it
+    totals      ..       TOTALS counts and hashes of all that was called in a process group
+    loaders     ..       LOADERS ring of DataLoaders, and how far the newest iterator of each is
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
@@ -50,7 +53,8 @@ STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when Sig
 U64 = struct.Struct("<Q")
 
 MAGIC = b"NSABOARD"
-LAYOUT = 2
+LAYOUT = 3
+LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders and mode
 
 HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
@@ -76,6 +80,13 @@ FACTS_USED = struct.Struct("<I")
 FACTS_USED_AT = 192
 DEVICE = struct.Struct("<QQQ")  # events recorded at marks, reached by the device, time it reached the last one
 DEVICE_AT = 200
+NODES_USED = struct.Struct("<I")
+NODES_USED_AT = 224
+MODE = struct.Struct("<I")  # MODE_ flags of the newest forward that is inside no other one, 0 = there was none
+MODE_AT = 228
+MODE_KNOWN = 1
+MODE_TRAINING = 2
+MODE_GRADIENTS = 4
 
 # What a mark says. The number is the index into the gap table: never renumber without a new LAYOUT.
 KINDS = (
@@ -118,10 +129,15 @@ STEPS = 256
 STEP = struct.Struct("<QQII")
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
-CALLS = 256
+CALLS = 1024
+CALLS_2 = 256
 # number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
-# key (of a store, "" elsewhere); the peer's global rank (point to point, else -1). A place is "file:line:function".
-CALL = struct.Struct("<QQQQIIHHHHHxxi")
+# key (of a store, "" elsewhere); flags; the peer's global rank (point to point, else -1); node: chain; native thread
+# id, 0 = not known. A place is "file:line:function".
+CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
+CALL_2 = struct.Struct("<QQQQIIHHHHHxxi")
+CALL_GRADIENTS = 1  # what is computed there is recorded for a backward pass
+CALL_NO_GRADIENTS = 2  # neither flag: not known
 CALL_LEFT_AT = 16
 CALL_KEY_AT = 48
 STRING_NUMBER = struct.Struct("<H")
@@ -140,11 +156,30 @@ FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost 
 STEPPED_JOIN = " < "
 FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above
 FACT_UNFED = "checkpoint without gradient"  # the user's line that gave a reentrant checkpoint no input with a gradient
+FACT_OPTIMIZER = (
+    "optimizer"  # "none" until one of torch's is made: what makes none takes no steps that could be counted
+)
 FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
 NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size
 
-STRINGS_AT = FACTS_AT + FACTS * FACT.size
+NODES = 4096
+# string: a place; the node that called it, which stands before it; 0 = nobody. Node 0 is no place: a chain not known.
+NODE = struct.Struct("<HH")
+NODES_AT = FACTS_AT + FACTS * FACT.size
+
+TOTALS = 256
+# string: group; calls so far, transfers and waits left out; their hash, equal where the same was done in the same order
+# (operation, chain, elements); check = group ^ calls ^ hash
+TOTAL = struct.Struct("<QQQQ")
+TOTALS_AT = NODES_AT + NODES * NODE.size
+
+LOADERS = 64
+# number (1-based, 0 = empty), batches that the newest iterator gave, iterators so far, node: chain that made it, ended
+LOADER = struct.Struct("<QQIHBx")
+LOADERS_AT = TOTALS_AT + TOTALS * TOTAL.size
+
+STRINGS_AT = LOADERS_AT + LOADERS * LOADER.size
 STRINGS_SIZE = (
     196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
 )

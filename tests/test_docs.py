@@ -17,7 +17,7 @@ import typer
 from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, tool, words
 from pydantic import BaseModel
 
-from nsa_harness import errors
+from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
@@ -26,6 +26,7 @@ from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
+from nsa_harness.supervisor.store import sources
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
@@ -174,7 +175,12 @@ def test_every_file_of_a_run_directory_is_documented() -> None:
     run, attempt = RunDir(Path("run")), AttemptDir(Path("attempt"))
     real = {path.name for path in (*vars(run).values(), *vars(attempt).values())} - {"run", "attempt"}
     shown = {word.strip("/").split("/")[0] for cells in rows("docs/contracts.md", "file") for word in words(cells[0])}
-    assert real <= shown
+    assert real | {sources.FILE} <= shown
+
+
+def test_the_layouts_of_boards_that_are_written_and_read_are_told() -> None:
+    told = re.findall(r"\blayout (\d+)", text("docs/contracts.md"))
+    assert told == [str(protocol.LAYOUT), str(protocol.LAYOUT_2)]
 
 
 def test_every_file_of_a_stored_attempt_is_documented() -> None:

@@ -172,6 +172,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _TABLE = re.compile(r"\w+\.csv")
 # Where one of them stands all the same, and why.
 ALLOWED: dict[str, tuple[set[str], str]] = {
+    "harness/core/alignment/repair.py": ({"branch"}, "of the user's code"),
     "harness/core/bisect/question.py": ({"branches"}, "an example of what may be a set"),
     "harness/core/bisect/subject.py": ({"branches"}, "how bisect.json calls a form"),
     "harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),
@@ -179,12 +180,14 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         {"nsa", "attention", "gate", "gates", "branch", "gate_health.csv"},
         "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
     ),
-    "harness/core/diagnosis/rules/call_mismatch.py": ({"branch"}, "of the user's code"),
+    "harness/core/diagnosis/rules/calls_differ.py": ({"branch", "branches"}, "of the user's code"),
     "harness/core/diagnosis/rules/failures.py": (
         {"nsa"},
         "a folder of our checkout, which may shadow a user's package",
     ),
-    "harness/core/diagnosis/rules/skipped_collectives.py": ({"branch"}, "of the user's code"),
+    "harness/core/diagnosis/rules/group_waits.py": ({"branches"}, "of the user's code"),
+    "harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
+    "harness/core/evidence/sources.py": ({"branch", "branches"}, "of the user's code"),
     "harness/core/reproduction.py": ({"branches"}, "of the script that is written"),
     "harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),
     "harness/core/scenario/scenario.py": (

@@ -168,7 +168,8 @@ def report(
     out: cli_run.Out = None,
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+        bool,
+        typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
 ) -> None:
     """Judge a stored run again, from its files."""

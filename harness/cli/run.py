@@ -123,7 +123,8 @@ def run(
     ] = False,
     out: Out = None,
     strict: Annotated[
-        bool, typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125.")
+        bool,
+        typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
     probe: ProbeOption = Probe.FULL,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option

@@ -27,9 +27,9 @@ from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
-from nsa_harness.supervisor.store.reading import quoted
 from nsa_harness.supervisor.store.record import load_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.sources import quoted, with_sources
 
 _NUMBER_DIGITS = 9
 
@@ -37,7 +37,7 @@ _NUMBER_DIGITS = 9
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
     ours = is_launched_by(spec)
-    evidence = collect(attempt, spec, node, reported if ours else None)
+    evidence = with_sources(attempt, collect(attempt, spec, node, reported if ours else None))
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = _kept(attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
@@ -51,7 +51,7 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
             repeat=f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
             own_rules=RULES if ours else (),
         ),
-        attempt.spec,
+        evidence.sources,
     )
     outcome = replace(
         outcome,

@@ -35,6 +35,7 @@ from nsa_harness import __version__
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
+from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
@@ -98,7 +99,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         report = report_of(run, record, outcomes)
         write_report(run, report)
         broadcast(lambda one: one.done(report, run.path))
-    return exit_code(report, strict=request.strict)
+    return strict_exit_code(report) if request.strict else exit_code(report)
 
 
 def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None) -> int:
@@ -115,7 +116,7 @@ def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out:
         sys.stdout.write(to_json(report))
     else:
         _tell_again(run, report)
-    return exit_code(report, strict=strict)
+    return strict_exit_code(report) if strict else exit_code(report)
 
 
 def _search(run: RunDir) -> BisectReport | None:

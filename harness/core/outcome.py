@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from nsa_harness.core.alignment.reasons import last_agreed
 from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.diagnosis.phases import Rule
-from nsa_harness.core.divergence.ledger import last_agreed
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
@@ -412,12 +412,15 @@ def _last_agreed(evidence: Evidence) -> str | None:
     """None where a rank has no board: it may have left anything."""
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
     call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
-    return None if call is None else f"{call.op}{at(call.place)} in step {call.step}"
+    if call is None:
+        return None
+    of_step = f" in step {call.step}" if any(board.optimizer or board.steps_s for board in boards.values()) else ""
+    return f"{call.op}{at(call.place)}{of_step}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
-    """Finished optimizer steps; None without a board."""
-    if rank.board is None:
+    """Finished optimizer steps; None without a board, or an optimizer."""
+    if rank.board is None or not (rank.board.optimizer or rank.board.steps_s):
         return None
     return rank.board.steps_s[-1][0] if rank.board.steps_s else 0
 

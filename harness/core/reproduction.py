@@ -52,19 +52,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "broadcast_objec
 TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
 
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-_RECORDED = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
-DTYPES = {**_RECORDED, **{prefix + name: name for name in _NAMES for prefix in ("", "torch.")}}
+DTYPES = {prefix + name: name for name in _NAMES for prefix in ("", "torch.")}
 
 # In terms of the script's names: tensor, where (the group), first (the root; its first member), size, peer, started.
 STATEMENTS = {

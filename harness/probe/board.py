@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _monotonic_ns = time.monotonic_ns
 _pack_slot = protocol.SLOT.pack_into
 _KIND_SHIFT = protocol.WHAT_KIND_SHIFT
+_pack_call = protocol.CALL.pack_into
+_number_at = protocol.U64.unpack_from
+_set_time = protocol.U64.pack_into
+_pack_total = protocol.TOTAL.pack_into
+_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
+# FNV-1a over 64 bits, a call at a time: cheap, and another order is another hash.
+_HASH_START, _HASH_FACTOR, _HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
 
 class _Slots(_thread._local):
@@ -45,6 +52,9 @@ class BoardWriter:
         self._slots_taken = 0
         self._strings: dict[str, int] = {}
         self._strings_used = 0
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._totals: dict[int, list[int]] = {}  # by group: offset, calls, hash
+        self._mode = 0
         self._gaps = [0] * protocol.GAP_COUNT
         self._last_at = _monotonic_ns()
         self._last_kind = 0
@@ -110,16 +120,20 @@ class BoardWriter:
         except Exception as error:
             self._give_up(error)
 
-    def note(self, what: int) -> None:
-        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
+    def note(self, what: int, now: int = 0) -> int:
+        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it.
+
+        The result is the thread's native id, 0 where nothing can be written.
+        """
         try:
-            now = _monotonic_ns()
             slot = self._threads.events
             if slot is None:
                 slot = self._threads.events = self._claim_slot()
-            self._write(slot, now, what)
+            self._write(slot, now or _monotonic_ns(), what)
+            return slot[1]
         except Exception as error:
             self._give_up(error)
+            return 0
 
     def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
@@ -142,21 +156,26 @@ class BoardWriter:
         place: int,
         elements: int,
         dtype: int,
-        *,
         key: int = 0,
         peer: int = -1,
         entered_ns: int | None = None,
+        chain: int = 0,
+        flags: int = 0,
+        what: int = 0,
     ) -> int:
         """A collective is called from Python, or a wait has lasted since `entered_ns`. The result is the call's number.
 
-        `elements` is a number, `peer` a global rank, and the others are strings.
+        `elements` is a number, `peer` a global rank, `chain` a node, and the others are strings. With a mark for the
+        thread that calls, it notes that as well.
         """
         number = next(self._call_numbers)
-        protocol.CALL.pack_into(
+        now = _monotonic_ns()
+        tid = self.note(what, now) if what else 0
+        _pack_call(
             self._memory,
             _call_at(number),
             number,
-            _monotonic_ns() if entered_ns is None else entered_ns,
+            now if entered_ns is None else entered_ns,
             0,
             elements,
             self.step,
@@ -166,15 +185,63 @@ class BoardWriter:
             place,
             dtype,
             key,
+            flags,
             peer,
+            chain,
+            tid,
         )
         return number
 
-    def leave_call(self, number: int) -> None:
-        """... and has returned. A call that waited while 256 others came and went has lost its place."""
-        at = _call_at(number)
-        if protocol.U64.unpack_from(self._memory, at)[0] == number:
-            protocol.U64.pack_into(self._memory, at + protocol.CALL_LEFT_AT, _monotonic_ns())
+    def leave_call(self, number: int, what: int = 0) -> None:
+        """... and has returned. A call that waited while 1024 others came and went has lost its place."""
+        now, at = _monotonic_ns(), _call_at(number)
+        if what:
+            self.note(what, now)
+        if _number_at(self._memory, at)[0] == number:
+            _set_time(self._memory, at + _LEFT_AT, now)
+
+    def count_call(self, group: int, call_hash: int) -> None:
+        """Of a group, all that was ever called and in which order: what the ring of calls forgets."""
+        with self._lock:
+            total = self._totals.get(group)
+            if total is None:
+                if len(self._totals) == protocol.TOTALS:
+                    return
+                at = protocol.TOTALS_AT + len(self._totals) * protocol.TOTAL.size
+                total = self._totals[group] = [at, 0, _HASH_START]
+            total[1] = calls = total[1] + 1
+            total[2] = rolled = (total[2] ^ call_hash) * _HASH_FACTOR & _HASH_MASK
+            _pack_total(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
+
+    def node(self, place: int, caller: int) -> int:
+        """The number of a line that was reached from `caller`, 0 = from nowhere; 0 when there is no room."""
+        with self._lock:
+            number = self._nodes.get((place, caller), len(self._nodes) + 1)
+            if not place or number == protocol.NODES:
+                return 0
+            if number > len(self._nodes):
+                protocol.NODE.pack_into(self._memory, protocol.NODES_AT + number * protocol.NODE.size, place, caller)
+                # The node is complete before the count that makes it visible.
+                protocol.NODES_USED.pack_into(self._memory, protocol.NODES_USED_AT, number)
+                self._nodes[place, caller] = number
+            return number
+
+    def loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
+        """How far the newest iterator of a DataLoader is; one that 64 others came after has lost its place."""
+        at = protocol.LOADERS_AT + (number - 1) % protocol.LOADERS * protocol.LOADER.size
+        if _number_at(self._memory, at)[0] <= number:
+            protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
+
+    def mode(self, flags: int) -> None:
+        """How the newest forward runs, in MODE_ flags."""
+        if flags != self._mode:
+            self._mode = flags
+            protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
+
+    def described(self, number: int) -> tuple[int, int, int, int]:
+        """(group, elements, dtype, peer) of a call that was entered a moment ago."""
+        call = protocol.CALL.unpack_from(self._memory, _call_at(number))
+        return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def call_waits_for(self, number: int, key: int) -> None:
         """Inside this call a store is asked for `key`, and does not answer yet; 0 = it has answered."""
@@ -278,7 +345,7 @@ class BoardWriter:
 
 
 def _call_at(number: int) -> int:
-    return protocol.CALLS_AT + (number - 1) % protocol.CALLS * protocol.CALL.size
+    return _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
 
 
 def _new_file(path: str) -> mmap.mmap:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 from .. import protocol
 from . import imports
 from .board import BoardWriter
+from .chains import Chains
 from .groups import Groups
 from .hooks import compiling_test
-from .places import innermost, place_text
+from .replicas import note_broadcast
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -59,6 +61,10 @@ OPERATIONS = (
 GROUP_MAKERS = frozenset(
     {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
 )
+GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}  # after these, None or an identity may mean another group
+BATCH = "batch_isend_irecv"
+# Two ranks that send each other something do not do the same.
+TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
 # torch.distributed._functional_collectives: what DTensor and compiled code call, most of it asynchronous.
 FUNCTIONAL = (
     "all_gather_into_tensor_coalesced",
@@ -121,12 +127,14 @@ class _Recorder:
         self._waits = waits
         self._work_type = c10d.Work
         self._is_compiling = compiling_test(torch)
-        self._places: dict[tuple[str, int, str], int] = {}
         self._groups = groups
+        self._chains = Chains(board, waits.foreign)
+        self._group_strings: dict[int, int] = {}  # by identity, until a group is made or taken down
+        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, entered and left on the board. A collective inside another one is part of that one."""
-        said = CallArguments(self._torch, self._c10d, name, function)
+        said = CallArguments(self._torch, self._c10d, self._board, name, function)
         entered, returned = self._board.what("collective", name), self._board.what("returned", name)
         is_compiling, inside = self._is_compiling, self._waits.inside
         enter, leave, remember = self._enter, self._leave, self._remember
@@ -135,15 +143,14 @@ class _Recorder:
         def collective(*arguments: Any, **options: Any) -> Any:
             if is_compiling() or inside.number:
                 return function(*arguments, **options)
-            handle = Handle(name)
-            inside.number = number = enter(handle, said, arguments, options, entered)
+            inside.number = number = enter(said, arguments, options, entered)
             try:
                 result = function(*arguments, **options)
             finally:
                 inside.number = 0
                 leave(number, returned, name)
             if result is not None:
-                remember(handle, said, arguments, options, result)
+                remember(number, said, arguments, options, result)
             return result
 
         return collective
@@ -160,21 +167,28 @@ class _Recorder:
 
         return wait_tensor
 
-    def _enter(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, entered: int) -> int:
+    def _enter(self, said: CallArguments, arguments: Any, options: Any, entered: int) -> int:
         """The call's number, -1 where there is none. Never raises: what cannot be told of a call is left empty."""
-        place = 0
+        group = place = chain = chain_hash = elements = dtype = 0
+        peer = NOBODY
         try:
-            place = self._place()
-            handle.group = self._board.string(said.group_name(arguments, options))
-            handle.elements, dtype = said.size(arguments, options)
-            handle.dtype = self._board.string(dtype)
-            handle.peer = said.peer(arguments, options)
+            place, chain, chain_hash = self._chains.of(sys._getframe(1))
+            group = self._group_strings.get(id(said.group(arguments, options)), 0)
+            if not group or said.op == BATCH:
+                group = self._learn_group(said, arguments, options)
+            elements, dtype = said.size(arguments, options)
+            if said.peered:
+                peer = said.peer(arguments, options)
+            if said.op == "broadcast":
+                note_broadcast(said.payload(arguments, options))
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
-            op = self._board.string(handle.op)
-            number = self._board.enter_call(op, handle.group, place, handle.elements, handle.dtype, peer=handle.peer)
-            self._board.note(entered)
+            flags = protocol.CALL_GRADIENTS if self._grad_enabled() else protocol.CALL_NO_GRADIENTS
+            board = self._board
+            number = board.enter_call(said.string, group, place, elements, dtype, 0, peer, None, chain, flags, entered)
+            if said.hash:
+                board.count_call(group, (said.hash ^ chain_hash) + elements & ELEMENTS_MAX)
         except Exception as error:
             self._trouble.note("collectives", error)
             return -1
@@ -183,20 +197,28 @@ class _Recorder:
     def _leave(self, number: int, returned: int, name: str) -> None:
         """Never raises. Where groups are made, the new ones are told."""
         try:
-            self._board.note(returned)
-            self._board.leave_call(number)
+            self._board.leave_call(number, returned)
         except Exception as error:
             self._trouble.note("collectives", error)
+        if name in GROUP_ENDERS:
+            self._group_strings.clear()
         if name in GROUP_MAKERS:
             self._look_around(name)
 
-    def _remember(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, result: Any) -> None:
+    def _learn_group(self, said: CallArguments, arguments: Any, options: Any) -> int:
+        """Its name's string. Until one is made or taken down, torch's own tables hold on to every group."""
+        group, number = said.group(arguments, options), self._board.string(said.group_name(arguments, options))
+        if group is None or group in self._c10d._world.pg_names:
+            self._group_strings[id(group)] = number
+        return number
+
+    def _remember(self, number: int, said: CallArguments, arguments: Any, options: Any, result: Any) -> None:
         """Never raises. A handle that was handed out is known by its call from here on."""
         try:
             if isinstance(result, self._work_type):
-                self._waits.remember(result, handle)
-            elif handle.op == "batch_isend_irecv":
-                self._remember_batch(handle, said, arguments, options, result)
+                self._waits.remember(result, Handle(said.op, *self._board.described(number)))
+            elif said.op == BATCH:
+                self._remember_batch(Handle(said.op, *self._board.described(number)), said, arguments, options, result)
         except Exception as error:
             self._trouble.note("collective handles", error)
 
@@ -218,18 +240,6 @@ class _Recorder:
             backend = str(self._c10d.get_backend())
             self._board.note(self._board.what("init", backend))
             self._board.fact(protocol.FACT_BACKEND, backend)
-
-    def _place(self) -> int:
-        """The innermost frame that is neither torch's nor ours, as "file:line:function"."""
-        frame = innermost(sys._getframe(1), self._waits.foreign)
-        if frame is None:
-            return 0
-        key = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        known = self._places.get(key)
-        if known is None:
-            known = self._board.string(place_text(*key))
-            self._places[key] = known
-        return known
 
 
 # What a rank gives away, under the names the operations have for it.
@@ -259,53 +269,74 @@ Find = Callable[[Any, Any], Any]
 class CallArguments:
     """What a call says of itself: group, payload, partner. Reads one function's calls, and changes nothing of them."""
 
-    def __init__(self, torch: Any, c10d: Any, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, torch: Any, c10d: Any, board: BoardWriter, name: str, function: Callable[..., Any]) -> None:
+        self.op = name
+        self.string = board.string(name)
+        self._board = board
+        self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
-        self._group = _argument(function, "group")
-        self._payload = _argument(function, *PAYLOADS)
+        self._dtypes: dict[Any, int] = {}
+        self.group = _argument(function, "group") or _nothing
+        self.payload = _argument(function, *PAYLOADS) or _nothing
         self._world_size = _argument(function, "world_size")
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
         self._partner_in_group = _argument(function, partner_in_group)
+        self.peered = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
         """A ProcessGroup, its name, a mesh of one axis, or (mesh, axis); "" for what is none of these."""
-        group = self._group(arguments, options)
+        group = self.group(arguments, options)
+        if group is None and self.op == BATCH:
+            group = next((item.group for item in self._operations(arguments, options)), None)
         if group is None:
-            group = getattr(self._first_operation(arguments, options), "group", None) or self._c10d.GroupMember.WORLD
+            group = self._c10d.GroupMember.WORLD
+        name = getattr(group, "group_name", None)
+        if isinstance(name, str):
+            return name
         if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
             group = group[0].get_group(group[1])
         elif hasattr(group, "get_group") and group.ndim == 1:
             group = group.get_group()
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
-    def size(self, arguments: Any, options: Any) -> tuple[int, str]:
-        """Elements and type of what this rank gives; a size that is only a symbol while torch traces counts as 0.
+    def size(self, arguments: Any, options: Any) -> tuple[int, int]:
+        """Elements of what this rank gives, and the string of their type; a size that is only a symbol counts as 0.
 
         Whoever joins or makes a job gives nothing, and may say of how many ranks it is.
         """
-        expected = self._world_size(arguments, options)
-        if isinstance(expected, int):
-            return max(expected, 0), ""
-        payload = self._payload(arguments, options)
+        if self._world_size is not None:
+            expected = self._world_size(arguments, options)
+            if isinstance(expected, int):
+                return max(expected, 0), 0
+        payload: Any = self.payload(arguments, options)
+        if type(payload) is self._tensor_type and payload.dtype in self._dtypes:  # most calls: no time for the general
+            return payload.numel(), self._dtypes[payload.dtype]
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]
-        tensors = [tensor for tensor in given if isinstance(tensor, self._tensor_type)]
-        if not tensors:
-            return 0, ""
-        sizes = [tensor.numel() for tensor in tensors]
-        elements = sum(size for size in sizes if isinstance(size, int))
-        return min(elements, ELEMENTS_MAX), str(tensors[0].dtype).replace("torch.", "")
+        return self._sum([tensor for tensor in given if isinstance(tensor, self._tensor_type)])
+
+    def _sum(self, tensors: list[Any]) -> tuple[int, int]:
+        elements = 0
+        for tensor in tensors:
+            size = tensor.numel()
+            if isinstance(size, int):  # while torch traces it may be a symbol
+                elements += size
+        dtype = tensors[0].dtype if tensors else None
+        string = self._dtypes.get(dtype)
+        if string is None:
+            string = self._dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
+        return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
         """The global rank of the partner or root; of a batch the one that all its operations have, else nobody."""
-        partner = self._partner(arguments, options)
+        partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
             return int(partner)
-        in_group = self._partner_in_group(arguments, options)
+        in_group = self._partner_in_group(arguments, options) if self._partner_in_group else None
         if in_group is not None:
-            group = self._group(arguments, options) or self._c10d.GroupMember.WORLD
+            group = self.group(arguments, options) or self._c10d.GroupMember.WORLD
             return int(self._c10d.get_global_rank(group, in_group))
         peers = {peer for _, peer in self.operations(arguments, options)}
         return peers.pop() if len(peers) == 1 else NOBODY
@@ -315,22 +346,23 @@ class CallArguments:
         return [(str(each.op.__name__), int(each.peer)) for each in self._operations(arguments, options)]
 
     def _operations(self, arguments: Any, options: Any) -> list[Any]:
-        payload = self._payload(arguments, options)
+        payload = self.payload(arguments, options)
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
 
-    def _first_operation(self, arguments: Any, options: Any) -> Any:
-        return next(iter(self._operations(arguments, options)), None)
+
+def _nothing(_arguments: Any, _options: Any) -> None:
+    """What a function without such a parameter is given."""
 
 
-def _argument(function: Callable[..., Any], *wanted: str) -> Find:
-    """How to find the first of the wanted parameters in a call, whether it is passed by position or by name."""
+def _argument(function: Callable[..., Any], *wanted: str) -> Find | None:
+    """How to find the first of the wanted parameters in a call, by position or by name; None: there is none."""
     parameters = list(inspect.signature(function).parameters)
     name: str | None = next((each for each in wanted if each in parameters), None)
-    position = parameters.index(name) if name else 0
+    if name is None:
+        return None
+    position = parameters.index(name)
 
     def find(arguments: Any, options: Any) -> Any:
-        if name is None:
-            return None
-        return options.get(name, arguments[position] if len(arguments) > position else None)
+        return arguments[position] if len(arguments) > position else options.get(name)
 
     return find

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FRAMES_LIMIT = 200
 MESSAGE_LIMIT = 4000
+CHAIN_LIMIT = 4
 
 
 class Endings:
@@ -99,17 +100,11 @@ class Endings:
         import json
 
         self._raised = error
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self._board.note(self._board.what("raised", name))
+        record = _described(error, traceback)
+        self._board.note(self._board.what("raised", record["type"]))
         self._board.end(protocol.END_RAISED)
-        record = {
-            "type": name,
-            "message": str(error)[:MESSAGE_LIMIT],
-            "frames": _frames(traceback),
-            "at_ns": time.monotonic_ns(),
-            "hints": [],
-        }
+        record.update(at_ns=time.monotonic_ns(), hints=[], chain=[])
+        self._trouble.attempt("chain", lambda: record.update(chain=_chain(error)))
         self._trouble.attempt("hints", lambda: record.update(hints=self._hints(error, traceback)))
         path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -124,6 +119,24 @@ class Endings:
         from .places import foreign_code
 
         return hints(error, traceback, self.names.models(), self.names.fresh(), foreign_code(sys.modules["torch"]))
+
+
+def _described(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return {"type": name, "message": str(error)[:MESSAGE_LIMIT], "frames": _frames(traceback)}
+
+
+def _chain(error: BaseException) -> list[dict[str, Any]]:
+    """What it was raised from, or while what was handled; the nearest first."""
+    chain: list[dict[str, Any]] = []
+    while len(chain) < CHAIN_LIMIT:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        chain.append({**_described(before, before.__traceback__), "explicit": before is error.__cause__})
+        error = before
+    return chain
 
 
 def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import protocol
 from .board import BoardWriter
+from .chains import Chains
 from .names import ModuleNames
 from .places import chain, foreign_code, innermost, place_text
 from .trouble import TroubleLog
@@ -25,7 +26,8 @@ def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
     names = ModuleNames(board)
     trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
-    trouble.attempt("data hook", lambda: _hook_data(board))
+    trouble.attempt("first optimizer", lambda: _await_optimizer(board))
+    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble))
     return names
 
 
@@ -48,6 +50,8 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
     handles: list[Any] = []
     caught = CaughtExceptions(board, foreign_code(torch))
     inner_output: list[Callable[[], object | None]] = [lambda: None]
+    outermost: list[Any] = [None]  # the module whose forward is inside no other one's
+    grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
     def give_up(error: Exception) -> None:
         trouble.note("module hooks", error)
@@ -63,6 +67,14 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
                 return
             if board.step_done:
                 board.begin_step()
+                outermost[0] = None  # nothing of a step that is done, whatever became of its end
+            if known.learns and (outermost[0] is None or outermost[0] is module):
+                outermost[0] = module
+                board.mode(
+                    protocol.MODE_KNOWN
+                    | (protocol.MODE_TRAINING if module.training else 0)
+                    | (protocol.MODE_GRADIENTS if grad_enabled() else 0)
+                )
             if names.at_next_forward is not None:
                 names.at_next_forward()
             mark(known.forward)
@@ -74,6 +86,8 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
             return
         try:
             known = ready(id(module)) or names.of(module)
+            if outermost[0] is module:
+                outermost[0] = None
             if known.silent_backward:
                 return
             if isinstance(output, tensor_type):
@@ -160,28 +174,114 @@ def _hook_optimizers(torch: Any, board: BoardWriter, trouble: TroubleLog) -> Non
     optimizers.register_optimizer_step_post_hook(after_step)
 
 
+def _await_optimizer(board: BoardWriter) -> None:
+    """Whether the program counts steps at all, once its first optimizer is made; covers the constructor until then."""
+    from torch.optim import optimizer as optimizers
+
+    kind = optimizers.Optimizer
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, *arguments: Any, **options: Any) -> None:
+        kind.__init__ = original
+        board.fact(protocol.FACT_OPTIMIZER, "made")
+        original(self, *arguments, **options)
+
+    board.fact(protocol.FACT_OPTIMIZER, "none")
+    kind.__init__ = construct
+
+
 def _gradients(optimizer: Any) -> int:
     """Parameters that have one, about 0.1 us each. Nothing is read but whether it is there."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(board: BoardWriter) -> None:
-    """A mark when a DataLoader is asked for a batch, and one when it has answered."""
+def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
+    """A mark when a DataLoader is asked for a batch, and one when it has answered; how far its iterator is."""
     from torch.utils.data import dataloader
 
     iterator = dataloader._BaseDataLoaderIter
-    fetch = iterator.__next__
+    construct, begin_again, fetch = iterator.__init__, iterator._reset, iterator.__next__
+    loaders = Loaders(board, Chains(board, foreign_code(torch)))
     asked, answered = board.what("data", "fetch"), board.what("data", "fetched")
 
     @functools.wraps(fetch)
     def next_batch(self: Any) -> Any:
         board.begin_step()
         board.mark(asked)
-        batch = fetch(self)
+        try:
+            batch = fetch(self)
+        except StopIteration:
+            trouble.attempt("loaders", lambda: loaders.gave(self, 0))
+            raise
         board.mark(answered)
+        trouble.attempt("loaders", lambda: loaders.gave(self, 1))
         return batch
 
-    iterator.__next__ = next_batch
+    @functools.wraps(construct)
+    def init(self: Any, loader: Any, *arguments: Any, **options: Any) -> None:
+        construct(self, loader, *arguments, **options)
+        trouble.attempt("loaders", lambda: loaders.began(self, loader))
+
+    @functools.wraps(begin_again)
+    def reset(self: Any, *arguments: Any, **options: Any) -> None:
+        begin_again(self, *arguments, **options)
+        trouble.attempt("loaders", lambda: loaders.again(self))
+
+    iterator.__init__, iterator._reset, iterator.__next__ = init, reset, next_batch
+
+
+class _Loader:
+    """One DataLoader: its number, its iterators so far, what the newest one gave, and who made that."""
+
+    __slots__ = ("batches", "chain", "ended", "iterators", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.iterators = self.batches = self.chain = 0
+        self.ended = False
+
+
+class Loaders:
+    """Says on the board how far each DataLoader is. Holds on to none, and to none of its iterators."""
+
+    def __init__(self, board: BoardWriter, chains: Chains) -> None:
+        self._board = board
+        self._chains = chains
+        self._count = 0
+        self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
+        self._iterators: weakref.WeakKeyDictionary[Any, tuple[_Loader, int]] = weakref.WeakKeyDictionary()
+
+    def began(self, iterator: Any, loader: Any) -> None:
+        known = self._loaders.get(loader)
+        if known is None:
+            self._count += 1
+            known = self._loaders[loader] = _Loader(self._count)
+        self._begin(iterator, known)
+
+    def again(self, iterator: Any) -> None:
+        """Workers that persist keep their iterator; torch also calls this as one is made."""
+        known, _ = self._iterators.get(iterator, (None, 0))
+        if known is not None and (known.batches or known.ended):
+            self._begin(iterator, known)
+
+    def gave(self, iterator: Any, batches: int) -> None:
+        """Another batch, or none, and with that its end. An older iterator of the same loader is not told."""
+        known, number = self._iterators.get(iterator, (None, 0))
+        if known is not None and number == known.iterators:
+            known.batches += batches
+            known.ended = not batches
+            self._tell(known)
+
+    def _begin(self, iterator: Any, known: _Loader) -> None:
+        known.iterators += 1
+        known.batches, known.ended = 0, False
+        known.chain = self._chains.of(sys._getframe(2))[1]
+        self._iterators[iterator] = known, known.iterators
+        self._tell(known)
+
+    def _tell(self, known: _Loader) -> None:
+        self._board.loader(known.number, known.batches, known.iterators, known.chain, ended=known.ended)
 
 
 CALLERS_LIMIT = 4  # of a program that steps from more lines, the newest of these counts

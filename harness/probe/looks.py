@@ -1,4 +1,5 @@
 """Looks at what training makes of its numbers: losses, parameters, missing gradients and memory, step by step.
+At the end also which files were written.
 
 A look reads host memory between two steps. It is taken after the first steps and then ever more rarely, at the same
 steps on every rank. What is not in host memory is not looked at.
@@ -22,6 +23,7 @@ from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
 from .trouble import TroubleLog
+from .writes import WrittenFiles
 
 EVERY_STEP_UNTIL = 16
 LOOKS_AN_OCTAVE = 8
@@ -38,6 +40,7 @@ def install(torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str,
     trouble.attempt("looks at optimizers", looks.hook_optimizers)
     trouble.attempt("looks at losses", looks.cover_backward)
     trouble.attempt("looks at replicas", lambda: replicas.watch(looks.made))
+    trouble.attempt("looks at files", lambda: looks.written.watch(torch))
     atexit.register(looks.at_exit)
     return looks
 
@@ -72,6 +75,7 @@ class LookTaker:
         self._total_steps = 0
         self._round = self._round_key = 0
         self._foreign = foreign_code(torch)
+        self.written = WrittenFiles(board, trouble, self._foreign)
         self._never_used: tuple[tuple[str, ...], str] = (), ""
         self._in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -116,6 +120,8 @@ class LookTaker:
     # What is looked at.
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._total_steps and not self._optimizers:
+            self._trouble.attempt("looks at replicas", self._meet)
         steps = self._optimizers.get(optimizer)
         if steps is None:
             if len(self._optimizers) >= OPTIMIZERS_LIMIT:
@@ -204,11 +210,17 @@ class LookTaker:
             return None
         return broken(sample(loss, 16), str(loss.dtype))
 
-    def _know(self, model: Any) -> None:
-        replica = replicas.LiveReplica(len(self._replicas), model)
+    def _know(self, model: Any, *, wrapped: bool = True) -> None:
+        replica = replicas.LiveReplica(len(self._replicas), model, wrapped=wrapped)
         self._replicas.append(replica)
         self._write(replica.header())
         self._names.at_next_forward = self.at_forward
+
+    def _meet(self) -> None:
+        """Before anything has stepped: models outside of DDP may be replicas too, which only all ranks' looks show."""
+        found = list(replicas.alone(self._names.models(), self._replicas))
+        for model in found[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
+            self._know(model, wrapped=False)
 
     def _begun(self) -> None:
         for replica in self._living():
@@ -240,6 +252,11 @@ class LookTaker:
         distributed = sys.modules.get("torch.distributed")
         open_group = bool(distributed and distributed.is_available() and distributed.is_initialized())
         self._write({"at": "exit", "step": self._step - 1, "open_group": open_group, **self._lost()})
+        for replica in self._living():
+            if not replica.wrapped:
+                self._write(self._look_at(replica, "over"))
+        for record in self.written.records():
+            self._write(record)
 
     def _lost(self) -> dict[str, int]:
         return {"losses": self._losses, "bad_losses": self._bad_losses, "bad_in_a_row": self._bad_in_a_row}

@@ -20,14 +20,14 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
 
-    __slots__ = ("_board", "forward", "module", "name", "on_backward", "silent", "silent_backward", "since")
+    __slots__ = ("_board", "forward", "learns", "module", "name", "on_backward", "silent", "silent_backward", "since")
 
     def __init__(self, board: BoardWriter, module: Callable[[], Any], name: str) -> None:
         self._board = board
         self.module = module
         self.name = name
         self.forward = 0
-        self.silent = self.silent_backward = False
+        self.silent = self.silent_backward = self.learns = False
         self.since = 0  # the step in which it was called first
 
     def prepare(self) -> None:
@@ -35,6 +35,7 @@ class Known:
         self.since = self._board.step
         self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
         self.silent_backward = self.silent or is_deep(self.name)
+        self.learns = next(module.parameters(), None) is not None  # a loss without parameters has no mode of its own
         self.forward = self._board.what("forward", self.name)
         self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
 

@@ -1,7 +1,8 @@
-"""DDP's replicas: what their parameters are after construction, as a step begins, and as it ends.
+"""Replicas: what the parameters of a model are as it is met, as a step begins, and as it ends.
 
-DDP keeps replicas equal by making equal gradients. It never compares the parameters again, so ranks that differ once
-differ for ever. Who looks at all ranks' files sees when, and which rank changed outside of its optimizer.
+DDP keeps replicas equal by making equal gradients, and so does a program that reduces them itself. Nobody compares the
+parameters again, so ranks that differ once differ for ever. Who looks at all ranks' files sees when, which rank changed
+outside of its optimizer, and whether the models of a program without DDP were meant to be equal at all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .fingerprint import Unreadable, checksum, numbers, sample, size_and_sum
@@ -21,26 +22,37 @@ PARAMETERS_LIMIT = 512
 PARTS_LIMIT = 24  # of a model; each has its own checksum
 BYTES_LIMIT = 128 << 10  # of a look at all parameters
 VALUES_LIMIT = 4096
+BROADCAST_LIMIT = 1 << 14
 # Hooks that reduce gradients, so that replicas stay equal; with any other one they may differ on purpose.
 REDUCING = "torch.distributed.algorithms.ddp_comm_hooks."
 LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """One DistributedDataParallel of this process."""
+    """One DistributedDataParallel of this process, or a model that stands alone."""
 
-    def __init__(self, number: int, model: Any) -> None:
+    def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
         self.number = number
         self.model = weakref.ref(model)
-        self.begins = True  # the next forward is to be looked at
+        self.wrapped = wrapped  # by DDP
+        self.begins = wrapped  # the next forward is to be looked at
 
     def header(self) -> dict[str, Any]:
-        """Whose replica it is, and which parameters stand in each part of a look."""
+        """Whose replica it is, what every rank was sent of it, and which parameters stand in each part of a look."""
         model: Any = self.model()
-        distributed = sys.modules["torch.distributed"]
-        members = sorted(distributed.get_process_group_ranks(model.process_group))
-        parts = [[names[0], names[-1]] for names, _ in _parts(_replicated(model))]
-        return {"at": "made", "ddp": self.number, "ranks": ranges(members), "parts": parts, **self.look()}
+        distributed: Any = sys.modules["torch.distributed"]
+        group = model.process_group if self.wrapped else None
+        members = sorted(distributed.get_process_group_ranks(group))
+        every = _replicated(model)
+        parts = [[names[0], names[-1]] for names, _ in _parts(every)]
+        sent = bool(every) and all(parameter.data_ptr() in _broadcast for _, parameter in every)
+        known = {"wrapped": self.wrapped, "broadcast": sent, "ranks": ranges(members), "parts": parts}
+        return {"at": "made", "ddp": self.number, **known, **self.look()}
+
+    def parameters(self) -> set[int]:
+        """By identity."""
+        model: Any = self.model()
+        return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def look(self) -> dict[str, Any]:
         """Checksum, size and sum of each part. About 3 us a parameter, and what its bytes cost."""
@@ -52,6 +64,26 @@ class LiveReplica:
         for part in seen:
             whole = checksum(part[0].encode(), whole)
         return {"sum": f"{whole:08x}", "seen": seen, "hook": _own_hook(model)}
+
+
+_broadcast: set[int] = set()  # addresses
+
+
+def note_broadcast(tensor: Any) -> None:
+    """That every rank has this tensor from one of them: what lies there is meant to be equal."""
+    if len(_broadcast) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
+        _broadcast.add(tensor.data_ptr())
+
+
+def alone(models: Iterable[Any], known: Iterable[LiveReplica]) -> Iterator[Any]:
+    """The models with something to train that share no parameter with those in DDP; none in a job of one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        return
+    taken = {one for replica in known for one in replica.parameters()}
+    for model in models:
+        if _replicated(model) and taken.isdisjoint(id(parameter) for parameter in model.parameters()):
+            yield model
 
 
 def watch(told: Callable[[Any], object]) -> None:
@@ -70,9 +102,10 @@ def watch(told: Callable[[Any], object]) -> None:
 def _replicated(model: Any) -> list[tuple[str, Any]]:
     """What DDP reduces: it wants a gradient, is not left out by name, and is no sharded tensor."""
     ignored = getattr(model, "parameters_to_ignore", ())
+    inner = model.module if hasattr(model, "parameters_to_ignore") else model
     every = [
         (name, parameter)
-        for name, parameter in model.module.named_parameters()
+        for name, parameter in inner.named_parameters()
         if parameter.requires_grad and name not in ignored and not hasattr(parameter, "_local_tensor")
     ]
     stride = -(-len(every) // PARAMETERS_LIMIT) or 1

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
@@ -56,7 +57,7 @@ class Events(Listener):
 
     def done(self, report: Report, run_dir: Path) -> None:
         given = {status.value: number for status, number in counts(report.outcomes).items()}
-        code = exit_code(report, strict=self._strict)
+        code = strict_exit_code(report) if self._strict else exit_code(report)
         self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
 
     def _write(self, event: str, scenario: str | None, **values: Any) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from nsa_harness.core.diagnosis.case import Case
-from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.evidence.evidence import (
     Board,
     Call,
@@ -90,7 +89,7 @@ def call(number: int = 1, op: str = "all_reduce", **changes: Any) -> Call:
 
 
 def collective(seq: int = 1, op: str = "all_reduce", **changes: Any) -> Collective:
-    facts = {"group": "0", "sizes": ((4,),), "dtypes": ("Float",), "retired": False, "created_ns": seq}
+    facts = {"group": "0", "sizes": ((4,),), "dtypes": ("float32",), "retired": False, "created_ns": seq}
     return Collective(**{"seq": seq, "op": op, **facts, **changes})
 
 
@@ -175,8 +174,7 @@ def stalled(*ranks: RankSnapshot, at_s: float = 20.0, **changes: Any) -> Evidenc
 
 
 def case(seen: Evidence) -> Case:
-    boards = {rank.rank: rank.board for rank in seen.ranks if rank.board}
-    return Case(evidence=seen, judgement=judge(seen), skipped=first_skipped(boards))
+    return Case(evidence=seen, judgement=judge(seen))
 
 
 def spec(**changes: Any) -> RunSpec:

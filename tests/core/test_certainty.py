@@ -190,29 +190,6 @@ def test_some_causes_never_show_who_began(code: str) -> None:
     assert weighed(CROSSED, said(code, 0, 1))[0] == LIKELY
 
 
-def test_another_order_is_possible_while_the_rank_stands_in_a_call_of_the_same_point() -> None:
-    def hung(position: int) -> Evidence:
-        made = (call(1, "all_reduce", step=2, position=4, place=LINE), call(2, "barrier", step=2, position=4))
-        boards = (
-            board(mark(step=2, position=4), calls=(made[0], replace(made[1], left_s=None))),
-            board(
-                mark(step=2, position=position),
-                calls=(replace(made[1], number=1, position=position, left_s=None),),
-            ),
-        )
-        looks = [
-            replace(in_all_reduce(rank, collective(6, ("all_reduce", "broadcast")[rank])), board=one)
-            for rank, one in enumerate(boards)
-        ]
-        return stalled(*looks, ranks=tuple(rank_evidence(rank, board=one) for rank, one in enumerate(boards)))
-
-    assert weighed(hung(4), said("rank_conditional_collective", 1)) == (
-        LIKELY,
-        "so it is; or it makes both in another order",
-    )
-    assert weighed(hung(9), said("rank_conditional_collective", 1))[0] == 0.95
-
-
 def test_a_stack_is_enough_to_be_seen() -> None:
     seen = stalled(rank_snapshot(0, frame(10)), in_all_reduce(1, collective(6)))
     assert stack(frame(10)).frames == (frame(10),)

@@ -38,8 +38,15 @@ def dump(*entries: Any) -> str:
 
 def test_an_entry_becomes_a_collective_without_the_backends_name() -> None:
     assert parse_flight(dump(entry())) == (
-        Collective(group="0", seq=6, op="all_reduce", sizes=((4, 2),), dtypes=("Float",), retired=False, created_ns=17),
+        Collective(
+            group="0", seq=6, op="all_reduce", sizes=((4, 2),), dtypes=("float32",), retired=False, created_ns=17
+        ),
     )
+
+
+def test_a_type_has_the_name_that_the_program_gives_it_and_one_that_nobody_knows_keeps_its_own() -> None:
+    (found,) = parse_flight(dump(entry(input_dtypes=["BFloat16", "Long", "QInt8"])))
+    assert found.dtypes == ("bfloat16", "int64", "QInt8")
 
 
 @pytest.mark.parametrize(

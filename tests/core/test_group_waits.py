@@ -27,6 +27,7 @@ from builders import (
     stalled,
     task,
 )
+from lockstep import line
 from test_host_waits import FETCH, WORKER, child, loading, rank
 
 from nsa_harness.core.diagnosis.engine import RULES, diagnose
@@ -130,6 +131,32 @@ def test_a_rank_that_nobody_saw_is_missing_from_the_rendezvous() -> None:
     )
 
 
+def test_the_group_that_some_ranks_did_not_make_is_named_and_not_the_later_one_in_which_it_shows() -> None:
+    first, second = (call(number, "new_group", place=line(15 + number), left_s=None) for number in (1, 2))
+    late = replace(second, number=1, key="/default_pg/1//cpu//1/0")  # it waits for rank 0 under another number
+    boards = (board(calls=(replace(first, left_s=2.1), second)), board(calls=(late,), rank=1))
+    c10d = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    looks = [rank_snapshot(rank, c10d, frame(17), board=made) for rank, made in enumerate(boards)]
+    found = main_finding(
+        stalled(*looks, ranks=tuple(rank_evidence(rank, board=made) for rank, made in enumerate(boards)))
+    )
+    assert (found.code, found.ranks, found.place) == ("group_creation_subset", (1,), line(16))
+    assert "never called new_group at ada/train.py:16, so that new_group at ada/train.py:17 makes" in found.claim
+
+
+def test_of_ranks_that_all_wait_in_making_a_group_the_one_that_made_fewer_left_one_out() -> None:
+    first, second = (call(number, "new_group", place=line(15 + number), left_s=None) for number in (1, 2))
+    boards = [board(calls=(replace(first, left_s=2.1), second), rank=rank, world_size=3) for rank in (1, 2)]
+    boards = [board(calls=(replace(second, number=1),), world_size=3), *boards]
+    c10d = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    looks = [rank_snapshot(rank, c10d, frame(17), board=made) for rank, made in enumerate(boards)]
+    found = main_finding(
+        stalled(*looks, ranks=tuple(rank_evidence(rank, board=made) for rank, made in enumerate(boards)))
+    )
+    assert (found.code, found.ranks, found.place) == ("group_creation_subset", (0,), line(16))
+    assert "in which ranks 1-2 wait" in found.claim or "in which ranks 1, 2 wait" in found.claim
+
+
 def test_who_gave_up_waiting_names_the_rank_by_the_key_it_waited_for() -> None:
     message = "wait timeout after 5000ms, keys: /default_pg/0//cpu//0/1"
     gave_up = rank_evidence(0, raised=raised(0, "torch.distributed.DistStoreError", message), exit=ended(0, 1))
@@ -141,7 +168,7 @@ def test_who_gave_up_waiting_names_the_rank_by_the_key_it_waited_for() -> None:
         raised=raised(0, "torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: mine"),
         exit=ended(0, 1),
     )
-    assert main_finding(evidence(own, rank_evidence(1))).code == "exception"
+    assert main_finding(evidence(own, rank_evidence(1))).code == "store_key_missing"
 
 
 # Transfers and keys.

@@ -57,6 +57,53 @@ def test_a_read_of_a_pipe_that_only_the_reader_itself_could_write_to_is_closed_t
     assert (wait.kind, wait.closed) == (WaitKind.IO, True)
 
 
+def test_a_fifo_whose_name_is_gone_is_a_pipe() -> None:
+    wait = stands(rank("read", target="/tmp/fifo (deleted)", held_by=(100,)))
+    assert (wait.kind, wait.closed) == (WaitKind.IO, True)
+
+
+LOOKS = "while not flag.raised_:\n    time.sleep(0.01)"
+REPORTS = "while not stop.wait(0.5):\n    log.write(f'{time.time()}')"
+
+
+def polling(loop: str = LOOKS, woke: int = 2, *others: Stack, children: Any = ()) -> RankSnapshot:
+    """Rank 0 sleeps in this loop, seen before in so many other sleeps of it."""
+    nap = task(100, syscall="clock_nanosleep", timed=True, wakes_at_s=20.01, woke=woke)
+    known = (nap, *(task(one.tid or 0, syscall="read") for one in others))
+    stacks = (replace(stack(STEP), loop=loop), *others)
+    return rank_snapshot(0, process=process(tasks=known), stacks=stacks, children=children)
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        (polling(), True),
+        (polling(woke=1), False),
+        (polling("while not os.path.exists(path):\n    time.sleep(0.01)"), False),
+        (polling(LOOKS, 2, stack(frame(60), tid=101)), False),
+        (polling(children=(child(),)), False),
+    ],
+    ids=["alone", "woke once", "a file", "another thread", "a child"],
+)
+def test_a_loop_that_reads_only_its_own_objects_is_closed_while_nobody_else_can_run(
+    seen: RankSnapshot, closed: bool
+) -> None:
+    wait = stands(seen)
+    assert (wait.kind, wait.closed) == (WaitKind.SLEEP, closed)
+
+
+@pytest.mark.parametrize(
+    ("loop", "woke", "closed"),
+    [(REPORTS, 2, True), (REPORTS, 1, False), ("while True:\n    poll()\n    time.sleep(1)", 9, False)],
+    ids=["it reports", "woke once", "it may do anything"],
+)
+def test_a_thread_that_wakes_and_reports_and_sleeps_again_releases_no_lock(loop: str, woke: int, closed: bool) -> None:
+    beat = replace(stack(frame(60), tid=101, thread="watchdog"), loop=loop)
+    tasks = (task(), task(101, timed=True, wakes_at_s=20.4, woke=woke))
+    wait = stands(rank_snapshot(0, process=process(tasks=tasks), stacks=(stack(STEP), beat)))
+    assert (wait.kind, wait.closed) == (WaitKind.LOCK, closed)
+
+
 def test_another_thread_of_the_process_may_still_empty_the_pipe() -> None:
     seen = rank("write", target="pipe:[7]", held_by=(100,))
     busy = (stack(frame(60), tid=101, thread="reader"),)

@@ -158,6 +158,32 @@ def test_another_thread_that_computes_says_nothing_of_the_one_that_trains() -> N
     assert motion(before, after, 2.0) is Motion.WAITING
 
 
+def beside_a_watchdog(io_bytes: int, its_bytes: int, line: int = 60, **connection: Any) -> RankSnapshot:
+    """The rank waits; a thread beside it sleeps on this line, and has moved so many of the bytes."""
+    beat = task(101, timed=True, wakes_at_s=20.4, io_bytes=its_bytes)
+    known = process(tasks=(task(io_bytes=0), beat), io_bytes=io_bytes, **connection)
+    return replace(STILL, process=known, stacks=(*STILL.stacks, stack(frame(line), tid=101, thread="watchdog")))
+
+
+def test_what_a_thread_writes_that_sleeps_and_writes_and_sleeps_again_is_no_motion() -> None:
+    before = beside_a_watchdog(7, 0)
+    assert motion(before, beside_a_watchdog(4007, 4000), 2.0) is Motion.WAITING
+    assert motion(before, beside_a_watchdog(4008, 4000), 2.0) is Motion.MOVING, "somebody else moved a byte"
+    assert motion(before, beside_a_watchdog(4007, 4000, line=61), 2.0) is Motion.MOVING, "it stands elsewhere"
+    assert motion(before, beside_a_watchdog(7 + 131072, 131072), 2.0) is Motion.MOVING, "it loads in portions"
+
+
+def test_what_such_a_thread_sends_is_no_motion_while_nobody_stands_at_a_connection() -> None:
+    facts: dict[str, Any] = {"local": "a:1", "peer": "b:2", "state": "ESTABLISHED"}
+    queues: dict[str, Any] = {"unacked_bytes": 0, "unread_bytes": 0, "retransmits": 0}
+    first, later = (Socket(inode=5, acked_bytes=sent, received_bytes=0, **facts, **queues) for sent in (10, 90))
+    before, after = beside_a_watchdog(7, 0, sockets=(first,)), beside_a_watchdog(7, 0, sockets=(later,))
+    assert motion(before, after, 2.0) is Motion.WAITING
+    loads = task(102, syscall="recvfrom", target="socket:[5]")
+    loading = replace(after, process=replace(after.process, tasks=(*after.process.tasks, loads)))
+    assert motion(before, loading, 2.0) is Motion.MOVING
+
+
 def test_moved_bytes_are_motion() -> None:
     assert motion(STILL, replace(STILL, process=process(io_bytes=8)), 2.0) is Motion.MOVING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import board, evidence, rank_evidence
 
-from nsa_harness.core.diagnosis.naming import meshes, rank_names, ranks_text, with_coordinates
+from nsa_harness.core.diagnosis.naming import meshes, rank_names, ranks_text, with_coordinates, without_steps
 
 PLACES = {0: (("dp", 0), ("tp", 0)), 1: (("dp", 0), ("tp", 1)), 3: (("dp", 1), ("tp", 1))}
 STAGE = {rank: (("dp", rank), ("pp", 1)) for rank in range(512)}
@@ -23,6 +23,25 @@ STAGE = {rank: (("dp", rank), ("pp", 1)) for rank in range(512)}
 )
 def test_many_ranks_are_told_in_ranges_and_never_in_more_than_a_line(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        (
+            "rank 1 skipped all_reduce at a.py:3 in step 1; rank 0 called it",
+            "rank 1 skipped all_reduce at a.py:3; rank 0 called it",
+        ),
+        (
+            "killed, last seen in returned barrier, step 1; its last line",
+            "killed, last seen in returned barrier; its last line",
+        ),
+        ("still there, 0 steps done, 3 s short; the step in progress", "still there, 3 s short; the step in progress"),
+        ("it takes a step at a.py:12, and 2 steps later", "it takes a step at a.py:12, and 2 steps later"),
+    ],
+)
+def test_where_no_steps_are_counted_no_number_of_one_is_told(claim: str, told: str) -> None:
+    assert without_steps(claim) == told
 
 
 def test_the_text_of_a_thousand_scattered_ranks_is_short() -> None:

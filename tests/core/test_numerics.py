@@ -12,7 +12,7 @@ from nsa_harness.core.diagnosis.rules import numerics as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
 from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook, Written
 from nsa_harness.core.report import Place
 
 MIB = 1 << 20
@@ -134,6 +134,64 @@ def test_replicas_that_are_equal_or_need_not_be_are_no_finding(first: Looks, sec
 def test_replicas_of_another_group_are_not_compared() -> None:
     ranks = [rank(0, replica(*"aabbc", ranks=(0, 2))), rank(1, replica(*"aabbx", part=OTHER, ranks=(1, 3)))]
     assert found(of_silence.replica_divergence, *ranks) is None
+
+
+# Models outside of DDP.
+
+
+def alone(*checksums: str, over: str | None = None, **changes: Any) -> Looks:
+    """Met before step 1, looked at after it, before step 2, and so on; at the end where it still lives."""
+    moments = [("made", 0), ("stepped", 1), ("begun", 1), ("stepped", 2), ("begun", 2), ("stepped", 3)]
+    taken = [*zip(moments, checksums, strict=False), *([(("over", 3), over)] if over else [])]
+    looks = tuple(ReplicaLook(at=at, round=number, steps=number, checksum=one) for (at, number), one in taken)
+    return replica(looks=looks, wrapped=False, **changes)
+
+
+def test_a_model_outside_of_ddp_is_a_replica_once_a_step_has_changed_it_alike_on_all_ranks() -> None:
+    first, second = alone(*"abbccd"), alone(*"abbxxy", part=OTHER)
+    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
+    assert "since the end of step 2" in one.claim
+    assert "Call the model through DistributedDataParallel" in one.advice
+
+
+def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -> None:
+    first, second = alone(*"abbccd", broadcast=True), alone(*"axxyyz", part=OTHER, broadcast=True)
+    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    assert (one.ranks, "since the end of step 1" in one.claim) == ((0, 1), True)
+    seed = [rank(0, alone(*"abbccd", broadcast=True)), rank(1, alone(*"axxyyz", part=OTHER))]
+    assert found(of_silence.replica_divergence, *seed) is None, "one rank had it from elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(alone(*"abbccd"), alone(*"axxyyz", part=OTHER), id="one seed"),
+        pytest.param(alone(*"abbccd"), alone(*"wxxyyz", part=OTHER), id="models of their own"),
+        pytest.param(alone(*"abbccd", broadcast=True), alone(*"axxccz", part=OTHER, broadcast=True), id="averaged"),
+        pytest.param(
+            alone(*"abbccd", over="e", broadcast=True), alone(*"axxyyz", over="e", broadcast=True), id="averaged last"
+        ),
+        pytest.param(alone(*"abbccd", over="d"), alone(*"abbccd", over="b", part=OTHER), id="the best one, loaded"),
+    ],
+)
+def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(first: Looks, second: Looks) -> None:
+    assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
+
+
+# Files.
+
+
+def test_a_file_that_several_ranks_begin_anew_is_told_with_the_line_of_the_first() -> None:
+    last, other = (Written(path=f"/tmp/{name}.pt", place=LINE, step=6) for name in ("last", "other"))
+    one = found(of_silence.shared_file, rank(0, Looks(wrote=(last,))), rank(1, Looks(wrote=(other, last))))
+    assert (one.code, one.ranks, one.place, one.confidence) == ("shared_file", (0, 1), LINE, 0.8)
+    assert one.claim == "ranks 0, 1 each wrote /tmp/last.pt from its beginning at ada/train.py:18"
+
+
+def test_a_file_of_each_rank_is_no_finding() -> None:
+    first, second = (Written(path=f"/tmp/{number}.pt", place=LINE, step=6) for number in range(2))
+    assert found(of_silence.shared_file, rank(0, Looks(wrote=(first,))), rank(1, Looks(wrote=(second,)))) is None
 
 
 # Memory.
@@ -315,6 +373,19 @@ def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
     assert (one.ranks, one.names, one.hook) == ((0, 1), (("a", "b"),), "gossip")
     assert [(look.at, look.round, look.checksum) for look in one.looks] == [("made", 0, "1"), ("stepped", 1, "2")]
     assert (one.parts[0].checksum, one.parts[0].total) == ("4", 6.0)
+    assert (one.wrapped, one.broadcast) == (True, False), "as an older probe wrote it"
+    bare = read_looks(
+        [{**made, "hook": "", "wrapped": False, "broadcast": True}, {**stepped, "at": "over", "hook": ""}]
+    )
+    assert bare is not None
+    assert (bare.replicas[0].wrapped, bare.replicas[0].broadcast) == (False, True)
+    assert bare.replicas[0].looks[-1].at == "over"
+
+
+def test_written_files_are_read_back() -> None:
+    looks = read_looks([{"at": "wrote", "path": "/tmp/a.pt", "place": "/home/ada/train.py:18:step", "step": 6}])
+    assert looks is not None
+    assert looks.wrote == (Written(path="/tmp/a.pt", place=LINE, step=6),)
 
 
 def test_many_points_are_thinned_and_the_newest_stay() -> None:

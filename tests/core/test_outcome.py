@@ -30,12 +30,14 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome import outcome_of, skipped, unjudged, vital
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
+    Finding,
     HangKind,
     MachineFacts,
     Outcome,
@@ -420,6 +422,7 @@ def ending(status: Status, *, expected: bool = False, final: bool = True) -> Out
 
 
 PASS, SKIP = ending(Status.PASS, expected=True), ending(Status.SKIP, expected=True)
+CODES = ("replica_divergence", "find_unused_needless")
 HANG, FAIL, ERROR = ending(Status.HANG), ending(Status.FAIL), ending(Status.ERROR)
 
 
@@ -442,6 +445,25 @@ HANG, FAIL, ERROR = ending(Status.HANG), ending(Status.FAIL), ending(Status.ERRO
 )
 def test_the_exit_code_says_the_worst_that_surprised(outcomes: list[Outcome], code: int) -> None:
     assert exit_code(report(outcomes)) == code
+
+
+@pytest.mark.parametrize(("optimizer", "steps_s"), [(True, ()), (False, ((1, 1.0), (2, 2.0))), (False, ())])
+def test_of_a_program_without_an_optimizer_no_step_is_told(optimizer: bool, steps_s: tuple[Any, ...]) -> None:
+    made = board(mark("collective"), steps_s=steps_s, optimizer=optimizer)
+    told = outcome(evidence(rank_evidence(0, exit=ended(0, -9, at_s=9.0), board=made)))
+    counts = optimizer or bool(steps_s)
+    assert told.culprit is not None
+    assert (told.culprit.step is not None, ", step " in told.findings[0].claim) == (counts, counts)
+    assert told.last_step == {0: len(steps_s) if counts else None}
+
+
+def test_strict_does_not_let_a_silent_fault_pass() -> None:
+    noted = [Finding(code=code, claim="", ranks=(), place=None, confidence=0.85, proof=(), advice="") for code in CODES]
+    wrong, informed = (replace(PASS, findings=(one,)) for one in noted)
+    assert strict_exit_code(report([PASS, informed])) == 0, "what informs is no fault"
+    assert (exit_code(report([wrong])), strict_exit_code(report([PASS, wrong]))) == (0, 1)
+    assert strict_exit_code(report([wrong, SKIP])) == 125
+    assert strict_exit_code(report([PASS, replace(wrong, final=False)])) == 0
 
 
 def test_strict_does_not_let_a_skip_pass() -> None:

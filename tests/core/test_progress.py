@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
 
+from nsa_harness.core.diagnosis.certainty import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.diagnosis.progress import late_for, left_before_it, step_in_progress
+from nsa_harness.core.diagnosis.progress import late_for, step_in_progress
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
@@ -48,7 +49,6 @@ def leaver(*calls: Call, **changes: Any) -> RankEvidence:
 
 def test_a_rank_that_ended_within_a_step_left_and_did_not_leave_a_call_out() -> None:
     seen = evidence(lost(0, CLOSED), lost(1, CLOSED), leaver())
-    assert left_before_it(case(seen))
     found = diagnosed(seen)
     assert (found.cause, found.findings[0].ranks) == ("early_exit", (2,))
 
@@ -64,7 +64,6 @@ def test_a_rank_that_ended_within_a_step_left_and_did_not_leave_a_call_out() -> 
 )
 def test_a_rank_that_went_on_without_the_call_left_it_out(left: RankEvidence) -> None:
     seen = evidence(lost(0, CLOSED), lost(1, CLOSED), left)
-    assert not left_before_it(case(seen))
     assert diagnosed(seen).cause in ("rank_conditional_collective", "collective_order_mismatch")
 
 
@@ -73,6 +72,16 @@ def test_a_rank_that_left_is_placed_at_what_it_did_last(beat_s: float, at_line: 
     left = leaver(seen=frame(33, function="fit"), beat_s=beat_s)
     found = diagnosed(evidence(lost(0, CLOSED), lost(1, CLOSED), left)).findings[0]
     assert (found.code, found.place.line if found.place else None) == ("early_exit", at_line)
+
+
+@pytest.mark.parametrize(("destroyed_s", "cause"), [(4.0, "early_exit"), (None, "unknown")])
+def test_a_rank_is_gone_when_it_takes_down_its_groups_and_not_only_when_its_process_ends(
+    destroyed_s: float | None, cause: str
+) -> None:
+    calls = () if destroyed_s is None else (call(1, "destroy_process_group", entered_s=destroyed_s),)
+    gone = rank_evidence(1, board=board(calls=calls, rank=1), exit=ended(1, 0, at_s=8.0))
+    failed = raised(0, message=CLOSED, at_s=4.2)
+    assert diagnosed(evidence(rank_evidence(0, exit=ended(0, 1), raised=failed), gone)).cause == cause
 
 
 # A rank that was late.
@@ -126,8 +135,8 @@ def test_a_rank_that_went_on_or_ended_itself_was_not_late(rank: RankEvidence, me
 
 def test_that_a_rank_may_not_have_come_to_the_call_yet_leaves_no_certainty() -> None:
     found = diagnosed(waited(late(), CLOSED)).findings[0]
-    assert (found.code, found.confidence) == ("rank_conditional_collective", 0.85)
-    assert found.claim.endswith("; or it had not come to it yet")
+    assert (found.code, found.ranks) == ("rank_conditional_collective", (0,))
+    assert found.confidence < CERTAIN
 
 
 # The step that a rank is in.

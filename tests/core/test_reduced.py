@@ -8,6 +8,7 @@ import pytest
 from builders import (
     board,
     call,
+    collective,
     evidence,
     frame,
     mark,
@@ -20,13 +21,16 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import EarlierError, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
-from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
-from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
+from nsa_harness.supervisor.store.adapters import adapter, evidence_text, json_text
 from nsa_harness.supervisor.store.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
+LED = (
+    EarlierError(type="OSError", message="x" * 10**5, frames=tuple(frame(line, file=LONG) for line in range(200))),
+) * 4
 
 
 def crowded(rank: int) -> RankSnapshot:
@@ -54,7 +58,7 @@ def crowded(rank: int) -> RankSnapshot:
 def crowd(ranks: int) -> Evidence:
     looks = tuple(snapshot(number, 10.0 * number, *(crowded(rank) for rank in range(ranks))) for number in (1, 2, 3))
     known = (
-        rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5))
+        rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5, chain=LED))
         for rank in range(ranks)
     )
     return evidence(*known, snapshots=looks)
@@ -66,19 +70,19 @@ def test_a_crowd_of_threads_fits_into_the_bound_and_that_is_said() -> None:
     assert len(json_text(whole)) > 10 * MAX_RANK_BYTES * ranks
     kept, text = bounded(whole)
     assert len(text.encode()) <= MAX_RANK_BYTES * ranks
-    assert text == json_text(kept)
+    assert text == evidence_text(kept)
     assert [one.what for one in kept.trouble].count("evidence") == 1
 
 
 def test_evidence_within_its_bound_stays_as_it_is() -> None:
     small = evidence(rank_evidence(0), rank_evidence(1))
-    assert bounded(small) == (small, json_text(small))
+    assert bounded(small) == (small, evidence_text(small))
 
 
 @pytest.mark.parametrize("keep", LEVELS)
 def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> None:
     training = stack(frame(7), tid=900)
-    others = [stack(frame(1), tid=number) for number in range(300)]
+    others = [stack(frame(1), tid=number) for number in range(1000, 1300)]
     tasks = [task(number) for number in range(300)]
     tasks[299] = task(299, syscall="read")
     seen = rank_snapshot(0, stacks=(*others, replace(training, tid=100)), process=process(tasks=(*tasks, task(900))))
@@ -94,3 +98,68 @@ def test_a_snapshot_keeps_the_last_calls_and_every_call_that_has_not_returned() 
     (kept,) = brief(snapshot(1, 9.0, rank_snapshot(0, board=board(calls=calls)))).ranks
     assert kept.board is not None
     assert [one.number for one in kept.board.calls] == [1, *range(44, 60)]
+
+
+CHAIN = tuple(frame(line, file=f"/home/someone/project/training/part{line}.py") for line in (80, 200, 310, 12))
+
+
+def trained(calls: int) -> Evidence:
+    """Two ranks that made four calls in each of their steps, each of them entered in the recorder."""
+    sites = [(op, 4**size) for size, op in enumerate(("all_reduce", "broadcast", "all_gather", "reduce_scatter"), 4)]
+    made = tuple(
+        call(
+            number,
+            op=sites[number % 4][0],
+            elements=sites[number % 4][1],
+            step=1 + (number - 1) // 4,
+            position=7 * (number % 4),
+            entered_s=10 + number * 0.012345678,
+            left_s=10 + number * 0.012345678 + 0.000123456,
+            chain=(frame(number % 4, file="/home/someone/project/training/helpers.py"), *CHAIN),
+            grad=True,
+            tid=100,
+        )
+        for number in range(1, calls + 1)
+    )
+    entered = tuple(
+        collective(
+            one.number,
+            op=one.op,
+            sizes=((one.elements,),),
+            retired=True,
+            created_ns=1763820000 * 10**9 + int(one.entered_s * 1e9),
+        )
+        for one in made
+    )
+    ranks = (rank_evidence(rank, board=board(mark(), calls=made), collectives=entered) for rank in (0, 1))
+    return evidence(*ranks)
+
+
+def test_four_hundred_calls_and_what_the_recorder_has_of_them_fit_with_their_callers() -> None:
+    whole = trained(400)
+    kept, text = bounded(whole)
+    assert kept == whole
+    assert text.count("helpers.py") <= 2 * 5  # ranks x lines, and the place of a call
+    assert len(json_text(whole)) > 4 * MAX_RANK_BYTES
+    assert adapter(Evidence).validate_json(text) == whole
+    assert adapter(Evidence).validate_json(json_text(whole)) == whole
+
+
+def test_of_more_calls_than_fit_whole_steps_are_kept_and_nothing_else_is_reduced() -> None:
+    kept, text = bounded(trained(4003))
+    assert len(text.encode()) <= 2 * MAX_RANK_BYTES
+    assert kept.trouble == ()
+    for rank in kept.ranks:
+        assert rank.board is not None
+        assert 400 <= len(rank.board.calls) <= HISTORIES[0]
+        assert [one.number for one in rank.board.calls][:1] == [4 * (rank.board.calls[0].step - 1) + 1]
+        assert rank.board.calls[-1].number == 4003
+        assert rank.collectives[-1].seq == 4003
+        assert {one.number for one in rank.board.calls} <= {one.seq for one in rank.collectives}
+
+
+def test_of_one_step_with_very_many_calls_the_newest_are_kept() -> None:
+    only = evidence(rank_evidence(0, board=board(calls=tuple(call(number) for number in range(1, 2000)))))
+    kept = with_history(only, 96).ranks[0].board
+    assert kept is not None
+    assert [one.number for one in kept.calls] == list(range(1904, 2000))

@@ -201,7 +201,7 @@ def test_the_command_of_the_script_stands_beside_that_of_the_program() -> None:
 
 
 def test_sizes_and_types_are_those_of_the_record() -> None:
-    uneven = recorded((open_(1, sizes=((2, 3),), dtypes=("BFloat16",)),), (open_(1, sizes=((7,),), dtypes=("Long",)),))
+    uneven = recorded((open_(1, sizes=((2, 3),), dtypes=("bfloat16",)),), (open_(1, sizes=((7,),), dtypes=("int64",)),))
     told = made(uneven, hung("shape_mismatch")).script
     assert told is not None
     assert calls_of(told) == {

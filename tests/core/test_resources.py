@@ -115,8 +115,7 @@ def test_a_data_loader_whose_worker_died_is_no_exception_of_the_rank(message: st
     found = diagnosed(failed("RuntimeError", message)).findings[0]
     assert (found.code, found.ranks, found.confidence) == ("dataloader_worker_died", (1,), 0.95)
     assert words in found.claim
-    assert found.place is not None
-    assert f":{found.place.line}: process" in found.claim
+    assert found.place is None, "it was noticed wherever the rank was"
 
 
 def test_what_a_worker_raised_and_what_the_machine_refused_it_are_told_as_themselves() -> None:

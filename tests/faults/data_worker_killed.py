@@ -23,7 +23,7 @@ class Images(Dataset):
 
 
 def train(trainer, loader):
-    for images in loader:  # to blame
+    for images in loader:
         trainer.model(images).mean().backward()
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()

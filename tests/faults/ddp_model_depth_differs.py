@@ -4,7 +4,7 @@ import torch
 from _job import FAULT, begin, blocks, end
 from torch.nn.parallel import DistributedDataParallel
 
-LABEL = {"verdict": "FAIL", "cause": "model_mismatch", "culprit": [2], "step": 1, "ranks": 4}
+LABEL = {"verdict": "FAIL", "cause": "model_mismatch", "culprit": [2], "ranks": 4}
 
 
 def build(rank: int):

@@ -4,10 +4,7 @@ import time
 
 from _job import FAULT, STEPS, Trainer, batch, begin, end
 
-LABEL = {
-    "verdict": "HANG", "kind": "livelock", "cause": "livelock", "culprit": [1], "step": 3,
-    "limits": {"open_wait_s": 6},
-}  # fmt: skip
+LABEL = {"verdict": "HANG", "kind": "livelock", "cause": "livelock", "culprit": [1], "step": 3}
 
 
 class Flag:

@@ -13,7 +13,6 @@ from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.engine import RULES as OF_ANY_PROGRAM
 from nsa_harness.core.diagnosis.engine import by_phase
 from nsa_harness.core.diagnosis.phases import RulePhase
-from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.subject.tables import RULES as OWN_RULES
@@ -29,8 +28,7 @@ def answers() -> dict[int, dict[RulePhase, dict[str, Explanation]]]:
 
 def _answers(line: str) -> Iterator[tuple[RulePhase, dict[str, Explanation]]]:
     evidence = evidence_of(json.loads(line))
-    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
-    case = Case(evidence=evidence, judgement=judge(evidence), skipped=first_skipped(boards))
+    case = Case(evidence=evidence, judgement=judge(evidence))
     for phase in asked(case):
         yield phase, {one.name: found for one in by_phase(RULES)[phase] if (found := one(case)) is not None}
 

@@ -44,6 +44,33 @@ def test_the_exception_that_ends_a_program_is_written_down_with_its_frames(tmp_p
     assert not list((tmp_path / "boards").glob("*.new"))
 
 
+CHAINED = """
+def load():
+    raise KeyError("name")
+def step():
+    try:
+        load()
+    except KeyError as error:
+        raise RuntimeError("no step") from error
+try:
+    step()
+except RuntimeError:
+    1 / 0
+"""
+
+
+def test_what_an_exception_was_raised_from_and_what_was_handled_then_are_written_down_too(tmp_path: Path) -> None:
+    (rank,) = run_ranks(1, "-c", CHAINED, boards=tmp_path)
+    raised = Boards(tmp_path).json(protocol.RAISED, rank.pid)
+    assert raised["type"] == "ZeroDivisionError"
+    assert [(one["type"], one["explicit"], one["frames"][0]["function"]) for one in raised["chain"]] == [
+        ("RuntimeError", False, "step"),
+        ("KeyError", True, "load"),
+    ]
+    (quiet,) = run_ranks(1, "-c", CHAINED.replace("1 / 0", "raise ValueError from None"), boards=tmp_path)
+    assert Boards(tmp_path).json(protocol.RAISED, quiet.pid)["chain"] == []
+
+
 def test_a_hook_of_the_users_own_still_runs_and_the_exception_is_known_even_if_it_calls_no_other(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
@@ -17,6 +18,7 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.probe import waits as waits_module
 from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.groups import Groups, MeshPlace, fits, ranges
+from nsa_harness.probe.hooks import _await_optimizer
 from nsa_harness.probe.trouble import TroubleLog
 from nsa_harness.probe.waits import Handle, OngoingWait, Waits, key_text
 
@@ -27,6 +29,15 @@ WAITS = str(PROGRAMS / "guest_waits.py")
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "1.board"
+
+
+def test_whether_an_optimizer_was_made_is_told_and_its_constructor_is_its_own_again(path: Path) -> None:
+    original = torch.optim.Optimizer.__init__
+    _await_optimizer(BoardWriter(str(path), rank=0, world_size=1))
+    assert not parse(path.read_bytes(), 0).optimizer
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    assert parse(path.read_bytes(), 0).optimizer
+    assert torch.optim.Optimizer.__init__ is original
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_first_steps_are_looked_at_and_then_eight_an_octave() -> None:
 
 
 PROGRAM = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -93,6 +93,8 @@ torch.manual_seed(0)
 def train():
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)))
     extra = torch.nn.Linear(4, 1)
+    for parameter in extra.parameters():
+        dist.broadcast(parameter.data, 0)
     optimizer = torch.optim.SGD([*model.parameters(), *extra.parameters()], lr=0.01)
     for step in range(1, 7):
         inputs = torch.randn(3, 4)
@@ -107,6 +109,12 @@ def train():
                 model.module[1].bias.add_(1.0)
 
 train()
+folder = os.environ["_NSA_HARNESS_BOARDS"]
+lines = {"all": "w", "lock": "w", "log": "a"}
+for name, mode in lines.items():
+    with open(os.path.join(folder, name), mode) as file:
+        file.write("" if name == "lock" else "x")
+torch.save({}, os.path.join(folder, "last.pt"))
 dist.destroy_process_group()
 """
 
@@ -144,13 +152,29 @@ def test_broken_parameters_are_told_by_every_rank_with_their_names(two: list[Loo
 
 
 def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[Looks]) -> None:
-    (first,), (second,) = (one.replicas for one in two)
+    (first, _), (second, _) = (one.replicas for one in two)
     assert (first.ranks, first.names[0]) == ((0, 1), ("0.weight", "0.weight"))
     assert [(look.at, look.round, look.steps) for look in first.looks[:6]] == [
         ("made", 0, 0), ("begun", 0, 0), ("stepped", 1, 1), ("begun", 1, 1), ("stepped", 2, 2), ("begun", 2, 2),
     ]  # fmt: skip
     same = [a.checksum == b.checksum for a, b in zip(first.looks, second.looks, strict=True)]
     assert same[:6] == [True, True, True, True, True, False]
+
+
+def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: list[Looks]) -> None:
+    for one in two:
+        model, extra = one.replicas
+        assert (model.wrapped, model.broadcast, extra.wrapped, extra.broadcast) == (True, False, False, True)
+        assert (extra.ranks, extra.names) == ((0, 1), (("weight", "weight"), ("bias", "bias")))
+        assert [(look.at, look.round) for look in extra.looks[:3]] == [("made", 0), ("stepped", 1), ("begun", 1)]
+
+
+def test_files_that_are_begun_anew_and_hold_something_are_told_with_their_line(two: list[Looks]) -> None:
+    for one in two:
+        assert [(Path(each.path).name, each.place.line) for each in one.wrote if each.place] == [
+            ("all", 30),
+            ("last.pt", 32),
+        ]
 
 
 def test_a_parameter_that_never_had_a_gradient_is_told_though_its_module_ran(two: list[Looks]) -> None:

@@ -19,6 +19,7 @@ PIECES = {
     "module hooks": "names.ModuleNames.of",
     "optimizer hooks": "hooks._gradients",
     "data hook": "hooks._hook_data",
+    "loaders": "hooks.Loaders.began",
     "autograd nodes": "autograd.count_nodes",
     "collectives": "board.BoardWriter.enter_call",
     "collective details": "collectives.CallArguments.size",

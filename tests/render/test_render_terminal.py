@@ -27,7 +27,7 @@ from rich.cells import cell_len
 
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
-from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.report import Finding, MachineFacts
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener, notify
 from nsa_harness.render.terminal.screen import (
@@ -137,6 +137,17 @@ def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
     lines = list(outcome_lines(replace(DEADLOCK, standings=standings), 80))
     assert any(line.startswith("   700 ") and line.endswith("◀ culprit") for line in lines)
     assert f"  {1000 - STANDINGS} more ranks stand in SUMMARY.md" in lines
+
+
+def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_informs_does_not() -> None:
+    noted = [
+        Finding(code=code, claim=f"seen in {code}", ranks=(1,), place=None, confidence=0.85, proof=(), advice="do")
+        for code in ("replica_divergence", "find_unused_needless")
+    ]
+    silent = replace(PASSED, findings=tuple(noted))
+    told = "      but replica_divergence (likely): seen in replica_divergence"
+    assert [*outcome_lines(silent, 80)] == [*outcome_lines(PASSED, 80), told]
+    assert [*outcome_line(silent, 80)] == [*outcome_line(PASSED, 80), told]
 
 
 def test_after_one_run_that_passed_the_plan_is_proposed_for_our_own_program_alone() -> None:

@@ -210,6 +210,15 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(camera: Camera, rank: sub
     assert camera.trouble == [Trouble(what="flight recorder", why=SILENT, rank=0)]
 
 
+def test_a_rank_that_does_not_answer_a_look_by_which_nothing_is_proven_is_no_trouble(
+    camera: Camera, rank: subprocess.Popen[bytes]
+) -> None:
+    board = write_board(camera, rank.pid, 0)
+    camera.take(0, {0: rank.pid}, written=False)
+    asked = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
+    assert (asked, camera.trouble) == ((1,), [])
+
+
 def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
     camera: Camera, rank: subprocess.Popen[bytes]
 ) -> None:

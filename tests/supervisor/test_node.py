@@ -112,7 +112,7 @@ W1121 10:00:30 7 api.py:1048] Unable to shutdown process 71 via SIGTERM, forcefu
 
 
 def test_torchrun_says_which_signals_it_sent() -> None:
-    assert closing_signals(LOG) == ((71, "SIGTERM"), (71, "SIGKILL"))
+    assert closing_signals(LOG) == ((71, "SIGTERM", "torchrun"), (71, "SIGKILL", "torchrun"))
     assert closing_signals("Sending process x closing signal") == ()
 
 
@@ -191,6 +191,8 @@ def test_a_process_frozen_by_its_group_is_seen_for_what_it_is() -> None:
         try:
             (home / "tasks").write_text(str(process.pid))
             (home / "freezer.state").write_text("FROZEN")
+            while (home / "freezer.state").read_text() == "FREEZING\n":  # until its process has run once more
+                time.sleep(0.01)
             seen = [frozen(process.pid)]
             (home / "freezer.state").write_text("THAWED")
             seen.append(frozen(process.pid))

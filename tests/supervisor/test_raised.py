@@ -25,6 +25,20 @@ def test_a_record_of_an_older_probe_has_no_hints() -> None:
     assert raised_record(0, RECORD, 0).hints == ()
 
 
+def test_what_led_to_it_is_read_and_what_a_worker_handed_on_as_text_comes_first() -> None:
+    frames = [{"file": "net.py", "line": 8, "function": "forward"}]
+    text = 'Original Traceback (most recent call last):\n  File "data.py", line 3, in load\nKeyError: 7\n'
+    chain = [{"type": "OSError", "message": "gone", "frames": frames, "explicit": True}]
+    first, second = raised_record(0, {**RECORD, "message": text, "chain": chain}, 0).chain
+    assert (first.type, first.frames) == ("KeyError", (Frame(file="data.py", line=3, function="load"),))
+    assert (second.type, second.frames, second.explicit) == (
+        "OSError",
+        (Frame(file="net.py", line=8, function="forward"),),
+        True,
+    )
+    assert raised_record(0, RECORD, 0).chain == ()
+
+
 def test_of_very_many_hints_the_first_are_kept_and_what_is_none_is_left_out() -> None:
     assert len(raised_record(0, {**RECORD, "hints": ["boom", *[PLACED] * 500]}, 0).hints) < 40
 

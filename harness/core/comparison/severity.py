@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsa_harness.core.diagnosis.causes import row_of
-from nsa_harness.core.report import Finding, Outcome, Severity, Status
+from nsa_harness.core.report import Finding, Outcome, Report, Severity, Status, exit_code
 
 _BAD = frozenset({Status.FAIL, Status.HANG})
 
@@ -19,6 +19,19 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
         return row.unfailed
     # Beside the cause of a failure nothing is critical.
     return Severity.WARNING if row.severity is Severity.CRITICAL and not causes_it else row.severity
+
+
+def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
+    """What is wrong in a run that passed."""
+    if outcome.verdict.status is not Status.PASS:
+        return ()
+    return tuple(one for one in outcome.findings if severity(one, outcome) is not Severity.INFO)
+
+
+def strict_exit_code(report: Report) -> int:
+    """Where all else is well, 1 for a run that passed with something wrong in it."""
+    silent = any(silent_faults(one) for one in report.outcomes if one.final)
+    return exit_code(report, strict=True) or int(silent)
 
 
 def severities(outcomes: Sequence[Outcome]) -> dict[Severity, int]:

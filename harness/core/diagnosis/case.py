@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.divergence.divergence import Analysis, Divergence, Members, Track, added, analyse, went_ahead
-from nsa_harness.core.divergence.ledger import (
+from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, cycle, differences, groups_of
+from nsa_harness.core.alignment.reasons import (
     AbandonedBatch,
     OtherPace,
     OutOfBatches,
-    SkippedCall,
     StepDifference,
     abandoned_batch,
     first_out_of_batches,
     first_step_of_difference,
     other_pace,
 )
-from nsa_harness.core.divergence.mismatch import CallMismatch, first_call_mismatch
+from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
@@ -37,7 +36,6 @@ class Case:
 
     evidence: Evidence
     judgement: Judgement
-    skipped: SkippedCall | None
 
     def rank(self, rank: int) -> RankEvidence | None:
         return next((one for one in self.evidence.ranks if one.rank == rank), None)
@@ -54,34 +52,44 @@ class Case:
     def boards(self) -> dict[int, Board]:
         return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
 
+    @property
+    def counts_steps(self) -> bool:
+        """A number of a step means something: some rank has an optimizer, or had one that is not torch's."""
+        boards = self.boards.values()
+        return not boards or any(board.optimizer or board.steps_s for board in boards)
+
     @cached_property
-    def analysis(self) -> Analysis:
-        """What the recorders of all ranks say together."""
-        return analyse(self.tracks, self.backend)
+    def timelines(self) -> dict[int, Timeline]:
+        return comparable(
+            {
+                rank.rank: timeline(rank.rank, rank.board, collectives_of(self.evidence, rank), self.backend)
+                for rank in self.evidence.ranks
+            }
+        )
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the ranks part, at most once a group."""
+        return differences(self.timelines, groups_of(self.timelines, self.boards), self.boards)
+
+    @property
+    def difference(self) -> Difference | None:
+        """The first one that is more than a rank on its way."""
+        return next((one for one in self.differences if one.kind is not DifferenceKind.LATE), None)
+
+    @cached_property
+    def cycle(self) -> tuple[Link, ...]:
+        return cycle(self.timelines, groups_of(self.timelines, self.boards))
 
     @property
     def backend(self) -> str:
         """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
         found = next((board.backend for board in self.boards.values() if board.backend), "")
         backend = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
-        recorded = [one for track in self.tracks.values() for one in track.collectives]
+        recorded = [one for rank in self.evidence.ranks for one in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not recorded:
             return backend
         return "gloo" if all(one.started is None for one in recorded) else backend
-
-    @cached_property
-    def tracks(self) -> dict[int, Track]:
-        return {
-            rank.rank: Track(collectives=collectives_of(self.evidence, rank), board=rank.board)
-            for rank in self.evidence.ranks
-        }
-
-    def ahead_in(self, found: Divergence) -> Members:
-        """Who left something out there, by the order of its own steps before."""
-        return went_ahead(found, self.tracks)
-
-    def added_in(self, found: Divergence) -> Members:
-        return added(found, self.tracks)
 
     @cached_property
     def abandoned_batch(self) -> AbandonedBatch | None:
@@ -98,10 +106,6 @@ class Case:
     @cached_property
     def out_of_batches(self) -> OutOfBatches | None:
         return first_out_of_batches(self.boards)
-
-    @cached_property
-    def call_mismatch(self) -> CallMismatch | None:
-        return first_call_mismatch(self.boards, self.backend)
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:

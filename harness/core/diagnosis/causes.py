@@ -25,8 +25,6 @@ class Doubt(StrEnum):
     DIED_IN_A_COLLECTIVE = "died in a collective"
     NO_LINE_OF_THE_PROGRAM = "no line of the program"
     CAUGHT_SOMETHING = "caught something"
-    MAY_TAKE_ANOTHER_ORDER = "may take another order"
-    MAY_YET_COME_TO_IT = "may yet come to it"
     WAITS_FOR_ANYBODY = "waits for anybody"
     LOST_WAKE_UP = "lost wake-up"
     LOCK_OF_ITS_OWN = "lock of its own"
@@ -40,7 +38,7 @@ OF_EVERY_CAUSE = (
     Doubt.ANOTHER_FAILED_TOO,
     Doubt.NO_LINE_OF_THE_PROGRAM,
 )
-BETWEEN_RANKS = (Doubt.ALL_ARE_BLAMED, Doubt.CAUGHT_SOMETHING, Doubt.MAY_YET_COME_TO_IT)
+BETWEEN_RANKS = (Doubt.ALL_ARE_BLAMED, Doubt.CAUGHT_SOMETHING)
 
 
 class SecondRun(StrEnum):
@@ -160,7 +158,6 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
-        certain_unless=(Doubt.MAY_TAKE_ANOTHER_ORDER,),
         replay=Replay.CALLS,
         shown_by=(by_program("exit_destroyed_early"), by_program("fsdp_branch_skips")),
         means="""
@@ -505,8 +502,8 @@ class Cause(StrEnum):
         that the dataset raised is handed on by the worker, and is an exception.
         """,
         proven_by="""
-        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. The place is the line
-        of the rank that asked for the batch.
+        torch's message in `rank<r>/raised.json`, which names the worker's process and its signal. It comes up wherever
+        the rank is at that moment, so no place is named.
         """,
         remedy="""
         look for what ended the worker: memory, `/dev/shm`, a native crash in the dataset. With `num_workers=0` the
@@ -604,7 +601,7 @@ class Cause(StrEnum):
 
     STORE_KEY_MISSING = Row(
         code="store_key_missing",
-        verdicts=(Status.HANG,),
+        verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
         certain_unless=(Doubt.WAITS_FOR_ANYBODY,),
         shown_by=(by_program("store_counter_short"), by_program("store_key_never_set")),
@@ -613,7 +610,8 @@ class Cause(StrEnum):
             " give the wait a timeout."
         ),
         means="""
-        a rank waits for a key of the store, and every rank that could set it waits too.
+        a rank waits for a key of the store, and every rank that could set it waits too; or it waited in vain, and gave
+        up. Where the source shows who sets such a key, that line is named.
         """,
         proven_by="""
         the open call with its key in `rank<r>/calls.txt`, and the stacks of all ranks in `dumps/`.
@@ -846,8 +844,10 @@ class Cause(StrEnum):
         means="""
         the run was still there at its deadline, and it is not proven to hang. It is FAIL, never HANG. The claim gives
         the steps done, the rate, how much later the rest would have ended where the program says how many steps it
-        plans (`of_steps` in its heartbeat), and the lines where the time goes, with their share of the samples. Where
-        nobody works, it names the rank that all others wait for. *Certain* it is only while one step follows the other.
+        plans (`of_steps` in its heartbeat), and where the time goes: the loops, with the line of their `for` or `while`
+        and their share of the samples, which are taken over the whole run. Ranks that all do the same have no culprit.
+        Where nobody works, it names the rank that all others wait for. *Certain* it is only while one step follows the
+        other, and with 30 samples or more.
         So it is, and *likely* at most, where the wait of the others in a collective ran out (the timeout of the process
         group) and the rank that had not come to it was still at work: the line is where it was seen last.
         """,
@@ -856,8 +856,8 @@ class Cause(StrEnum):
         The looks themselves are in `watch.jsonl`.
         """,
         remedy="""
-        look at the named line. A Python loop over tokens or heads builds one autograd node a turn. Raise
-        `limits.deadline_s` if the work is meant to take that long.
+        the advice goes by what was seen: computing (a Python loop over tokens or heads builds one autograd node a
+        turn), a data loader, a sleep, or another wait. Raise `limits.deadline_s` if the work is meant to take long.
         """,
     )
 
@@ -1100,7 +1100,8 @@ class Cause(StrEnum):
         shown_by=(by_program("backward_hook_raises"), by_program("backward_twice")),
         advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
         means="""
-        a rank raised, and this is the first failure in time that is not the echo of another one.
+        a rank raised, and this is the first failure in time that is not the echo of another one. What a worker handed
+        on, or what it was raised from, is told with its own line, and so is a child or thread that died before.
         """,
         proven_by="""
         `rank<r>/raised.json`, written by the probe in the rank; without it, the traceback in the rank's log.
@@ -1236,10 +1237,11 @@ class Cause(StrEnum):
         shown_by=(by_program("signal_kill_self"),),
         advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
         means="""
-        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it.
+        SIGKILL or SIGTERM ended a rank or the launcher, and the harness did not send it. Where torchrun, another
+        launcher or a scheduler says that it did, the claim names the sender, and no rank is blamed.
         """,
         proven_by="""
-        `processes.jsonl`. The claim names the last module the rank was in.
+        `processes.jsonl`, and what launchers say in `output.log`. The claim names the last module the rank was in.
         """,
         remedy="""
         look for the sender: the kernel's out-of-memory killer (`dmesg`), a scheduler's limit, a colleague.
@@ -1399,23 +1401,47 @@ class Cause(StrEnum):
         unfailed=Severity.WARNING,
         shown_by=(by_program("silent_replicas_edited"), by_program("silent_replicas_extra_step")),
         advice=(
-            "DDP never compares parameters again: change them on every rank alike, or broadcast them after the"
-            " change. Results from that step on are of several models."
+            "DDP never compares parameters again, and reduces no gradient of a forward past it (its .module): change"
+            " them on every rank alike, or broadcast them. Results from that step on are of several models."
         ),
         means="""
-        the replicas of a model under DistributedDataParallel differ at the last look that all its ranks have.
+        the replicas of a model differ at the last look that all its ranks have: under DistributedDataParallel, or
+        outside of it where all parameters were broadcast before the first step, or a step had changed them alike.
         Parameters are compared as DDP has made them equal, before a forward, and after an optimizer step; a rank that
         changed them between a step and the next forward, or stepped more often than it went backward, is named, or the
         ranks that are fewer. Of two that came out of a step unequal neither is. What is equal again later, differs by
         rounding only, belongs to FSDP, is a buffer or frozen, or has a communication hook of the program's own, does
-        not count.
+        not count. Outside of DDP neither do models that were equal at the start alone (one seed), that become equal now
+        and then (averaged), or differ at the very end alone; the finding is *likely* there.
         """,
         proven_by="""
         `rank<r>/looks.jsonl`: checksums, sizes and sums of the parameters, in at most 24 parts.
         """,
         remedy="""
-        change parameters on every rank alike, or broadcast them after the change. Results from that step on are of
-        several models.
+        change parameters on every rank alike, or broadcast them after the change; reduce every gradient before a step.
+        Results from that step on are of several models.
+        """,
+    )
+
+    SHARED_FILE = Row(
+        code="shared_file",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_program("silent_file_of_all"),),
+        advice=(
+            "Let one rank write it, and others that read it wait for that at a barrier; or put the rank into the name."
+        ),
+        means="""
+        several ranks opened one file to write it from its beginning (`open(..., "w")`, `torch.save`), and it is there
+        at the end: the last one has won, or parts of several stand in it. What is appended to, empty (a lock), renamed
+        or removed again, or on a device does not count. Always *likely*: they may have taken turns.
+        """,
+        proven_by="""
+        `rank<r>/looks.jsonl`: the files, and the line that opened each first.
+        """,
+        remedy="""
+        let one rank write it, or put the rank into the name.
         """,
     )
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
 from nsa_harness.core.diagnosis.causes import Doubt
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.progress import on_its_way
 from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
@@ -52,8 +51,6 @@ def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
 def _parties(case: Case, explanation: Explanation) -> set[int]:
     if explanation.parties is not None:
         return set(explanation.parties)
-    if case.call_mismatch is not None:
-        return {rank for rank, _ in case.call_mismatch.calls}
     return {rank.rank for rank in case.evidence.ranks}
 
 
@@ -144,24 +141,6 @@ def _caught_something(case: Case, explanation: Explanation) -> str | None:
     return None if alone is None else f"rank {alone[0]} caught {alone[1].type}{at(alone[1].place)}, which may be why"
 
 
-def _may_yet_call_it(case: Case, _: Explanation) -> str | None:
-    """A rank that stands in another call at the same point of the program may make both in another order."""
-    skipped = case.skipped
-    if skipped is None or case.judgement.status is not Status.HANG:
-        return None
-    board = case.boards[skipped.rank]
-    newest = board.calls[-1] if board.calls else None
-    stands = newest is not None and newest.left_s is None and newest.step == skipped.step
-    return "or it makes both in another order" if stands and board.position == skipped.call.position else None
-
-
-def _may_not_have_come_to_it(case: Case, explanation: Explanation) -> str | None:
-    """Forward passes of its own move a rank on to the next step, and still it may come to the call."""
-    if case.skipped is None or case.skipped.rank not in explanation.ranks:
-        return None
-    return "or it had not come to it yet" if case.judgement.status is Status.FAIL and on_its_way(case) else None
-
-
 def _waits_for_anybody(_: Case, __: Explanation) -> str | None:
     return "who should have set it the run does not show"
 
@@ -204,8 +183,6 @@ _LEFT_OPEN: dict[Doubt, Check] = {
     Doubt.DIED_IN_A_COLLECTIVE: _died_in_a_collective,
     Doubt.NO_LINE_OF_THE_PROGRAM: _no_line_of_the_program,
     Doubt.CAUGHT_SOMETHING: _caught_something,
-    Doubt.MAY_TAKE_ANOTHER_ORDER: _may_yet_call_it,
-    Doubt.MAY_YET_COME_TO_IT: _may_not_have_come_to_it,
     Doubt.WAITS_FOR_ANYBODY: _waits_for_anybody,
     Doubt.LOST_WAKE_UP: _a_lost_wake_up,
     Doubt.LOCK_OF_ITS_OWN: _a_lock_of_its_own,

@@ -7,42 +7,39 @@ and the first answer is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
-from nsa_harness.core.diagnosis.naming import meshes, with_coordinates
+from nsa_harness.core.diagnosis.naming import meshes, with_coordinates, without_steps
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import (
     autograd,
-    call_mismatch,
+    calls_differ,
     failures,
     group_waits,
     host_waits,
     numerics,
     p2p,
     resources,
-    skipped_collectives,
     threads,
 )
-from nsa_harness.core.divergence.ledger import first_skipped
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.report import Culprit, Finding, Status
 from nsa_harness.core.verdict.verdict import Judgement
 
 _FAMILIES = (
     autograd,
-    call_mismatch,
+    calls_differ,
     failures,
     group_waits,
     host_waits,
     numerics,
     p2p,
     resources,
-    skipped_collectives,
     threads,
 )
 RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
@@ -65,15 +62,16 @@ def by_phase(rules: tuple[Rule, ...]) -> dict[RulePhase, tuple[Rule, ...]]:
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
     """`own_rules`: those of the program that ran."""
-    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board}
-    case = Case(evidence=evidence, judgement=judgement, skipped=first_skipped(boards))
+    case = Case(evidence=evidence, judgement=judgement)
     phases = by_phase((*RULES, *own_rules))
     first = None if judgement.status is Status.PASS else _cause(case, phases)
     main = as_sure_as_proven(case, first) if first else None
     besides = [one.finding for one in _beside(case, phases)]
     places = meshes(evidence)
+    reworded: Callable[[str], str] = str if case.counts_steps else without_steps
     findings = tuple(
-        replace(one, claim=with_coordinates(one.claim, places)) for one in (*([main] if main else []), *besides)
+        replace(one, claim=with_coordinates(reworded(one.claim), places))
+        for one in (*([main] if main else []), *besides)
     )
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
 
@@ -96,4 +94,6 @@ def _culprit(case: Case, first: Explanation | None) -> Culprit | None:
     rank = case.rank(found.ranks[0]) if found.ranks else None
     if step is None and rank:
         step = step_in_progress(case, rank)
-    return Culprit(ranks=found.ranks, step=step, collective=first.collective, place=found.place)
+    return Culprit(
+        ranks=found.ranks, step=step if case.counts_steps else None, collective=first.collective, place=found.place
+    )

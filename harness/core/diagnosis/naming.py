@@ -13,6 +13,7 @@ Meshes = Mapping[int, Coordinates]
 _SPANS = 4  # ranges, or single ranks, that are written out
 _MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
 _NUMBER = re.compile(r"\d+")
+_STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")
 
 
 def meshes(evidence: Evidence) -> Meshes:
@@ -57,6 +58,11 @@ def with_coordinates(claim: str, places: Meshes) -> str:
         return _located(rank, places)
 
     return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
+
+
+def without_steps(claim: str) -> str:
+    """The claim of a program that has no optimizer: everything it does is its first step, which tells nothing."""
+    return _STEP.sub("", claim)
 
 
 def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:

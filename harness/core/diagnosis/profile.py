@@ -15,7 +15,7 @@ from nsa_harness.core.evidence.stacks import in_probe
 PROFILE_FILE = "profile.txt"
 _AT_WORK = {"burning", "moving"}
 _LINES_TOLD = 12
-_TORCH_DISTRIBUTED = "torch/distributed/"
+_TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class RankProfile:
     samples: int
     working: int  # of them, those that showed it at work
     computing: int  # of these, those in which it was in no call that waits for other ranks
+    fetching: int  # of these, in a data loader
+    cpu_share: float | None  # of one core, from the first sample to the last
     lines: tuple[HotLine, ...]  # most often seen first
     nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
 
@@ -135,11 +137,15 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
         for user, seen in users.most_common(_LINES_TOLD)
     )
     nodes = rank.board.autograd_nodes if rank.board else None
+    spent = [(one.at_s, one.cpu_s) for one in samples if one.cpu_s is not None]
+    lasted_s = spent[-1][0] - spent[0][0] if spent else 0.0
     return RankProfile(
         rank=rank.rank,
         samples=len(samples),
         working=len(working),
         computing=sum(not _meets_others(one) for one in working),
+        fetching=sum(one.leaf is not None and _TORCH_DATA in one.leaf.file for one in working),
+        cpu_share=(spent[-1][1] - spent[0][1]) / lasted_s if lasted_s else None,
         lines=lines,
         nodes=nodes,
     )

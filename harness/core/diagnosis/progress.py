@@ -7,16 +7,15 @@ import signal
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from nsa_harness.core.alignment.alignment import Difference
 from nsa_harness.core.diagnosis.case import Case, hung_roots
-from nsa_harness.core.divergence.divergence import Entry
-from nsa_harness.core.divergence.ledger import OWN, SkippedCall
-from nsa_harness.core.evidence.evidence import Board, Call, Exit, Frame, RankEvidence
+from nsa_harness.core.evidence.evidence import Board, Exit, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, training_stack
-from nsa_harness.core.verdict.verdict import FailureKind
 
 # What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
 TIMED_OUT = re.compile(
     r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
 )
 
 
@@ -31,44 +30,27 @@ def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
     return done + 1 if between and _stands_before(frames_of(case, rank), board.stepped_from) else done
 
 
-def left_before_it(case: Case) -> bool:
-    """The rank that passed a call has ended with 0 in that step, which it never finished: it left no call out, it left.
-
-    Where no rank counts its steps, a call that is left out just before the end looks the same.
-    """
-    skipped, first = case.skipped, case.first_failure
-    if skipped is None or first is None or first.kind is not FailureKind.LEFT or first.rank != skipped.rank:
-        return False
-    board, caller = case.boards[skipped.rank], case.boards[skipped.callers[0]]
-    done = board.steps_s[-1][0] if board.steps_s else 0
-    before = [one for one in _calls_in(caller, skipped.step) if one.number < skipped.call.number]
-    return 0 < done < skipped.step and len(_calls_in(board, skipped.step)) <= len(before)
-
-
-def late_for(case: Case) -> SkippedCall | None:
-    """The call that a rank had not come to when the wait of the others ran out."""
+def late_for(case: Case) -> Difference | None:
+    """Where a rank had not come to a call when the wait of the others ran out."""
     first = case.first_failure
-    return case.skipped if first and TIMED_OUT.search(first.text) and on_its_way(case) else None
+    if first is None or not TIMED_OUT.search(first.text):
+        return None
+    return next(
+        (one for one in case.differences if one.absent and all(_on_its_way(case, rank) for rank in one.ranks)), None
+    )
 
 
-def on_its_way(case: Case) -> bool:
-    """The rank that passed a call went on to no other, and was ended from outside as the others failed."""
-    skipped = case.skipped
-    rank = case.rank(skipped.rank) if skipped else None
-    if skipped is None or rank is None or rank.raised is not None or rank.exit is None or not _was_ended(rank.exit):
+def _on_its_way(case: Case, rank: int) -> bool:
+    """It went on to no other call, and was ended from outside as the others failed."""
+    known = case.rank(rank)
+    if known is None or known.board is None or known.raised is not None or known.exit is None:
         return False
-    board = case.boards[skipped.rank]
-    went_on = any(one.left_s is None or one.entered_s >= skipped.call.entered_s for one in board.calls)
-    return not went_on and board.enqueued == board.completed
+    inside = any(one.left_s is None for one in known.board.calls)
+    return _was_ended(known.exit) and not inside and known.board.enqueued == known.board.completed
 
 
 def _was_ended(exit: Exit) -> bool:
     return exit.by_us or exit.status in (-signal.SIGTERM, -signal.SIGKILL)
-
-
-def _calls_in(board: Board, step: int) -> list[Call]:
-    """Taking down its own end of a group is no sign of going on."""
-    return [one for one in board.calls if one.step == step and one.op not in OWN]
 
 
 def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
@@ -88,22 +70,9 @@ def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
     return (board.seen,) if board and board.seen else ()
 
 
-def step_of_entry(case: Case, entry: Entry) -> int | None:
-    """Whoever still stands there knows by its lines whether a call between two steps belongs to the next one."""
-    call, rank = entry.call, case.rank(entry.rank)
-    if call is None or rank is None or rank.board is None or not stands_in(rank.board, call):
-        return call.step if call else None
-    return step_in_progress(case, rank)
-
-
-def stands_in(board: Board, call: Call) -> bool:
-    newest = board.calls[-1] if board.calls else None
-    return newest is not None and newest.left_s is None and (newest.op, newest.place) == (call.op, call.place)
-
-
 def parting_frames(case: Case, rank: int, other: int) -> tuple[list[Frame], tuple[Frame, Frame] | None]:
     """The frames of the program in which both ranks stand alike, from the outside in, and the first that differ."""
-    pairs = list(zip(_own_frames(case, rank), _own_frames(case, other), strict=False))
+    pairs = list(zip(own_frames(case, rank), own_frames(case, other), strict=False))
     at = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
     if at is None:
         return [one for one, _ in pairs], None
@@ -115,7 +84,8 @@ def in_one_function(one: Frame, other: Frame) -> bool:
     return (one.file, one.function) == (other.file, other.function)
 
 
-def _own_frames(case: Case, rank: int) -> list[Frame]:
+def own_frames(case: Case, rank: int) -> list[Frame]:
+    """Of the program, from the outside in."""
     known = case.rank(rank)
     frames = frames_of(case, known) if known else ()
     return [one for one in reversed(frames) if not is_library(one.file)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from typing import TypeVar
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board, Call, CaughtException, Frame, Mark
+from nsa_harness.core.evidence.evidence import Board, Call, CallCount, CaughtException, Frame, Loader, Mark, Mode
 from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
@@ -18,6 +19,9 @@ _ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
 _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
+_MAX_CHAIN = 64  # frames
+_GRADIENTS = {protocol.CALL_GRADIENTS: True, protocol.CALL_NO_GRADIENTS: False}
+
 _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 
@@ -26,7 +30,8 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
     A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
     """
-    pid, rank, world_size, created_ns = _identity(data)
+    pid, rank, world_size, created_ns, layout = _identity(data)
+    data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
 
     def clock(at_ns: int) -> float:
         return (at_ns - launched_ns) / _NS
@@ -39,6 +44,8 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     steps = _steps(data)
     calls = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
     facts = _facts(data, strings)
+    chains = _chains(data, strings)
+    mode = protocol.MODE.unpack_from(data, protocol.MODE_AT)[0]
     beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
@@ -54,7 +61,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         marks=_marks(data, strings, clock),
         gaps_s=_gaps(data),
         steps_s=tuple((step, clock(at_ns)) for step, at_ns, _, _ in steps),
-        calls=tuple(_call(record, strings, clock) for record in calls[-newest_calls:]),
+        calls=tuple(_call(record, strings, chains, clock) for record in calls[-newest_calls:]),
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock_if_set(changed_ns),
@@ -71,9 +78,26 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
         stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
         left_from=_frames(facts.get(protocol.FACT_LEFT, "")),
+        optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,
+        counts=_counts(data, strings),
+        loaders=tuple(
+            Loader(
+                number=number,
+                iterators=iterators,
+                batches=batches,
+                ended=bool(ended),
+                chain=_at(chains, chain, ()),
+            )
+            for number, batches, iterators, chain, ended in _ring(
+                data, protocol.LOADER, protocol.LOADERS_AT, protocol.LOADERS
+            )
+        ),
+        mode=Mode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
+        if mode & protocol.MODE_KNOWN
+        else None,
     )
 
 
@@ -82,7 +106,27 @@ def answered(data: bytes) -> int:
     return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
 
 
-def _identity(data: bytes) -> tuple[int, int, int, int]:
+_FACTS_AT_2 = protocol.CALLS_AT + protocol.CALLS_2 * protocol.CALL_2.size
+_SIZES = {
+    protocol.LAYOUT: protocol.BOARD_SIZE,
+    protocol.LAYOUT_2: _FACTS_AT_2 + protocol.FACTS * protocol.FACT.size + protocol.STRINGS_SIZE,
+}
+
+
+def _as_layout_3(data: bytes) -> bytes:
+    """The same board with what it has at the places of today; what layout 2 did not know is empty."""
+    board = bytearray(protocol.BOARD_SIZE)
+    board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
+    for call in _ring(data, protocol.CALL_2, protocol.CALLS_AT, protocol.CALLS_2):
+        at = protocol.CALLS_AT + (call[0] - 1) % protocol.CALLS * protocol.CALL.size
+        protocol.CALL_2.pack_into(board, at, *call)
+    facts_size = protocol.FACTS * protocol.FACT.size
+    board[protocol.FACTS_AT : protocol.FACTS_AT + facts_size] = data[_FACTS_AT_2 : _FACTS_AT_2 + facts_size]
+    board[protocol.STRINGS_AT :] = data[_FACTS_AT_2 + facts_size :]
+    return bytes(board)
+
+
+def _identity(data: bytes) -> tuple[int, int, int, int, int]:
     if len(data) < protocol.HEADER_SIZE:
         raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this file {len(data)}")
     magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
@@ -90,11 +134,11 @@ def _identity(data: bytes) -> tuple[int, int, int, int]:
     )
     if magic != protocol.MAGIC:
         raise ValueError(f"a board begins with {protocol.MAGIC!r}, this file with {magic!r}")
-    if layout != protocol.LAYOUT:
+    if layout not in _SIZES:
         raise ValueError(f"this harness reads board layout {protocol.LAYOUT}, the file has layout {layout}")
-    if size != protocol.BOARD_SIZE or len(data) != protocol.BOARD_SIZE:
-        raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this one says {size} and has {len(data)}")
-    return pid, rank, world_size, created_ns
+    if not size == len(data) == _SIZES[layout]:
+        raise ValueError(f"a board has {_SIZES[layout]} bytes, this one says {size} and has {len(data)}")
+    return pid, rank, world_size, created_ns, layout
 
 
 def _strings(data: bytes) -> list[str]:
@@ -112,7 +156,14 @@ def _strings(data: bytes) -> list[str]:
 
 
 def _string(strings: list[str], number: int) -> str:
-    return strings[number] if number < len(strings) else ""
+    return _at(strings, number, "")
+
+
+_Item = TypeVar("_Item")
+
+
+def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
+    return items[number] if number < len(items) else absent
 
 
 def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[Mark, ...]:
@@ -192,6 +243,29 @@ def read_ranks(text: str) -> tuple[int, ...]:
     return tuple(ranks[:_MAX_RANKS])
 
 
+def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
+    """By node, innermost first. A line is known after the one that called it; what names a later one is no chain."""
+    (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
+    chains: list[tuple[Frame, ...]] = [()]
+    for number in range(1, min(used + 1, protocol.NODES)):
+        place, caller = protocol.NODE.unpack_from(data, protocol.NODES_AT + number * protocol.NODE.size)
+        frame = _frame(_at(strings, place, ""))
+        whole = frame is not None and caller < number and (bool(chains[caller]) or not caller)
+        chains.append((frame, *chains[caller])[:_MAX_CHAIN] if frame is not None and whole else ())
+    return chains
+
+
+def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
+    """A record caught between two states is left out."""
+    size = protocol.TOTALS * protocol.TOTAL.size
+    totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
+    return {
+        _at(strings, group, ""): CallCount(calls=calls, hash=rolled)
+        for group, calls, rolled, check in totals
+        if calls and check == group ^ calls ^ rolled
+    }
+
+
 def _frame(text: str) -> Frame | None:
     place = read_place(text)
     if place is None or place.file is None or place.line is None:
@@ -213,8 +287,10 @@ def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple
     return sorted(one for place, one in enumerate(ring) if one[0] and (one[0] - 1) % count == place)
 
 
-def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
-    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, peer = record
+def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame, ...]], clock: _Clock) -> Call:
+    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, flags, peer, chain, tid = (
+        record
+    )
     return Call(
         number=number,
         op=_string(strings, op),
@@ -228,6 +304,9 @@ def _call(record: tuple[int, ...], strings: list[str], clock: _Clock) -> Call:
         left_s=clock(left_ns) if left_ns >= entered_ns else None,
         peer=peer if peer >= 0 else None,
         key=_string(strings, key),
+        chain=_at(chains, chain, ()),
+        grad=_GRADIENTS.get(flags),
+        tid=tid or None,
     )
 
 

@@ -29,6 +29,15 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """A collective called from Python, from the board."""
 
@@ -44,6 +53,9 @@ class Call:
     position: int = 0  # training marks (data, forward, backward, optimizer) since the step began: where in the program
     peer: int | None = None  # global rank of a point-to-point partner, or of the root of a broadcast, gather and so on
     key: str = ""  # what a store wait waits for
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led here, innermost first; () = not known
+    grad: bool | None = None  # what is computed there is recorded for a backward pass; None = not known
+    tid: int | None = None  # native id of the thread that called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +67,36 @@ class CaughtException:
     place: Place | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallCount:
+    """Of one process group all that was ever called, transfers and waits left out, whatever was kept of it."""
+
+    calls: int
+    hash: int  # equal on ranks that did the same in the same order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """A DataLoader, and how far its newest iterator is."""
+
+    number: int  # in the order in which they were first used
+    iterators: int  # so far; more than one = it was restarted
+    batches: int  # that the newest one gave
+    ended: bool  # the newest one has no more
+    chain: tuple[Frame, ...] = ()  # the program's own lines that made it, innermost first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How the newest forward ran that was inside no other one."""
+
+    training: bool  # module.training
+    gradients: bool
+
+
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
+ENTRANCE = "init_process_group"
+CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
 
 
 class Ending(StrEnum):
@@ -72,15 +113,6 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One Python frame."""
-
-    file: str
-    line: int
-    function: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stack:
     """The Python frames of one thread, innermost first."""
 
@@ -90,6 +122,7 @@ class Stack:
     frames: tuple[Frame, ...]
     source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
     gil: bool = False  # holds the interpreter's lock, as far as the source tells
+    loop: str = ""  # of a thread in a sleep: the text of the program's innermost loop around it
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
 
 
@@ -159,9 +192,13 @@ class Board:
     unfed_checkpoint: Place | None = None  # the user's line of a reentrant checkpoint whose inputs have no gradient
     stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
     left_from: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, as those of stepped_from
+    optimizer: bool = True  # one was made; without any there are no steps to count
     autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = that or more
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
+    counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
+    loaders: tuple[Loader, ...] = ()
+    mode: Mode | None = None
 
     @property
     def newest(self) -> Mark | None:
@@ -210,6 +247,7 @@ class Sample:
     user: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None
     another_line: bool = False  # it moved only in that it stood on another line
+    wakes_at_s: float | None = None  # end of the sleep that the thread that trains stands in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +281,16 @@ class Hint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierError:
+    """An exception behind another one: handed on by another process or thread, or there before it."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]  # innermost first
+    explicit: bool = True  # `raise ... from`, or handed on; else the other one came up while this one was handled
+
+
+@dataclass(frozen=True, kw_only=True)
 class Raised:
     """The exception that ended a rank's program."""
 
@@ -253,6 +301,7 @@ class Raised:
     frames: tuple[Frame, ...]  # innermost first
     proof: str
     hints: tuple[Hint, ...] = ()
+    chain: tuple[EarlierError, ...] = ()  # what led to it, the nearest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +336,7 @@ class RankEvidence:
     debugged: Debugged | None = None
     looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
     last_words: tuple[LastWords, ...] = ()
+    deaths: tuple[LastWords, ...] = ()  # of its threads and children, as they printed them, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +347,15 @@ class Retraction:
     kind: str
     reason: str
     quiet_s: float  # from the last progress before to the first after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A function of the program, or a statement outside of functions, as it stood when the run was judged."""
+
+    file: str
+    first: int  # line
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,3 +389,4 @@ class Evidence:
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None
     reported: tuple[dict[str, float | str], ...] = ()  # by the program, of what its own rules alone read
+    sources: tuple[Source, ...] = ()  # of the lines that all of this names

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from nsa_harness.core.evidence.evidence import Debugged, Frame
+from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised
 from nsa_harness.core.evidence.looks import LastWords
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import Place
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
@@ -27,9 +27,12 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Type, message and frames (innermost first) of the last traceback in `log`, or None."""
+    """Type, message and frames (innermost first) of the last traceback in `log`, or None.
+
+    One that a worker hands on is printed inside the message of the one that it is raised as, and so it is the last.
+    """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
-    starts = [number for number, line in enumerate(lines) if line == _START]
+    starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
     for start in reversed(starts):
         frames: list[Frame] = []
         for line in lines[start + 1 :]:
@@ -41,6 +44,25 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
                     return raised[1], (raised[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
                 break
     return None
+
+
+def handed_on(raised: Raised) -> Raised:
+    """With the exceptions that other processes handed on as text: torch's workers, pools, spawned ranks."""
+    texts = (raised.message, *(one.message for one in raised.chain))
+    found = (printed for text in texts if (printed := last_traceback(text)))
+    inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in found)
+    return replace(raised, chain=(*inner, *raised.chain))
+
+
+def original(raised: Raised) -> Raised:
+    """The one farthest back, of those that it was raised from or that were handed on, that has a line of the program.
+
+    A library raises its own from what it caught inside itself, which says less.
+    """
+    own = [one for one in raised.chain if one.explicit and any(not is_library(frame.file) for frame in one.frames)]
+    if not own:
+        return raised
+    return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
@@ -66,16 +88,37 @@ _BEGINNINGS = (
 )
 
 
+# Of a thread, of a child of multiprocessing, and of whatever else wrote to the same stderr.
+_DEATHS = (
+    ("thread", re.compile(r"^Exception in thread (.+?):?$")),
+    ("child process", re.compile(r"^Process (\S+):$")),
+    ("child process", re.compile(rf"^()(?={re.escape(_START)}$)")),
+)
+
+
 def last_words(log: str) -> tuple[LastWords, ...]:
     """In the order in which they were printed; the same one twice is one."""
+    return _said(log, _BEGINNINGS)
+
+
+def deaths(log: str, raised: Raised | None) -> tuple[LastWords, ...]:
+    """The tracebacks of threads and children of a rank, without its own and those of what led to it."""
+    behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
+    own = {frame.line for one in behind if (frame := user_frame(one.frames))}
+    found = [one for one in _said(log, _DEATHS) if one.place and one.place.line not in own]
+    named = {one.place for one in found if one.name != one.kind}
+    return tuple(one for one in found if one.name != one.kind or one.place not in named)
+
+
+def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastWords, ...]:
     lines = log.splitlines()[-_LINES:]
     found: dict[LastWords, None] = {}
     for number, line in enumerate(lines):
-        for kind, beginning in _BEGINNINGS:
+        for kind, beginning in beginnings:
             begins = beginning.match(line)
             if begins is not None and len(found) < _MAX_WORDS:
                 name = next((group for group in begins.groups() if group), kind)
-                found[_last_words(kind, name, lines[number + 1 :])] = None
+                found[_last_words(kind, name, lines[number + (line != _START) :])] = None
     return tuple(found)
 
 
@@ -168,9 +211,23 @@ def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Fr
 
 
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
-_CLOSING = re.compile(r"Sending process (\d+) closing signal (\w+)")
-_FORCED = re.compile(r"Unable to shutdown process (\d+) via \w+, forcefully exiting via (\w+)")
-_FIRST = "Root Cause (first observed failure):"
+# Who sends signals says so; without the number of a process they go to the whole job.
+_SENDERS = (
+    ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
+    (
+        "torchrun",
+        re.compile(r"Unable to shutdown process (?P<pid>\d+) via.*forcefully exiting via (?P<signal>\w+)"),
+    ),
+    ("torch.multiprocessing.spawn", re.compile(r"Terminating process (?P<pid>\d+) via signal (?P<signal>\w+)")),
+    ("DeepSpeed's launcher", re.compile(r"Killing subprocess (?P<pid>\d+)")),
+    (
+        "Lightning's launcher",
+        re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)"),
+    ),
+    ("somebody outside, to torchrun", re.compile(r"Received \S+ death signal, shutting down workers")),
+    ("Slurm", re.compile(r"CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]*[A-Z]))?")),
+)
+_FIRST = "Root EarlierError (first observed failure):"
 
 _MAX_SIGNALS = 256
 
@@ -195,7 +252,14 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
     )
 
 
-def closing_signals(log: str) -> tuple[tuple[int, str], ...]:
-    """The signals that the agent says it sent, in order: (process, "SIGTERM")."""
-    said = sorted([*_CLOSING.finditer(log), *_FORCED.finditer(log)], key=lambda match: match.start())
-    return tuple((int(match[1]), match[2]) for match in said[:_MAX_SIGNALS])
+def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
+    """The signals that launchers and schedulers say they sent, in order: (process or 0, "SIGTERM", by whom)."""
+    said = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
+    return tuple(
+        (
+            int(one.get("pid") or 0),
+            one.get("signal") or "SIGTERM",
+            f"{sender} ({one['why'].lower()})" if one.get("why") else sender,
+        )
+        for _, sender, one in sorted(said, key=lambda it: it[0])[:_MAX_SIGNALS]
+    )

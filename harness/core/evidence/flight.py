@@ -21,6 +21,23 @@ _PLAIN = frozenset({
     "LONG_BINGET",
 })  # fmt: skip
 
+# The recorder has C++'s names for types; the probe, and whoever writes the program, has Python's.
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+}
 _UNREADABLE = (
     pickle.PickleError, ValueError, LookupError, TypeError, AttributeError, EOFError, OverflowError, MemoryError,
     RecursionError,
@@ -80,7 +97,7 @@ def parse_flight(text: str) -> tuple[Collective, ...]:
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
-def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP) -> tuple[Collective, ...]:
     """The newest of each group and all that are not completed: what the question "who waits for whom" needs."""
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:
@@ -88,7 +105,7 @@ def essential(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     kept = {
         (collective.group, collective.seq)
         for group in newest.values()
-        for collective in [*group[-_KEPT_PER_GROUP:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
+        for collective in [*group[-newest_kept:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
     }
     return tuple(one for one in collectives if (one.group, one.seq) in kept)
 
@@ -121,7 +138,7 @@ def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> C
         op=name.rpartition(":")[2],
         sizes=tuple(_sizes(entry, where)),
         dtypes=tuple(
-            _string(dtype, f"{where}: input_dtypes")
+            _dtype(_string(dtype, f"{where}: input_dtypes"))
             for dtype in _list(entry.get("input_dtypes"), f"{where}: input_dtypes")[:_MAX_TENSORS]
         ),
         retired=retired,
@@ -129,6 +146,10 @@ def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> C
         # gloo says "scheduled" until the end, so there it tells nothing.
         started=None if name.startswith("gloo:") else retired or state == "started",
     )
+
+
+def _dtype(recorded: str) -> str:
+    return _DTYPES.get(recorded, recorded)
 
 
 def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:

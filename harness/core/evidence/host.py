@@ -25,6 +25,8 @@ class Task:
     # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
     # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
     held_by: tuple[int, ...] | None = None
+    io_bytes: int | None = None  # read + written by this thread, None = not readable
+    woke: int = 0  # how often it was seen in a later sleep than at the look before, since it stood elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ class Gpu:
 class SentSignal:
     """A signal that somebody is known to have sent to a process of the run."""
 
-    pid: int
+    pid: int  # 0 = every process of the job
     rank: int | None  # None = the launcher, or a child of a rank
     signal: str  # "SIGTERM"
     sender: str  # "harness", "torchrun", "kernel (out of memory)"

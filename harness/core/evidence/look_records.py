@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsa_harness.core.evidence.board import read_place, read_ranks
-from nsa_harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook, Written
 from nsa_harness.core.report import Place
 
 KEPT_POINTS = 96
@@ -16,6 +16,7 @@ KEPT_LOOKS = 96  # of a replica; the newest
 _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
+_MAX_PATH, _MAX_FILES = 1024, 64
 
 
 def read_looks(records: Iterable[dict[str, Any]]) -> Looks | None:
@@ -45,8 +46,12 @@ class _Reader:
         elif kind == "made":
             self._replicas[int(record["ddp"])] = _replica(record)
             self._take_replica(record)
-        elif kind in ("begun", "stepped"):
+        elif kind in ("begun", "stepped", "over"):
             self._take_replica(record)
+        elif kind == "wrote":
+            place = read_place(str(record["place"]))
+            written = Written(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
+            self._change(wrote=(*self._state.wrote, written)[:_MAX_FILES])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -113,7 +118,15 @@ class _Reader:
 def _replica(record: dict[str, Any]) -> Replica:
     names = ((str(first)[:_MAX_TEXT], str(last)[:_MAX_TEXT]) for first, last in record["parts"][:_MAX_PARTS])
     ranks = read_ranks(str(record["ranks"]))
-    return Replica(number=int(record["ddp"]), ranks=ranks, names=tuple(names), looks=(), parts=())
+    return Replica(
+        number=int(record["ddp"]),
+        ranks=ranks,
+        names=tuple(names),
+        looks=(),
+        parts=(),
+        wrapped=bool(record.get("wrapped", True)),
+        broadcast=bool(record.get("broadcast", False)),
+    )
 
 
 def _part(record: Any) -> Part:

@@ -29,7 +29,9 @@ class Part:
 class ReplicaLook:
     """A replica's parameters at one moment."""
 
-    at: str  # "made": as DDP had made the replicas equal; "begun": before a forward; "stepped": after the optimizer
+    # "made": as DDP had made the replicas equal, or before the first step; "begun": before a forward; "stepped": after
+    # the optimizer; "over": as the program ended.
+    at: str
     round: int  # backward passes followed by a step so far: the same number on every rank
     steps: int  # optimizer steps so far, of all optimizers
     checksum: str
@@ -37,7 +39,7 @@ class ReplicaLook:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One DistributedDataParallel of a rank."""
+    """One DistributedDataParallel of a rank, or a model outside of it."""
 
     number: int
     ranks: tuple[int, ...]  # whose parameters are due to be equal
@@ -45,6 +47,17 @@ class Replica:
     looks: tuple[ReplicaLook, ...]  # in order of time
     parts: tuple[Part, ...]  # of the last look
     hook: str = ""  # a communication hook that may leave replicas unequal on purpose
+    wrapped: bool = True  # in DDP, which means them to be equal
+    broadcast: bool = False  # every parameter, before the first step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file that the rank began anew, and that is there at the end."""
+
+    path: str
+    place: Place | None
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +86,15 @@ class Looks:
     never_count: int = 0
     never_place: Place | None = None  # the line that uses the first of them
     replicas: tuple[Replica, ...] = ()
+    wrote: tuple[Written, ...] = ()
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastWords:
-    """One thing that went wrong after the program, as the interpreter or torch printed it."""
+    """One thing that went wrong after or beside the program, as the interpreter or torch printed it."""
 
-    kind: str  # "atexit", "left", "process group"
-    name: str  # what was left
+    kind: str  # "atexit", "left", "process group"; "thread", "child process"
+    name: str  # what was left, or who died
     error: str  # "RuntimeError: disk full"; "" where there is none
     place: Place | None  # the user's line

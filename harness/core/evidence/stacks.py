@@ -23,6 +23,11 @@ _SUBJECT = re.compile(
 )
 _GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and where we are installed
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
+_LIBRARY_POLLERS = (
+    "tqdm/_monitor.py",
+    "torch/utils/data/_utils/pin_memory.py",
+    "multiprocessing/resource_sharer.py",
+)
 
 _FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -84,6 +89,11 @@ def is_library(file: str) -> bool:
 def in_probe(file: str) -> bool:
     """The probe's own code, which stands around functions of torch."""
     return bool(_PROBE.search(file))
+
+
+def is_poller(stack: Stack) -> bool:
+    """A Python thread that a library, or our own probe, keeps for itself."""
+    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:

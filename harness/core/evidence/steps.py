@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow,
 
 _NS = 1_000_000_000
 _KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one
+_NEAR = 64  # calls that other threads may have made while this one was inside
 _SLACK_S = 0.0001  # both clocks are read a moment apart
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
@@ -26,7 +28,9 @@ def call_of(board: Board, collective: Collective) -> Call | None:
     at_s = entered_s(board, collective)
     if at_s is None:
         return None
-    return next((call for call in reversed(board.calls) if _covers(call, collective.group, at_s)), None)
+    until = bisect_right(board.calls, at_s + _SLACK_S, key=lambda call: call.entered_s)
+    near = board.calls[max(0, until - _NEAR) : until + 1]
+    return next((call for call in reversed(near) if _covers(call, collective.group, at_s)), None)
 
 
 def step_rows(board: Board, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board, Call, Collective, Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.evidence import (
+    CREATIONS,
+    ENTRANCE,
+    Board,
+    Call,
+    Collective,
+    Frame,
+    RankSnapshot,
+    Stack,
+)
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -18,8 +27,6 @@ _SENDS = {"send", "isend", "send_object_list"}
 _RECEIVES = {"recv", "irecv", "recv_object_list"}
 _BOTH_WAYS = {"batch_isend_irecv"}
 TRANSFERS = frozenset({*_SENDS, *_RECEIVES, *_BOTH_WAYS})
-_ENTRANCE = "init_process_group"
-_CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
 # Their tensors must be alike on every rank; the others may rightly differ in size, or hold data on one rank only.
 _UNIFORM = {"all_reduce", "reduce", "all_reduce_coalesced", "barrier", "all_reduce_barrier"}
 # torch's rendezvous of a process group: "/default_pg/0//cpu//<one rank>/<the rank waited for>".
@@ -114,7 +121,7 @@ def _open_call(board: Board | None) -> Call | None:
 
 def _called(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait | None:
     """Waits that the flight recorder does not know: only the call says for whom."""
-    if call.op == _ENTRANCE or call.op in _CREATIONS:
+    if call.op == ENTRANCE or call.op in CREATIONS:
         return _creation(rank, call, job)
     if operation(call) in TRANSFERS:
         return _transfer(rank.rank, call, job)
@@ -132,9 +139,9 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait:
     if named is not None:
         absent = [named]
     absent += [other for other in job.elsewhere if other not in absent]
-    if not absent and call.op != _ENTRANCE:
+    if not absent and call.op != ENTRANCE:
         absent = [other for other in job.others(rank.rank) if _makes_a_later_one(other, rank, job)]
-    if call.op == _ENTRANCE and job.world_size:
+    if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
     if not absent:
         return _transport(rank.rank, job.others(rank.rank), call=call)
@@ -146,8 +153,8 @@ def _has_entered(other: int, rank: RankSnapshot, call: Call, job: JobState) -> b
     peer = job.living.get(other)
     if peer is None or peer.board is None or rank.board is None:
         return False
-    kinds = frozenset({_ENTRANCE}) if call.op == _ENTRANCE else _CREATIONS
-    if call.op == _ENTRANCE and _forgot(peer.board):
+    kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
+    if call.op == ENTRANCE and _forgot(peer.board):
         return True
     if _forgot(peer.board) or _forgot(rank.board):
         within = _open_call(peer.board)
@@ -161,8 +168,8 @@ def _makes_a_later_one(other: int, rank: RankSnapshot, job: JobState) -> bool:
     if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
         return False
     within = _open_call(peer.board)
-    ahead = _count(peer.board, _CREATIONS) > _count(rank.board, _CREATIONS)
-    return ahead and within is not None and within.op in _CREATIONS
+    ahead = _count(peer.board, CREATIONS) > _count(rank.board, CREATIONS)
+    return ahead and within is not None and within.op in CREATIONS
 
 
 def _forgot(board: Board) -> bool:

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.evidence.stacks import in_function, in_probe, training_stack, user_frame
+from nsa_harness.core.evidence.loops import only_looks, only_reports
+from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
 from nsa_harness.core.verdict.wait import ChildWait, WaitKind
 
-_LIBRARY_POLLERS = (
-    "tqdm/_monitor.py",
-    "torch/utils/data/_utils/pin_memory.py",
-    "multiprocessing/resource_sharer.py",
-)
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
+WAKES = 2  # from one sleep line, to no effect: a third sleep there is one of a poller
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
@@ -41,11 +38,6 @@ def is_library(task: Task) -> bool:
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
-def is_poller(stack: Stack) -> bool:
-    """A Python thread that a library, or our own probe, keeps for itself."""
-    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
-
-
 def _natively_busy(task: Task) -> bool:
     """A thread of a C++ library that runs, or stands in a read or write that can end, may be what is waited for.
 
@@ -57,10 +49,12 @@ def _natively_busy(task: Task) -> bool:
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """A thread that does not wait for a lock itself, and is not a library's own poller, may do anything."""
+    """A thread that does not wait for a lock itself, and is no poller, may do anything."""
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
+    if task is not None and task.woke >= WAKES and only_reports(stack.loop):
+        return False
     return task is None or task.syscall != "futex" or task.timed is not False
 
 
@@ -156,7 +150,9 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
     if task is None or not name:
         return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
     if name in SLEEPS:
-        return HostWait(kind=WaitKind.SLEEP, until_s=task.wakes_at_s)
+        looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
+        alone = len(family.actors) == 1 and not actor.another_thread_may_act
+        return HostWait(kind=WaitKind.SLEEP, until_s=task.wakes_at_s, closed=looks and alone)
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))
     if name == "futex":
@@ -208,7 +204,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> H
     direct = task.syscall in _READS | _WRITES
     if task.target.startswith("socket:["):
         return _connection(family, actor, task, wait)
-    if not task.target.startswith("pipe:["):
+    if not task.target.startswith("pipe:[") and not task.target.endswith(" (deleted)"):
         return wait  # a file system, a device, or a FIFO, which others may still open by its name
     held = _held(family, wait, task, above)
     if not direct:  # a poll watches other descriptors too

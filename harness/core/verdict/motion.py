@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket
-from nsa_harness.core.evidence.stacks import training_stack
+from nsa_harness.core.evidence.stacks import is_poller, training_stack
 
 BUSY_SHARE = 0.5  # of one core
 # Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
@@ -37,11 +37,11 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
         return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
-    if _transferred(before, after) and not _sleeps_between(before, after, elapsed_s):
+    if _transferred(before, after, elapsed_s) and not _sleeps_between(before, after, elapsed_s):
         return Motion.MOVING
     if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
-    return Motion.MOVING if _leaf(before) != _leaf(after) else Motion.WAITING
+    return Motion.MOVING if leaf(before) != leaf(after) else Motion.WAITING
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
@@ -51,14 +51,14 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
     """
     if _marked(before, after):
         return False
-    naps = _nap(before) is not None or _nap(after) is not None
-    return not _transferred(before, after) or (naps and _only_trickles(before, after, elapsed_s))
+    naps = nap(before) is not None or nap(after) is not None
+    return not _transferred(before, after, elapsed_s) or (naps and _only_trickles(before, after, elapsed_s))
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
     """At both looks in a sleep on one line, not in the same sleep: between them it looked, or wrote a line."""
-    earlier, later = _nap(before), _nap(after)
-    if earlier is None or later is None or earlier >= later or _leaf(before) != _leaf(after):
+    earlier, later = nap(before), nap(after)
+    if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
     return _only_trickles(before, after, elapsed_s)
 
@@ -70,7 +70,7 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
     return None not in (earlier, later) and (later or 0) - (earlier or 0) < STREAM_BYTES_PER_S * elapsed_s
 
 
-def _nap(snapshot: RankSnapshot) -> float | None:
+def nap(snapshot: RankSnapshot) -> float | None:
     """When the sleep that the thread that trains stands in ends; None where it stands in none."""
     stack = rank_stack(snapshot)
     tid = stack.tid if stack and stack.tid else snapshot.pid
@@ -117,15 +117,35 @@ def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
     return counts[0] != counts[1] or before.board.completed != after.board.completed
 
 
-def _transferred(before: RankSnapshot, after: RankSnapshot) -> bool:
-    """Bytes moved, apart from those our own questions cost."""
+def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """Bytes moved, apart from those our own questions cost and those of threads that sleep, report and sleep again."""
+    if before.process is None or after.process is None:
+        return False
+    asleep, spare = _asleep(before) & _asleep(after), STREAM_BYTES_PER_S * elapsed_s
+    tids = {tid for tid, _ in asleep}
+    reported = _task_bytes(after.process, tids) - _task_bytes(before.process, tids)
     own = [_own_bytes(before), _own_bytes(after)]
-    if None not in own and own[0] != own[1]:
+    if None not in own and own[1] != (own[0] or 0) + (reported if reported < spare else 0):
         return True
-    return before.process is not None and after.process is not None and carried(before.process, after.process)
+    tasks = (*before.process.tasks, *after.process.tasks)
+    connected = any(one.target.startswith("socket:[") for one in tasks)
+    return carried(before.process, after.process, spare if asleep and not connected else 0)
 
 
-def carried(before: Process, after: Process) -> bool:
+def _asleep(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
+    """Threads of the program's in a wait that ends by itself, and where they stand; not the one that trains."""
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    naps = {one.tid for one in tasks if one.timed and (one.syscall in SLEEPS or one.syscall == "futex")}
+    trains = rank_stack(snapshot)
+    others = (one for one in snapshot.stacks if one.tid in naps and one is not trains and not is_poller(one))
+    return {(one.tid, one.frames) for one in others}
+
+
+def _task_bytes(process: Process, tids: set[int | None]) -> int:
+    return sum(one.io_bytes or 0 for one in process.tasks if one.tid in tids)
+
+
+def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
     """A connection had bytes acknowledged or received.
 
     The kernel's count of bytes read and written leaves out send and recv, which is what libraries of sockets call.
@@ -133,7 +153,7 @@ def carried(before: Process, after: Process) -> bool:
     """
     earlier = {one.inode: _carried_bytes(one) for one in before.sockets}
     return any(
-        _carried_bytes(one) > earlier[one.inode]
+        _carried_bytes(one) - earlier[one.inode] > (0 if one.peer_rank is not None else spare_bytes)
         for one in after.sockets
         if one.inode in earlier and (one.peer_rank is not None or not one.in_job)
     )
@@ -149,7 +169,7 @@ def _own_bytes(snapshot: RankSnapshot) -> int | None:
     return snapshot.process.io_bytes - snapshot.asked_bytes
 
 
-def _leaf(snapshot: RankSnapshot) -> Frame | None:
+def leaf(snapshot: RankSnapshot) -> Frame | None:
     stack = rank_stack(snapshot)
     return stack.frames[0] if stack and stack.frames else None
 

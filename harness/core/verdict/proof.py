@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from nsa_harness.core.evidence.evidence import Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
-from nsa_harness.core.verdict.motion import Motion, rank_stack
+from nsa_harness.core.verdict.motion import Motion, leaf, nap
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
 
@@ -117,18 +117,11 @@ class _Episode:
         return in_time and not self.sleeps_again(root)
 
     def _slept_before(self, root: Wait) -> bool:
-        now_s = self.snapshots[-1].at_s
         looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
-        ends = (end_s for look in looks if (end_s := _sleep_end_s(look, root)) is not None)
-        return any(end_s < now_s for end_s in ends)
-
-
-def _sleep_end_s(rank: RankSnapshot, root: Wait) -> float | None:
-    """When the sleep that the rank stood in would end, if it stood on the line on which it sleeps now."""
-    stack = rank_stack(rank)
-    if stack is None or rank.process is None or stack.frames[:1] != ((root.leaf,) if root.leaf else ()):
-        return None
-    return next((task.wakes_at_s for task in rank.process.tasks if task.tid == (stack.tid or rank.pid)), None)
+        seen = [(leaf(rank), nap(rank)) for rank in looks]
+        seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
+        now_s = self.snapshots[-1].at_s
+        return any(line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
 
 
 def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
@@ -178,6 +171,8 @@ def _closed_kind(roots: Sequence[Wait]) -> HangKind:
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
+    if any(root.kind is WaitKind.SLEEP and root.closed for root in roots):
+        return HangKind.LIVELOCK
     late = any(root.until_s is not None for root in roots)
     return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
 

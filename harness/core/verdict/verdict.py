@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import (
+    EarlierError,
     Ending,
     Evidence,
     Exit,
@@ -22,6 +23,7 @@ from nsa_harness.core.evidence.evidence import (
     Sample,
     Stack,
 )
+from nsa_harness.core.evidence.exit_messages import original
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.limits import last_progress_s
@@ -105,8 +107,10 @@ def _listed(ranks: Sequence[int]) -> str:
 # What a rank says when another one has gone: never the first failure if anything else went wrong.
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
-    r"|failed to recv, got 0 bytes|Connection refused"
+    r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
+    r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
 )
+_OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # the program's own, which may break too
 # gloo aborts the rank that received a message of another collective: it is the one that called the right one.
 _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 
@@ -114,6 +118,7 @@ _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data 
 # The others feel a closed connection at once; the end of the process that had it is noted a little later.
 _SEEN_LATE_S = 0.5
 _DESTROYS = "destroy_process_group"
+_TERMINATED = 128 + signal.SIGTERM  # what a shell, or a handler of the program's own, makes of the signal
 
 
 class FailureKind(StrEnum):
@@ -219,30 +224,34 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
     exit = rank.exit
     wrong_exit = exit is not None and exit.status not in (0, None) and not exit.by_us
     if rank.raised is not None and _ended_by(rank.raised, exit):
-        text = f"{rank.raised.type}: {rank.raised.message}".strip()
-        at_s = rank.raised.at_s if rank.raised.at_s is not None else (exit.at_s if exit else 0.0)
-        collateral = bool(_COLLATERAL.search(text))
+        raised = original(rank.raised)
         return Failure(
             kind=FailureKind.RAISED,
             rank=rank.rank,
-            at_s=at_s,
-            text=text,
-            collateral=collateral,
+            at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
+            text=f"{raised.type}: {raised.message}".strip(),
+            # What a handler raises, or fails with, after a peer was lost is as much the consequence.
+            collateral=_lost_a_peer(rank.raised) or any(_lost_a_peer(one) for one in rank.raised.chain),
             status=exit.status if exit else None,
-            raised=rank.raised,
+            raised=raised,
         )
     if not wrong_exit or exit is None or exit.status is None:
         return None
     said = " ".join(rank.error_lines)
-    terminated = exit.status == -signal.SIGTERM
+    lost = _COLLATERAL.search(said)
+    ended = exit.status in (-signal.SIGTERM, _TERMINATED)
     return Failure(
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
-        text=f"rank {rank.rank} {how_it_ended(exit.status)}",
-        collateral=terminated or bool(_COLLATERAL.search(said) or _MISMATCH_ABORT.search(said)),
+        text=f"rank {rank.rank} {how_it_ended(exit.status)}{f' ({lost[0]})' if lost else ''}",
+        collateral=ended or bool(lost or _MISMATCH_ABORT.search(said)),
         status=exit.status,
     )
+
+
+def _lost_a_peer(error: Raised | EarlierError) -> bool:
+    return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _OF_A_PIPE.search(error.type))
 
 
 def _only_printed(rank: RankEvidence) -> bool:

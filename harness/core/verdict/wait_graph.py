@@ -10,7 +10,15 @@ from nsa_harness.core.evidence.host import Task
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
-from nsa_harness.core.verdict.motion import BUSY_SHARE, STARVED_SHARE, Motion, motion, only_another_line, rank_stack
+from nsa_harness.core.verdict.motion import (
+    BUSY_SHARE,
+    STARVED_SHARE,
+    Motion,
+    motion,
+    nap,
+    only_another_line,
+    rank_stack,
+)
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 # Frames that stand on a stack only while something is compiled, not while what was compiled runs.
@@ -231,4 +239,5 @@ def _sample(
         user=user_frame(frames),
         cpu_s=rank.process.cpu_s if rank.process else None,
         another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
+        wakes_at_s=nap(rank),
     )

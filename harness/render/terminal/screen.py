@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
+from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Report, Status
@@ -58,6 +59,7 @@ def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
     yield from _lists(outcome, width)
     yield ""
     yield from paragraph(headline(outcome), width, "", "      ")
+    yield from _silent_faults(outcome, width)
 
 
 def files_lines(outcome: Outcome, run_dir: Path, width: int) -> Iterator[str]:
@@ -208,6 +210,14 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     else:
         text = " · ".join((headline(outcome), *words.numbers(outcome)))
     yield from paragraph(text, width, "", "      ")
+    yield from _silent_faults(outcome, width)
+
+
+def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
+    """Under a PASS, which they do not change; the whole of each stands in SUMMARY.md."""
+    for finding in silent_faults(outcome):
+        text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
+        yield from _short(text, width, "      ", _LINES_BESIDE)
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:

@@ -105,6 +105,12 @@ def io_bytes(pid: int) -> int | None:
     return int(counters.read_chars + counters.write_chars)
 
 
+def task_io_bytes(pid: int, tid: int) -> int | None:
+    """The same of one thread."""
+    counted = kernel_fields(f"/proc/{pid}/task/{tid}/io")
+    return int(counted["rchar"]) + int(counted["wchar"]) if "wchar" in counted else None
+
+
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
     """One process; times relative to `origin_ns`. None when it is gone."""
     stat = read_stat(pid)
@@ -142,5 +148,6 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             wakes_at_s=None,
             timed=None,
             cpu_s=stat.cpu_s,
+            io_bytes=task_io_bytes(pid, tid),
         )
         yield with_system_call(task, pid, origin_ns)

@@ -69,9 +69,16 @@ def _hidden(process: Process) -> str | None:
 
 
 def _resumed(process: Process, stood: dict[int, Task]) -> Process:
-    tasks = tuple(_as_before(task, stood.get(task.tid)) for task in process.tasks)
+    tasks = tuple(_counted(_as_before(task, stood.get(task.tid)), stood.get(task.tid)) for task in process.tasks)
     stood.update({task.tid: task for task in tasks})
     return replace(process, tasks=tasks)
+
+
+def _counted(task: Task, before: Task | None) -> Task:
+    """How often it woke from a sleep and went to sleep again."""
+    if before is None or before.wakes_at_s is None or task.wakes_at_s is None:
+        return task
+    return replace(task, woke=before.woke + (task.wakes_at_s > before.wakes_at_s))
 
 
 def _as_before(task: Task, before: Task | None) -> Task:
@@ -79,7 +86,7 @@ def _as_before(task: Task, before: Task | None) -> Task:
         return task
     if before is None:
         return replace(task, timed=True)  # only waits that end by themselves are restarted so
-    return replace(before, state=task.state, wchan=task.wchan, cpu_s=task.cpu_s)
+    return replace(before, state=task.state, wchan=task.wchan, cpu_s=task.cpu_s, io_bytes=task.io_bytes)
 
 
 def _below(pid: int, origin_ns: int) -> Iterator[Process]:

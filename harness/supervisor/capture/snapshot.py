@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.stacks import native_wanted, training_stack
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
+from nsa_harness.supervisor.capture.loops import with_loops
 from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
@@ -102,8 +103,8 @@ class Camera:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
-            asked = [self._asked(pool, scene, rank, pid) for rank, pid in sorted(ranks.items())]
-            seen = tuple(received(number, written) for received in asked)
+            asked = [self._asked(pool, scene, rank, pid, written=written) for rank, pid in sorted(ranks.items())]
+            seen = tuple(received(number) for received in asked)
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -118,8 +119,8 @@ class Camera:
             return None
 
     def _asked(
-        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int
-    ) -> Callable[[int, bool], RankSnapshot]:
+        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int, *, written: bool
+    ) -> Callable[[int], RankSnapshot]:
         """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
@@ -128,10 +129,11 @@ class Camera:
         below = {
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
         }
-        recorded = pool.submit(self._flight, rank, pid, board)
+        recorded = pool.submit(self._flight, rank, pid, board, written)
 
-        def received(number: int, written: bool) -> RankSnapshot:
+        def received(number: int) -> RankSnapshot:
             stacks, raw = own.result()
+            stacks = with_loops(stacks, process, self.origin_ns) if process else stacks
             collectives, by_beat = recorded.result()
             snapshot = RankSnapshot(
                 rank=rank,
@@ -211,17 +213,19 @@ class Camera:
 
     # The flight recorder.
 
-    def _flight(self, rank: int, pid: int, board: Board | None) -> _Recorded:
+    def _flight(self, rank: int, pid: int, board: Board | None, needed: bool) -> _Recorded:
         """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
 
-        The answer lies in the boards directory in either case: after the run it is read from there.
+        The answer lies in the boards directory in either case: after the run it is read from there. Where nothing is
+        proven by it, a rank that begins or ends and has no time to answer is no trouble.
         """
         if board is None:
             return (), False
         refused = self._by_server(pid)
         if refused and not self._ask(pid):
-            beat = f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
-            self._note("flight recorder", f"{refused}; {beat}", rank)
+            if needed:
+                beat = f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
+                self._note("flight recorder", f"{refused}; {beat}", rank)
             return (), True
         try:
             recorded = parse_flight(self._flight_file(pid).read_text(errors="replace"))

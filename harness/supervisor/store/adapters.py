@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from nsa_harness.core.evidence.evidence import Evidence
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,7 +25,8 @@ _MADE: dict[Any, TypeAdapter[Any]] = {}
 def adapter(of: type[Value]) -> TypeAdapter[Value]:
     """What checks and makes values of this type."""
     if of not in _MADE:
-        _MADE[of] = TypeAdapter(of)
+        form: Any = Annotated[Evidence, BeforeValidator(_unpacked)] if of is Evidence else of
+        _MADE[of] = TypeAdapter(form)
     made: TypeAdapter[Value] = _MADE[of]
     return made
 
@@ -40,6 +43,54 @@ def plain(value: DataclassInstance) -> dict[str, Any]:
 
 def json_text(value: DataclassInstance, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent)
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """As short as it can be read: a long list of alike objects by columns, what repeats in one of them once."""
+    return json.dumps(_packed(plain(evidence)), separators=(",", ":"))
+
+
+_COLUMNS = "by columns"
+_LONG = 16
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    keys = list(value[0]) if len(value) >= _LONG and isinstance(value[0], dict) else []
+    if not keys or any(not isinstance(row, dict) or list(row) != keys for row in value):
+        return [_packed(item) for item in value]
+    return {_COLUMNS: {key: _column([row[key] for row in value]) for key in keys}, "rows": len(value)}
+
+
+def _column(items: list[Any]) -> dict[str, Any]:
+    """The items as they come; or each that differs once, and which of these stands where."""
+    texts = [json.dumps(item) for item in items]
+    at = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    if len(at) * 2 > len(items):
+        return {"each": [_packed(item) for item in items]}
+    different = [_packed(json.loads(text)) for text in at]
+    return {"of": different} if len(at) == 1 else {"of": different, "at": [at[text] for text in texts]}
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_unpacked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _COLUMNS not in value:
+        return {key: _unpacked(item) for key, item in value.items()}
+    columns = {key: _items(column, value["rows"]) for key, column in value[_COLUMNS].items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _items(column: dict[str, Any], rows: int) -> list[Any]:
+    if "each" in column:
+        return [_unpacked(item) for item in column["each"]]
+    different = [_unpacked(item) for item in column["of"]]
+    return [different[at] for at in column.get("at", [0] * rows)]
 
 
 def _plain(value: Any) -> Any:

@@ -9,25 +9,45 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from nsa_harness import protocol
-from nsa_harness.core.divergence.ledger import ledger_lines
+from nsa_harness.core.alignment.reasons import ledger_lines
 from nsa_harness.core.evidence.board import parse as parse_board
-from nsa_harness.core.evidence.evidence import Board, Evidence, Exit, Frame, Hint, Raised, RankEvidence, Snapshot
-from nsa_harness.core.evidence.exit_messages import debugged, error_lines, last_traceback, last_words, warnings_of
+from nsa_harness.core.evidence.evidence import (
+    Board,
+    EarlierError,
+    Evidence,
+    Exit,
+    Frame,
+    Hint,
+    Raised,
+    RankEvidence,
+    Snapshot,
+)
+from nsa_harness.core.evidence.exit_messages import (
+    deaths,
+    debugged,
+    error_lines,
+    handed_on,
+    last_traceback,
+    last_words,
+    warnings_of,
+)
 from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
-from nsa_harness.core.evidence.reduced import LEVELS, MAX_RANK_BYTES, brief, reduced
+from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import Trouble
+from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.program import Reported, Row
-from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.supervisor.store.adapters import adapter, evidence_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import last_number, table, whole
 from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
@@ -100,21 +120,32 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 _MAX_HINTS = 32
+_MAX_CHAIN = 8
 
 
 def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
     """Raises KeyError, TypeError, ValueError or OverflowError for a record of another form."""
+    last, *before = (_earlier(one) for one in (record, *record.get("chain", ())[:_MAX_CHAIN]))
+    raised = Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=last.type,
+        message=last.message,
+        frames=last.frames,
+        proof=f"rank{rank}/raised.json",
+        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+        chain=tuple(before),
+    )
+    return handed_on(raised)
+
+
+def _earlier(record: dict[str, Any]) -> EarlierError:
     frames = (
         Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
     )
-    return Raised(
-        rank=rank,
-        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
-        type=str(record["type"]),
-        message=str(record["message"]),
-        frames=tuple(frames),
-        proof=f"rank{rank}/raised.json",
-        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+    explicit = bool(record.get("explicit"))
+    return EarlierError(
+        type=str(record["type"]), message=str(record["message"]), frames=tuple(frames), explicit=explicit
     )
 
 
@@ -127,7 +158,6 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 
 _MAX_DOCUMENT_BYTES = 64 << 20
-_KEPT_CALLS = 96
 _MAX_LINE = 4096
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
@@ -148,16 +178,26 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 
 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
-    """The evidence and its JSON, reduced as far as its bound asks for."""
-    text = json_text(evidence)
+    """The evidence and its JSON, reduced as far as its bound asks for, and no further than its proof stands."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    kept = evidence
-    for keep in LEVELS:
+    kept, text = evidence, evidence_text(evidence)
+    for way in (partial(with_history, evidence, calls) for calls in HISTORIES):
+        text = evidence_text(kept := way())
         if len(text.encode()) <= limit_bytes:
+            return kept, text
+    proven = _proven(evidence)
+    for keep in LEVELS:
+        smaller = reduced(evidence, keep)
+        if len(text.encode()) <= limit_bytes or _proven(smaller) != proven:
             break
-        kept = reduced(evidence, keep)
-        text = json_text(kept)
+        kept, text = smaller, evidence_text(smaller)
     return kept, text
+
+
+def _proven(evidence: Evidence) -> HangKind | None:
+    """What kind of a HANG the judge proves of it."""
+    proof = judge(evidence).proof
+    return proof.kind if proof else None
 
 
 @dataclass(kw_only=True)
@@ -228,6 +268,7 @@ class _Gather:
         if board is not None:
             self._write(home / "calls.txt", ledger_lines(board), rank)
         errors = log_tail(home / "stderr.log")
+        raised = self._raised(rank, home, errors)
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
         if board is not None and flight is not None:
@@ -240,9 +281,9 @@ class _Gather:
             rank=rank,
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
-            raised=self._raised(rank, home, errors),
-            board=replace(board, calls=board.calls[-_KEPT_CALLS:]) if board else None,
-            collectives=essential(collectives),
+            raised=raised,
+            board=board,
+            collectives=essential(collectives, HISTORIES[0]),
             death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
@@ -256,6 +297,7 @@ class _Gather:
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
+            deaths=deaths(errors, raised),
         )
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:

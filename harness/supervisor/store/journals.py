@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.core.verdict.proof import TURN_SAMPLES
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.reading import log_tail, read_lines, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
@@ -28,13 +29,13 @@ _MAX_SIGNALS = 256
 def sent_signals(
     guarded: Sequence[Mapping[str, Any]], log: str, memory: HostMemory | None, ranks: Mapping[int, int], origin_ns: int
 ) -> tuple[SentSignal, ...]:
-    """Signals of the kernel's OOM killer, of torchrun (its log), of the guardian (its journal). By pid: `ranks`."""
+    """Signals of the kernel's OOM killer, of launchers (their log), of the guardian (its journal). By pid: `ranks`."""
     # The kernel's log counts processes as the host does, in a container too: only those of the run count.
     killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
     found: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
-    found += [(pid, name, "torchrun", None) for pid, name in closing_signals(log)]
+    found += [(pid, name, sender, None) for pid, name, sender in closing_signals(log)]
     for record in guarded:
         at_s = (int(record["t_ns"]) - origin_ns) / 1e9
         found += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
@@ -44,8 +45,8 @@ def sent_signals(
     )
 
 
-_KEPT_SAMPLES = 200
-_SAMPLE_KEYS = ("rank", "at_s", "motion", "leaf", "user", "cpu_s")
+_KEPT_SAMPLES = 200  # of all ranks together, but of each one as many as any proof asks for
+_SAMPLE_KEYS = frozenset(one.name for one in fields(Sample))
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 
@@ -224,9 +225,10 @@ class Journals:
         return sent_signals(self._of("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:
-        for record in [one for one in self.watched if one.get("event") == "sample"][-_KEPT_SAMPLES:]:
+        count = max(_KEPT_SAMPLES, TURN_SAMPLES * len(self.pids))
+        for record in [one for one in self.watched if one.get("event") == "sample"][-count:]:
             try:
-                yield adapter(Sample).validate_python({key: record[key] for key in _SAMPLE_KEYS if key in record})
+                yield adapter(Sample).validate_python({key: record[key] for key in record.keys() & _SAMPLE_KEYS})
             except ValidationError as error:
                 self._note("a sample of the watcher", first_line(error))
 

@@ -92,7 +92,7 @@ class Ranks:
                 continue
             self.boards[rank] = self.camera.board(pid, _NEWEST_CALLS)
             if self.boards[rank] is None:
-                moved = procfs.io_bytes(pid) or 0
+                moved = procfs.task_io_bytes(pid, pid) or 0
                 if moved != self._bytes_moved.get(rank, (None, 0.0))[0]:
                     self._bytes_moved[rank] = (moved, now_s)
 

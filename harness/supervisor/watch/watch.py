@@ -28,7 +28,9 @@ _LOOK_S = 0.4  # between two looks at the boards, once every rank trains
 _CLOSE_LOOKS_S = 0.2  # until then, as a rank may come and go, and while there is a suspicion
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer than this does not end by itself
-# A run that is still there shortly before its deadline is looked at often, so that the line where the time goes shows.
+# Where the time goes is looked at over the whole run: a look stops a rank for 10 to 30 ms, so they are far apart. A run
+# that is too short for many of them, and still there shortly before its deadline, is looked at often then.
+_PROFILE_LOOKS, _PROFILE_APART_S = 60, 5.0  # at most, at least
 _PROFILE_S, _PROFILE_SHARE, _PROFILE_EVERY_S = 8.0, 0.25, 0.25  # at most, of the deadline at most, between two looks
 _LOOKS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
@@ -248,6 +250,7 @@ class Watch:
         quiet_s = now_s - progress_s
         self.quiet_since_s = progress_s
         self.snapshots.episode, self.next_look_s["episode"] = [], now_s
+        self.ranks.camera.stood.clear()  # what woke before, woke to some effect
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 
@@ -269,8 +272,12 @@ class Watch:
         return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _LOOKS_PER_BUSY))
 
     def _glance(self, now_s: float, deadline_s: float | None) -> None:
-        late = deadline_s is not None and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
-        if late and self.ranks.alive and self.due("profile", now_s, _PROFILE_EVERY_S):
+        if deadline_s is None or not self.ranks.alive:
+            return
+        apart_s = max(_PROFILE_APART_S, deadline_s / _PROFILE_LOOKS)
+        few = deadline_s < _PROFILE_LOOKS * apart_s
+        late = few and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
+        if self.due("profile", now_s, _PROFILE_EVERY_S) and (late or self.due("far look", now_s, apart_s)):
             self.snapshots.glance()
 
     # The end.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -24,13 +26,19 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
-from nsa_harness.core.diagnosis.progress import late_for
+from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
+from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
+from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.sources import loop_around, statement
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
-from nsa_harness.core.verdict.verdict import FailureKind, still_moving
+from nsa_harness.core.verdict.motion import BUSY_SHARE
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 
+_ENOUGH_SAMPLES = 30
+_SAME = 0.6  # of the time of two ranks
 _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
 
@@ -39,11 +47,13 @@ _LONG_STEP = 50  # times the median of those before it: slower work is possible,
 def slow(case: Case) -> Explanation | None:
     if case.evidence.ending is not Ending.DEADLINE or case.first_failure is not None:
         return None
-    sampled = busiest(profiles(case.evidence))
+    made = profiles(case.evidence)
+    sampled = busiest(made)
     if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
         return held_up
-    place = place_of(case, sampled.rank, _functions(sampled)[0][1]) if sampled else None
+    place = place_of(case, sampled.rank, _parts(case, sampled)[0].user) if sampled else None
     works = sampled is not None and 2 * sampled.working >= sampled.samples
+    alike = _alike(case, made)
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
     stuck = "; the step in progress is much longer than the others were, and may never end" if endless else ""
@@ -51,49 +61,95 @@ def slow(case: Case) -> Explanation | None:
     return explained(
         Cause.SLOW,
         f"{_still_there(case)}, {_pace(speed)};"
-        f" the time goes{_where(sampled) if sampled else ' to no single line'}{idle}{stuck}",
-        ranks=() if sampled is None else (sampled.rank,),
+        f" the time goes{_where(case, sampled) if sampled else ' to no single line'}"
+        f"{', on every rank alike' if alike else ''}{idle}{stuck}",
+        ranks=() if sampled is None or alike else (sampled.rank,),
         place=place,
-        confidence=0.5 if not (place and works) else 0.9 if speed and _goes_on(speed) else 0.75,
+        confidence=0.5 if not (sampled and place and works) else 0.9 if _is_known(sampled, speed) else 0.75,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
-        advice=_SLOW_ADVICE,
+        advice=_ADVICE[_spent(case, sampled)] + _LONGER,
     )
 
 
 @rule(RulePhase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
 def came_too_late(case: Case) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
-    skipped, first = late_for(case), case.first_failure
-    if skipped is None or first is None:
+    late, first = late_for(case), case.first_failure
+    if late is None or first is None or late.expected is None:
         return None
-    board, call = case.boards[skipped.rank], skipped.call
-    moved = board.training is not None and board.training.at_s > call.entered_s
-    place = last_place(case, skipped.rank)
+    rank, call = late.ranks[0], late.expected
+    waiting = ranks_text([rank for rank, _ in late.entered])
+    board = case.boards[rank]
+    moved = board.training is not None and board.training.at_s > call.at_s
+    place = last_place(case, rank)
+    of_step = "" if call.step is None else f" of step {call.step}"
     return explained(
         Cause.SLOW,
-        f"rank {skipped.rank} had not come to {call.op}{at(call.place)} of step {skipped.step} when"
-        f" {ranks_text(skipped.callers)} gave up waiting for it there ({shorten(first.text, 120)});"
-        f" {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it left the call out",
-        ranks=(skipped.rank,),
+        f"rank {rank} had not come to {call.op}{at(call.place)}{of_step} when {waiting} gave up waiting for it there"
+        f" ({shorten(first.text, 120)}); {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it"
+        " left the call out",
+        ranks=late.ranks,
         place=place,
-        step=skipped.step,
-        collective=CollectiveRef(group=call.group, seq=None, op=call.op),
+        step=call.step,
+        collective=CollectiveRef(group=call.group, seq=call.seq, op=call.op),
         confidence=0.75 if moved else 0.6,
-        proof=(f"rank{skipped.rank}/calls.txt", "output.log"),
+        proof=(f"rank{rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
         " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
     )
 
 
-_SLOW_ADVICE = (
-    "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn. Raise"
-    " limits.deadline_s if the work is meant to take that long."
-)
+@rule(RulePhase.FALLBACK, Cause.SLOW, outranks=("killed",))
+def never_arrived(case: Case) -> Explanation | None:
+    """The same where no call shows it: who failed in nothing of its own is the one that the others waited for."""
+    first = case.first_failure
+    gave_up = TIMED_OUT.search(first.text) if first and first.collateral else None
+    if first is None or gave_up is None:
+        return None
+    failed = [one.rank for one in case.judgement.failures if one.status not in _KILLING]
+    named = [int(rank) for rank in (gave_up["absent"] or "").split(", ") if rank]
+    late = tuple(named or [rank.rank for rank in case.evidence.ranks if rank.rank not in failed])
+    if not late:
+        return None
+    place = last_place(case, late[0])
+    return explained(
+        Cause.SLOW,
+        f"{ranks_text(late)} never came to where rank {first.rank} gave up waiting ({shorten(first.text, 120)}); the"
+        f" last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
+        ranks=late,
+        place=place,
+        confidence=0.6,
+        proof=("output.log",),
+    )
 
 
-def _goes_on(speed: Pace) -> bool:
-    """Step follows step: only then it is known that the one in progress ends as well."""
-    return speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+_ADVICE = {
+    "input": "The data loader is waited for: give it more workers (num_workers), or make one item cheaper to load.",
+    "compute": "Look at the named line: a Python loop over tokens or heads builds one autograd node a turn.",
+    "sleep": "The named line sleeps: wait for an event in place of the clock, or sleep for less long.",
+    "wait": "Little is computed meanwhile: look at what the named line reads, writes or waits for.",
+}
+_LONGER = " Raise limits.deadline_s if the work is meant to take that long."
+
+
+def _spent(case: Case, sampled: RankProfile | None) -> str:
+    """On what the time goes, by who is called there, by the CPU time, and by the statement."""
+    if sampled is not None and sampled.fetching and 2 * sampled.fetching >= sampled.working:
+        return "input"
+    if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
+        return "compute"
+    user = _parts(case, sampled)[0].user
+    return (
+        "sleep"
+        if "sleep(" in (statement(case.evidence.sources, Place(file=user.file, line=user.line)) or "")
+        else "wait"
+    )
+
+
+def _is_known(sampled: RankProfile, speed: Pace | None) -> bool:
+    """Enough was seen, and step follows step: only then it is known that the one in progress ends as well."""
+    goes_on = speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+    return goes_on and sampled.samples >= _ENOUGH_SAMPLES
 
 
 def _held_up(case: Case) -> Explanation | None:
@@ -137,20 +193,48 @@ def _pace(speed: Pace | None) -> str:
     return words
 
 
-def _functions(sampled: RankProfile) -> list[tuple[int, Frame]]:
-    """How often each function was seen, and its line seen most often; the first one holds most of the time."""
-    functions: dict[tuple[str, str], list[HotLine]] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A loop of a function, or what lies in none of its loops."""
+
+    user: Frame  # its line seen most often
+    loop: int | None  # the line of its `for` or `while`; None where there is none, or the source is not known
+    seen: int
+
+
+def _parts(case: Case, sampled: RankProfile) -> list[_Part]:
+    """The first one holds most of the time."""
+    parts: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for one in sampled.lines:
-        functions.setdefault((one.user.file, one.user.function), []).append(one)
-    seen = ((sum(one.seen for one in lines), lines[0].user) for lines in functions.values())
-    return sorted(seen, key=lambda it: -it[0])
+        loop = loop_around(case.evidence.sources, one.user)
+        parts.setdefault((one.user.file, one.user.function, loop), []).append(one)
+    seen = (
+        _Part(user=lines[0].user, loop=loop, seen=sum(one.seen for one in lines))
+        for (_, _, loop), lines in parts.items()
+    )
+    return sorted(seen, key=lambda part: -part.seen)
 
 
-def _where(sampled: RankProfile) -> str:
-    """The two functions seen most often, with their share of the samples."""
+def _alike(case: Case, made: Sequence[RankProfile]) -> bool:
+    """Every rank was seen at work, and on the same parts for most of its time."""
+    if not len(made) == len(case.evidence.ranks) > 1 or any(2 * one.computing < one.samples for one in made):
+        return False
+    shares = [
+        {(part.user.file, part.user.function, part.loop): part.seen / one.working for part in _parts(case, one)}
+        for one in made
+    ]
+    return all(sum(min(share, shares[0].get(part, 0.0)) for part, share in one.items()) > _SAME for one in shares)
+
+
+def _where(case: Case, sampled: RankProfile) -> str:
+    """The two parts seen most often, with their share of the samples."""
+    told = [
+        (part, "" if part.loop is None else f", in the loop of line {part.loop},") for part in _parts(case, sampled)[:2]
+    ]
     return " and".join(
-        f" to {user.function}{at(Place(file=user.file, line=user.line))} ({100 * count // sampled.working} %)"
-        for count, user in _functions(sampled)[:2]
+        f" to {part.user.function}{at(Place(file=part.user.file, line=part.user.line))}{loop}"
+        f" ({100 * part.seen // sampled.working} %)"
+        for part, loop in told
     )
 
 
@@ -159,20 +243,54 @@ def exception(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
         return None
-    frame = user_frame(first.raised.frames)
-    place = place_of(case, first.rank, frame)
+    place = place_of(case, first.rank, user_frame(first.raised.frames))
     ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
     met = _met_in_an_import(first.raised)
     ours = f"; {met} is a package of nsa-harness" if met == _INSTALLED else ""
+    dead = _died_before(case, first)
+    before = f"{died_of(dead, first.rank)}, and then " if dead else ""
     return explained(
         Cause.EXCEPTION,
-        f"{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}{ours}",
+        f"{before}{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}"
+        f"{_beneath(first.raised, place)}{_met_as(case, first)}{ours}",
         ranks=ranks,
-        place=place,
-        confidence=0.95,
+        place=dead.place if dead else place,
+        confidence=0.85 if dead else 0.95,
         proof=(first.raised.proof,),
         advice=_advice_on_import(met) if met else None,
     )
+
+
+# What somebody raises who waits for a child that is gone, or for a thread.
+_BEREFT = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
+_IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
+
+
+def _died_before(case: Case, first: Failure) -> LastWords | None:
+    """A thread or child that printed why it ended, where the rank raised what follows from that."""
+    rank = case.rank(first.rank) if first.rank is not None else None
+    kind = first.raised.type if first.raised else ""
+    # A traceback without a name may be one that was caught and printed.
+    dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
+    return next(iter(dead), None) if _BEREFT.search(kind) or _IN_VAIN.search(kind) else None
+
+
+def _beneath(raised: Raised, place: Place | None) -> str:
+    """The line of a library in which it came up, behind the program's own."""
+    top = raised.frames[0] if raised.frames else None
+    if top is None or place is None or (top.file, top.line) == (place.file, place.line):
+        return ""
+    return f", in {top.function}{at(Place(file=top.file, line=top.line))}"
+
+
+def _met_as(case: Case, first: Failure) -> str:
+    """What the rank itself raised, of what a worker handed on or something else led to."""
+    rank = case.rank(first.rank) if first.rank is not None else None
+    if rank is None or rank.raised is None or first.raised is None or rank.raised.frames == first.raised.frames:
+        return ""
+    place = place_of(case, None, user_frame(rank.raised.frames))
+    words = f"{rank.raised.type}: {rank.raised.message}".partition("\n")[0]
+    return f"; it came out{at(place)} as {shorten(words, 80)}"
 
 
 _INSTALLED = "nsa_harness"
@@ -231,19 +349,30 @@ def _left_at(case: Case, rank: int | None) -> Place | None:
 @rule(RulePhase.FALLBACK, Cause.KILLED, outranks=("crashed",))
 def killed(case: Case) -> Explanation | None:
     first = case.first_failure
-    if first is None or first.status not in (-signal.SIGKILL, -signal.SIGTERM) or case.skipped is not None:
+    if first is None or first.status not in _KILLING:
         return None
     who = "the launcher" if first.rank is None else f"rank {first.rank}"
-    name = signal.Signals(-first.status).name
+    name = _KILLING[first.status].name
+    sent = [one for one in case.evidence.signals if one.signal == name and one.sender != "harness"]
+    job = next((one for one in sent if not one.pid), None)
+    sender = job or next((one for one in sent if one.rank == first.rank), None)
+    by = f"by {sender.sender}" if sender else "from outside the harness"
     return explained(
         Cause.KILLED,
-        f"{who} was killed by {name}, sent from outside the harness, {last_seen(case, first.rank)}"
+        f"{who} was killed by {name}, sent {by}{' to the whole job' if job else ''}, {last_seen(case, first.rank)}"
         f"{last_line(case, first.rank)}",
-        ranks=() if first.rank is None else (first.rank,),
-        place=last_place(case, first.rank),
+        ranks=() if first.rank is None or sender else (first.rank,),
+        place=None if sender else last_place(case, first.rank),
         confidence=0.95,
-        proof=("processes.jsonl",),
+        proof=("output.log",) if sender else ("processes.jsonl",),
     )
+
+
+_KILLING = {
+    -signal.SIGKILL: signal.SIGKILL,
+    -signal.SIGTERM: signal.SIGTERM,
+    128 + signal.SIGTERM: signal.SIGTERM,  # of a shell, or of a handler of the program's own
+}
 
 
 @rule(RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -21,6 +23,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence
 from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.sources import branches, key_setters
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import missing_rank
@@ -132,15 +135,47 @@ def store_key_missing(case: Case) -> Explanation | None:
     if not roots or roots[0].call is None:
         return None
     root, call = roots[0], roots[0].call
-    place = call.place or wait_place(case, root)
     others = " and every other rank waits too" if root.closed else ""
+    found = _unset(case, call.key, [one.rank for one in roots], call.place or wait_place(case, root), others)
+    sure = found.finding.confidence if root.closed else 0.7
+    return replace(found, finding=replace(found.finding, confidence=sure, proof=dump_proof(case, root)))
+
+
+@rule(RulePhase.FIRST_FAILURE, Cause.STORE_KEY_MISSING, outranks=("exception",), outranked_by=("rendezvous_given_up",))
+def store_key_given_up(case: Case) -> Explanation | None:
+    """A rank waited for a key of the program's own for as long as the store allows."""
+    first = case.first_failure
+    raised = first.raised if first and "DistStoreError" in first.text else None
+    key = _KEY.search(raised.message) if raised else None
+    if first is None or first.rank is None or raised is None or key is None:
+        return None
+    found = _unset(case, key[1], [first.rank], place_of(case, first.rank, user_frame(raised.frames)), " in time")
+    return replace(found, finding=replace(found.finding, proof=(raised.proof,)))
+
+
+_KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
+_THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
+
+
+def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, others: str) -> Explanation:
+    """Beside the line that waits the one that sets such a key, and the rank of which the source says so."""
+    sources = case.evidence.sources
+    line, found = next(key_setters(sources, key), (None, None))
+    tests = [one for one in branches(sources, line) if one.of_rank] if line else []
+    numbers = [
+        *(found.groups() if found else ()),
+        *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
+    ]
+    who = [int(one) for one in numbers if one.isdigit() and int(one) < case.evidence.world_size][:1]
+    only = f", reached only under `{tests[0].text}`" if tests else ""
+    by = f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}" if line else ""
     return explained(
         Cause.STORE_KEY_MISSING,
-        f"rank {root.rank} waits for the store key {shorten(call.key, 80)}{at(place)}; nobody has set it{others}",
-        ranks=tuple(one.rank for one in roots),
-        place=place,
-        confidence=0.9 if root.closed else 0.7,
-        proof=dump_proof(case, root),
+        f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it"
+        f"{others}{by}",
+        ranks=tuple(who or waiting),
+        place=line or place,
+        confidence=0.85 if line else 0.9,
     )
 
 

@@ -22,6 +22,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
+from nsa_harness.core.evidence.sources import taken_at
 from nsa_harness.core.report import Place, Status
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
@@ -150,7 +151,7 @@ def lock_cycle(case: Case) -> Explanation | None:
     root, ranks = locked[0], _alike(locked)
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
-    what, why = "a lock", "no thread of the process is left that could release it"
+    what, why = "a lock", f"{_holder(case, root)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in locked)
         what = f"a lock on {root.target or 'a file'}"
@@ -164,6 +165,17 @@ def lock_cycle(case: Case) -> Explanation | None:
         proof=dump_proof(case, root),
         advice="Look for a lock taken twice by one thread, or for two locks taken in opposite order.",
     )
+
+
+def _holder(case: Case, root: Wait) -> str:
+    """The thread that took the lock, as the source of the lines shows that it stands in."""
+    looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
+    for stack in (one for rank in looked if rank.rank == root.rank for one in rank.stacks):
+        own = root.user is not None and root.user in stack.frames
+        held = taken_at(case.evidence.sources, root.user, stack.frames) if root.user else None
+        if held is not None:
+            return f"{'it' if own else f'its thread {stack.thread or stack.tid}'} took that lock{at(held)}, and "
+    return ""
 
 
 def _sleeps(root: Wait) -> bool:

@@ -17,7 +17,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import RankEvidence
-from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook
+from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook, Written
 from nsa_harness.core.report import Place, Status
 
 _BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
@@ -86,7 +86,7 @@ def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]
 
 @rule(RulePhase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
 def replica_divergence(case: Case) -> Explanation | None:
-    """Replicas that DDP made equal differ at the last look that all ranks have."""
+    """Replicas that DDP made equal, or the program, differ at the last look that all ranks have."""
     partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
     if not partings:
         return None
@@ -98,8 +98,38 @@ def replica_divergence(case: Case) -> Explanation | None:
         f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         ranks=first.ranks,
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        confidence=0.95 if first.told else 0.85,
+        confidence=0.95 if first.told and first.wrapped else 0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
+        advice=None if first.wrapped else _UNWRAPPED,
+    )
+
+
+_UNWRAPPED = (
+    "Call the model through DistributedDataParallel, or all_reduce the gradient of every parameter before each step."
+    " What one rank alone changes, broadcast. If each rank is to learn a model of its own, this is none."
+)
+
+
+@rule(RulePhase.SILENT, Cause.SHARED_FILE, outranks=("orphan_process",))
+def shared_file(case: Case) -> Explanation | None:
+    """Ranks that began one file anew, each: who comes last has written it, or parts of several stand in it."""
+    writers: dict[str, dict[int, Written]] = {}
+    for rank in case.evidence.ranks:
+        for one in rank.looks.wrote if rank.looks else ():
+            writers.setdefault(one.path, {})[rank.rank] = one
+    several = {path: found for path, found in writers.items() if len(found) > 1}
+    if not several:
+        return None
+    path, found = next(iter(several.items()))
+    place = found[min(found)].place
+    more = "" if len(several) == 1 else f", and {counted(len(several) - 1, 'more file')}"
+    return explained(
+        Cause.SHARED_FILE,
+        f"{ranks_text(tuple(sorted(found)))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}",
+        ranks=tuple(sorted(found)),
+        place=place,
+        confidence=0.8,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(found)),
     )
 
 
@@ -296,9 +326,9 @@ class Parting:
     told: str  # how the ranks were told apart: "outside", "extra step", "fewer", "" = not
     at: str  # of the first look at which they differ; "before" where no look before it is kept
     round: int
-    steps: int
     names: tuple[str, ...]  # of parameters that differ at the last look
     apart: float  # largest difference, as a share of the size
+    wrapped: bool  # in DDP
 
 
 _Key = tuple[str, int]
@@ -321,12 +351,39 @@ def first_parting(replicas: Mapping[int, Replica]) -> Parting | None:
             break
         first = key
     names, apart = _difference([replicas[rank] for rank in sorted(replicas)])
-    if apart < MATERIAL:
+    wrapped = all(one.wrapped for one in replicas.values())
+    if apart < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
         return None
     ranks, told = _who(looks, common, first)
-    look = looks[ranks[0]][first]
     at = "before" if first == common[0] and first[0] != "made" else first[0]
-    return Parting(ranks=ranks, told=told, at=at, round=first[1], steps=look.steps, names=names, apart=apart)
+    return Parting(
+        ranks=ranks,
+        told=told,
+        at=at,
+        round=first[1],
+        names=names,
+        apart=apart,
+        wrapped=wrapped,
+    )
+
+
+def _meant_to_be_equal(
+    replicas: Mapping[int, Replica],
+    looks: Mapping[int, Mapping[_Key, ReplicaLook]],
+    common: Sequence[_Key],
+    differing: Sequence[_Key],
+) -> bool:
+    """Outside of DDP: equal up to some step and never again, after a broadcast or a step that changed all alike.
+
+    Equal at first alone is one seed: parts of one model, or models of their own, begin so too. What is equal again
+    between two differences is averaged now and then, and what differs only at the end was put there for an evaluation.
+    """
+    parted = common.index(differing[0])
+    if len(differing) < len(common) - parted or differing[0][0] == "over":
+        return False
+    of_one = next(iter(looks.values()))
+    equal = {of_one[key].checksum for key in common[:parted]}
+    return len(equal) > 1 or (bool(equal) and all(one.broadcast for one in replicas.values()))
 
 
 def _any(replicas: Mapping[int, Replica]) -> Replica:

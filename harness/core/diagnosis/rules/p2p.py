@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nsa_harness.core.alignment.alignment import departure, last_round
+from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
-from nsa_harness.core.divergence.divergence import Departure, first_departure, other_partner
-from nsa_harness.core.evidence.evidence import Board, Call
+from nsa_harness.core.evidence.sources import deciding, loops_around
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -22,7 +24,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         return None
     if not roots:
         return _past_each_other(case)
-    if case.skipped is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
+    if case.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
     waits = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
     waits += [
@@ -38,8 +40,8 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         Cause.P2P_UNMATCHED,
         f"no rank makes the other half of a transfer: {', and '.join(waits)}{more}{why}",
         ranks=ranks,
-        place=departed[1].place if departed else wait_place(case, roots[0]),
-        step=_step_of_departure(case),
+        place=(departed[1] if departed else None) or wait_place(case, roots[0]),
+        step=departed[3] if departed else None,
         parties=_parties(case),
         confidence=0.9 if departed or _in_transfers(roots) else 0.8,
         proof=dump_proof(case, roots[0]),
@@ -61,7 +63,6 @@ def _past_each_other(case: Case) -> Explanation | None:
         f"{both}; nothing is under way between them: these are no two halves of one transfer",
         ranks=tuple(sorted(root.rank for root in roots)),
         place=wait_place(case, roots[0]),
-        step=_step_of_departure(case),
         parties=_parties(case),
         confidence=0.75,
         proof=dump_proof(case, roots[0]),
@@ -73,45 +74,45 @@ def _in_transfer(root: Wait) -> bool:
     return root.call is not None and operation(root.call) in TRANSFERS
 
 
-def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Call, str] | None:
+def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
     """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
-    left_out = [
-        (rank, one.due, f"left out {one.due.op}{at(one.due.place)} in its round")
-        for rank, one in departures(case, roots).items()
-    ]
-    turned = [
-        (rank, one, f"had another partner each time before in {one.op}{at(one.place)}")
-        for rank, board in _boards_of(case, roots).items()
-        if (one := other_partner(board))
-    ]
-    return next((found[0] for found in (left_out, turned) if len(found) == 1), None)
+    concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
+    lines = {rank: case.timelines[rank] for rank in concerned if rank in case.timelines}
+    gone = {rank: event for rank, line in lines.items() if (event := last_round(line))}
+    if len(gone) == 1:
+        ((rank, last),) = gone.items()
+        why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
+        return rank, _exit(case, last.place), why, last.step
+    left = {rank: one for rank, line in lines.items() if (one := departure(line))}
+    if len(left) == 1:
+        ((rank, found),) = left.items()
+        why = f"left out {found.due.op}{at(found.due.place)} in its round"
+        return rank, _decided_at(case, found.due.place), why, found.made.step
+    turned = {rank: call for rank in lines if rank in case.boards and (call := other_partner(case.boards[rank]))}
+    if len(turned) == 1:
+        ((rank, call),) = turned.items()
+        return rank, call.place, f"had another partner each time before in {call.op}{at(call.place)}", call.step
+    return None
 
 
-def departures(case: Case, roots: Sequence[Wait]) -> dict[int, Departure]:
-    """Of the ranks that wait and those waited for, where each left its order."""
-    found = ((rank, first_departure(board)) for rank, board in _boards_of(case, roots).items())
-    return {rank: one for rank, one in found if one is not None}
+def _decided_at(case: Case, place: Place | None) -> Place | None:
+    """What decides whether the call that was left out is reached."""
+    branch = deciding(case.evidence.sources, place, None) if place else None
+    return place if branch is None else Place(file=branch.file, line=branch.line, function=branch.function)
 
 
-def _step_of_departure(case: Case) -> int | None:
-    """Of a transfer that one rank left out: the step of its last call in order, if that was not between two steps."""
-    left_out = departures(case, [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT])
-    if len(left_out) != 1:
-        return None
-    ((rank, found),) = left_out.items()
-    done_s = dict(case.boards[rank].steps_s).get(found.after.step)
-    return None if done_s is not None and done_s <= found.after.entered_s else found.after.step
+def _exit(case: Case, place: Place | None) -> Place | None:
+    """Of the loop that it was in: what lets it out, or the loop itself."""
+    loop = next(iter(loops_around(case.evidence.sources, place)), None) if place else None
+    if loop is None:
+        return place
+    return Place(file=loop.file, line=loop.exits[0].line if loop.exits else loop.line, function=loop.function)
 
 
 def _parties(case: Case) -> tuple[int, ...]:
     """Who waits in a transfer, and for whom."""
     waiting = [root for root in case.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
-
-
-def _boards_of(case: Case, roots: Sequence[Wait]) -> dict[int, Board]:
-    concerned = {rank for root in roots for rank in (root.rank, *root.peers)}
-    return {rank: board for rank, board in case.boards.items() if rank in concerned}
 
 
 def _in_transfers(roots: Sequence[Wait]) -> bool:

@@ -168,12 +168,12 @@ def dataloader_worker_died(case: Case) -> Explanation | None:
     lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message) if raised else None
     if first is None or raised is None or lost is None:
         return None
-    place = place_of(case, first.rank, user_frame(raised.frames))
+    noticed = place_of(case, first.rank, user_frame(raised.frames))
     return explained(
         Cause.DATALOADER_WORKER_DIED,
-        f"rank {first.rank} lost a worker of its DataLoader{at(place)}: process {lost[1]} {lost[2]}",
+        f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
+        " wherever the rank was",
         ranks=_ranks(first),
-        place=place,
         confidence=0.95,
         proof=(raised.proof,),
     )

@@ -19,10 +19,10 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.evidence.evidence import Frame, Raised, RankSnapshot, Stack
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.stacks import is_poller, user_frame
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.core.verdict.host_waits import is_poller
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -36,27 +36,32 @@ _JOINS = (
 _THREAD_STARTS = frozenset({"_bootstrap", "_bootstrap_inner"})
 _POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
+_BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
 def thread_died(case: Case) -> Explanation | None:
-    """An exception ended a thread, which printed it and was gone, and the rank waits in another one."""
-    found = next(((root, raised) for root in _in_a_lock(case) if (raised := _ended_thread(case, root))), None)
+    """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
+    alone = [root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None]
+    found = next(((root, dead) for root in alone if (dead := _dead(case, root))), None)
     if found is None:
         return None
-    root, raised = found
-    place = place_of(case, None, user_frame(raised.frames))
+    root, dead = found
     return explained(
         Cause.SWALLOWED_EXCEPTION,
-        f"a thread of rank {root.rank} ended with {shorten(f'{raised.type}: {raised.message}', 120)}{at(place)}; rank"
-        f" {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no thread is left that could end that",
+        f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
+        " thread is left that could end that",
         ranks=(root.rank,),
-        place=place,
+        place=dead.place,
         confidence=0.85,
-        proof=(raised.proof, *dump_proof(case, root)),
-        advice="A thread that raises only prints it: hand the exception to whoever waits for the thread (a future, a"
+        proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
+        advice="A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
         " queue that carries errors), or end the process.",
     )
+
+
+def died_of(dead: LastWords, rank: int | None) -> str:
+    return f"a {dead.kind} of rank {rank} ended with {shorten(dead.error, 120)}{at(dead.place)}"
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
@@ -159,19 +164,18 @@ def _seen(case: Case, root: Wait) -> RankSnapshot | None:
     return next((rank for look in last for rank in look.ranks if rank.rank == root.rank), None)
 
 
-def _in_a_lock(case: Case) -> list[Wait]:
-    return [root for root in hung_roots(case) if root.kind is WaitKind.LOCK]
-
-
-def _ended_thread(case: Case, root: Wait) -> Raised | None:
-    """What a thread of this rank printed as it died; the program's own handling of an exception looks otherwise."""
+def _dead(case: Case, root: Wait) -> LastWords | None:
+    """What a thread or child of this rank printed as it died, the first of all."""
     rank = case.rank(root.rank)
     raised = rank.raised if rank else None
-    if raised is None or raised.at_s is not None or not raised.frames:
-        return None
-    outermost = raised.frames[-1]
+    # A traceback without a name may be one that was caught and printed.
+    named = [one for one in rank.deaths if one.name != one.kind] if rank else []
+    if named or raised is None or raised.at_s is not None or not raised.frames:
+        return next(iter(named), None)
+    outermost, place = raised.frames[-1], place_of(case, None, user_frame(raised.frames))
     began = outermost.file.endswith("/threading.py") and outermost.function in _THREAD_STARTS
-    return raised if began and user_frame(raised.frames) else None
+    error = f"{raised.type}: {raised.message}"
+    return LastWords(kind="thread", name="", error=error, place=place) if began and place else None
 
 
 def _awaits_pool(seen: RankSnapshot) -> bool:

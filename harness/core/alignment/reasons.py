@@ -1,4 +1,4 @@
-"""Ledgers compared between ranks: which call, reduction, batch or step one left out or made otherwise than the rest."""
+"""What came before a difference: a rank's batches, steps and reductions laid beside those of the others."""
 
 from __future__ import annotations
 
@@ -7,43 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness import protocol
-from nsa_harness.core.divergence.divergence import minority
+from nsa_harness.core.alignment.alignment import minority
 from nsa_harness.core.evidence.evidence import Board, Call, StepRow
 from nsa_harness.core.evidence.steps import by_step
-from nsa_harness.core.report import Place
-from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
+from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
 _DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
 OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
 _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkippedCall:
-    """`rank` passed the point in `step` where `made_by` called `call`, and did not call it."""
-
-    rank: int
-    call: Call
-    step: int
-    counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
-    before: tuple[int, ...] = ()  # ranks that made this call in an earlier step
-
-    @property
-    def place(self) -> Place | None:
-        return self.call.place
-
-    @property
-    def callers(self) -> tuple[int, ...]:
-        most = max(count for _, count in self.counts)
-        return tuple(rank for rank, count in self.counts if count == most)
-
-
-def first_skipped(boards: Mapping[int, Board]) -> SkippedCall | None:
-    """The earliest call that some rank left out, or None."""
-    found = sorted(_skipped(boards), key=_order)
-    return found[0] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,61 +159,6 @@ def _trains(board: Board, step: int) -> bool:
     return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
 
 
-def _order(skipped: SkippedCall) -> tuple[int, int, int, int, str, str]:
-    """Whole, so that the same evidence gives the same answer in every process."""
-    call = skipped.call
-    return skipped.step, call.position, call.number, skipped.rank, call.op, call.group
-
-
-def _skipped(boards: Mapping[int, Board]) -> Iterator[SkippedCall]:
-    ledgers = {rank: _ledger(board) for rank, board in boards.items()}
-    members = _members(boards)
-    keys = {key for ledger in ledgers.values() for key in ledger}
-    for step, key in keys:
-        counts = {
-            rank: len(ledger.get((step, key), ()))
-            for rank, ledger in ledgers.items()
-            if rank in members[key[1]] and _remembers(boards[rank], step)
-        }
-        most = max(counts.values(), default=0)
-        caller = next((rank for rank, count in counts.items() if count == most), None)
-        for rank, count in counts.items():
-            if caller is None or count == most:
-                continue
-            call = ledgers[caller][(step, key)][count]
-            if _passed(boards[rank], call) and not _made_elsewhere(boards[rank], boards[caller], call):
-                before = tuple(sorted(rank for rank, ledger in ledgers.items() if _earlier(ledger, step, key)))
-                yield SkippedCall(rank=rank, call=call, step=step, counts=tuple(sorted(counts.items())), before=before)
-
-
-def _made_elsewhere(board: Board, caller: Board, call: Call) -> bool:
-    """It made as many of these calls in that step, from lines of its own: they pair with those of the caller."""
-    return _as_many(board, call) >= _as_many(caller, call)
-
-
-def _as_many(board: Board, call: Call) -> int:
-    same = (call.op, call.group, call.step)
-    return sum((one.op, one.group, one.step) == same for one in board.calls)
-
-
-def _earlier(ledger: Mapping[tuple[int, Key], Sequence[Call]], step: int, key: Key) -> bool:
-    return any(other < step and same == key for other, same in ledger)
-
-
-def _members(boards: Mapping[int, Board]) -> dict[str, frozenset[int]]:
-    """Who has to make the calls of each group: its members; where nobody has said, all that entered it."""
-    declared = {name: frozenset(ranks) for board in boards.values() for name, ranks in board.groups.items()}
-    entered: dict[str, set[int]] = {}
-    for rank, board in boards.items():
-        for call in board.calls:
-            entered.setdefault(call.group, set()).add(rank)
-    everyone = frozenset(boards)
-    return {
-        group: declared.get(group) or (everyone if group in _DEFAULT_GROUP else frozenset(ranks))
-        for group, ranks in entered.items()
-    }
-
-
 def _ledger(board: Board) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
@@ -258,27 +176,6 @@ def _remembers(board: Board, step: int) -> bool:
     if not board.calls or board.calls[0].number == 1:
         return True
     return board.calls[0].step < step
-
-
-def _same_call(one: Call, other: Call) -> bool:
-    return (one.op, one.group, one.place) == (other.op, other.group, other.place)
-
-
-def _passed(board: Board, call: Call) -> bool:
-    """The rank is beyond the point in the program where `call` is made, and not because it failed before it."""
-    if board.step != call.step:
-        return board.step > call.step
-    # A rank that goes another way through the model makes other numbers of marks: its own steps before know better.
-    usual = [one.position for one in board.calls if one.step < call.step and _same_call(one, call)]
-    if board.position > max(usual, default=call.position):
-        return True
-    newest = board.calls[-1] if board.calls else None
-    if newest is not None and newest.left_s is None and operation(newest) in TRANSFERS:
-        return False  # at the same point of the program, and it may come to the call once it has its partner
-    calls = (one for one in board.calls if not one.op.startswith(protocol.WAIT))
-    later = [one for one in calls if one.step == call.step and one.position >= call.position]
-    met = Counter((one.op, one.group) for one in later)
-    return bool(later) and met[(call.op, call.group)] == 0
 
 
 _STEPS = 3  # finished ones of each rank, from which on one of them can be called usual
@@ -318,17 +215,6 @@ def other_pace(boards: Mapping[int, Board]) -> OtherPace | None:
     if not steady or len(set(usual.values())) < 2 or not _short(boards):
         return None
     return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
-
-
-def repeated(boards: Mapping[int, Board], skipped: SkippedCall) -> bool:
-    """One rank made a call once more than all others, who are in the next step, without an optimizer step between."""
-    if len(skipped.callers) != 1:
-        return False
-    (rank,) = skipped.callers
-    counts = dict(skipped.counts)
-    once_more = {counts[rank] - 1} == {count for other, count in counts.items() if other != rank}
-    ahead = all(boards[other].step > skipped.step for other in counts if other != rank)
-    return once_more and counts[rank] > 1 and ahead and boards[rank].step <= skipped.step
 
 
 def _usual(boards: Mapping[int, Board]) -> dict[int, int]:

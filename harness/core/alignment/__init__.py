@@ -1,0 +1,1 @@
+"""What the ranks did side by side, and where they part."""

@@ -1,0 +1,565 @@
+"""Where the collectives of the ranks part: one difference, the reason that came before it, and the cause they make.
+
+Two ranks that differ in one call leave open which of them is wrong. What they did before decides, or else the claim
+says both and is no more than likely.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import permutations
+
+from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
+from nsa_harness.core.alignment.timeline import Event, Field, value
+from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.entries import (
+    apart,
+    counts_text,
+    entered_text,
+    event_place,
+    event_text,
+    flight_proof,
+    number_text,
+    on_ranks,
+    parted,
+    places,
+    reference,
+    shown_later,
+)
+from nsa_harness.core.diagnosis.naming import ranks_text
+from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.progress import frames_of, in_one_function, own_frames, parting_frames
+from nsa_harness.core.evidence.evidence import Board, Ending, Frame
+from nsa_harness.core.evidence.sources import (
+    Branch,
+    Loop,
+    branches,
+    deciding,
+    handlers,
+    loops_around,
+    loops_left,
+    same_function,
+)
+from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.verdict import FailureKind
+
+_ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
+_COMPARED = 16  # ranks, pair by pair
+_LATELY = 8  # events
+_LINKS = 4  # of a cycle, that a sentence names
+_CERTAIN, _LIKELY, _OPEN = 0.95, 0.8, 0.75
+
+
+class Reason(StrEnum):
+    """What the ranks that left their routine did just before."""
+
+    CAUGHT = "an exception was caught"
+    EXHAUSTED = "its batches were at their end"
+    OTHER_PACE = "a step takes another number of batches"
+    FEWER_GRADIENTS = "parameters had no gradient"
+    NOT_REDUCED = "its gradients were not reduced"
+    FEWER = "a step had fewer collectives"
+    NONE = "nothing that was seen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Why:
+    reason: Reason
+    ranks: tuple[int, ...]  # whom it speaks of
+    said: str
+    place: Place | None = None
+    step: int | None = None
+    besides: str = ""  # behind what is said of the difference itself
+    proof: tuple[str, ...] = ()  # besides the calls of those ranks
+
+
+K, R = DifferenceKind, Reason
+_CALLS = (K.MISSING, K.EXTRA, K.ORDER, K.COUNT)
+# Kind and reason make the cause.
+CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
+    **{(kind, R.CAUGHT): Cause.SWALLOWED_EXCEPTION for kind in _CALLS},
+    **{(kind, R.EXHAUSTED): Cause.UNEVEN_INPUTS for kind in _CALLS},
+    **{(kind, R.OTHER_PACE): Cause.NO_SYNC_MISMATCH for kind in _CALLS},
+    **{(kind, R.NOT_REDUCED): Cause.NO_SYNC_MISMATCH for kind in _CALLS},
+    **{(kind, R.FEWER_GRADIENTS): Cause.RANK_CONDITIONAL_UNUSED_PARAMS for kind in _CALLS},
+    **{(kind, R.FEWER): Cause.RANK_CONDITIONAL_COLLECTIVE for kind in _CALLS},
+    (K.MISSING, R.NONE): Cause.RANK_CONDITIONAL_COLLECTIVE,
+    (K.COUNT, R.NONE): Cause.RANK_CONDITIONAL_COLLECTIVE,
+    (K.EXTRA, R.NONE): Cause.RANK_CONDITIONAL_COLLECTIVE,
+    (K.ORDER, R.NONE): Cause.COLLECTIVE_ORDER_MISMATCH,
+    **{(K.SHAPE, reason): Cause.SHAPE_MISMATCH for reason in Reason},
+    **{(K.DTYPE, reason): Cause.DTYPE_MISMATCH for reason in Reason},
+    **{(K.ROOT, reason): Cause.ROOT_MISMATCH for reason in Reason},
+}
+
+
+@rule(RulePhase.RANKS_DIFFER, *sorted({*CAUSES.values(), Cause.RANK0_ONLY_COLLECTIVE}))
+def calls_differ(case: Case) -> Explanation | None:
+    found = case.difference
+    if not _explains(case) or (found is not None and _left_before(case, found)):
+        return None
+    if found is None:
+        return _out_of_batches(case)
+    stands = _stands(case, found)
+    if found.kind in _CALLS:
+        found = _counted(found, stands)
+    found, branch = _by_rank(case, found)
+    why = next(_reasons(case, found, stands)) if branch is None else _only_if(found, branch)
+    cause = CAUSES[found.kind, why.reason]
+    if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
+        cause = Cause.RANK0_ONLY_COLLECTIVE
+    return _explained(case, found, why, cause, stands, sure=branch is not None and stands.compared)
+
+
+@rule(RulePhase.RANKS_DIFFER, Cause.CROSS_GROUP_DEADLOCK, outranks=("calls_differ",))
+def cross_group_deadlock(case: Case) -> Explanation | None:
+    """Ranks in a ring, each in a group in which the next one has not come as far; nobody left anything out."""
+    ring = case.cycle if parted(case) and case.difference is None else ()
+    if not ring:
+        return None
+    links = [_link_text(case, link) for link in ring]
+    everyone = tuple(sorted(link.rank for link in ring))
+    other = tuple(link.rank for link in ring if left_routine(case.timelines[link.rank], link.event))
+    ranks = tuple(sorted(other)) or everyone
+    told = 0 < len(other) < len(everyone)
+    first = next(link for link in ring if link.rank in ranks)
+    return explained(
+        Cause.CROSS_GROUP_DEADLOCK,
+        f"{len(everyone)} ranks wait for each other in different groups:"
+        f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}"
+        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}",
+        ranks=ranks,
+        place=_crossing(case, ranks, everyone) or event_place(case, first.rank, first.event),
+        step=first.event.step,
+        collective=reference(first.event),
+        parties=everyone,
+        confidence=_CERTAIN if told else _LIKELY,
+        proof=flight_proof(case, everyone),
+    )
+
+
+def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
+    """The line of the function in which a rank that took another order parts from one that did not."""
+    others = [rank for rank in everyone if rank not in ranks]
+    _, apart = parting_frames(case, ranks[0], others[0]) if others else ((), None)
+    return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
+
+
+def _link_text(case: Case, link: Link) -> str:
+    who = f"rank {link.waits_for}{', which never entered that group' if link.never_entered else ''}"
+    return f"rank {link.rank} waits in {event_text(case, link.rank, link.event)} for {who}"
+
+
+def _explains(case: Case) -> bool:
+    """Ranks wait for each other, and for nothing else; of a run that failed no rank said why, and none was killed."""
+    first = case.first_failure
+    silent = first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
+    return parted(case) or (silent and case.evidence.ending is not Ending.DEADLINE)
+
+
+def _left_before(case: Case, found: Difference) -> bool:
+    """The rank has ended with 0 in that step, which it never finished: it left no call out, it left."""
+    first = case.first_failure
+    if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in found.absent:
+        return False
+    board, step = case.boards.get(first.rank), _step(found)
+    done = board.steps_s[-1][0] if board and board.steps_s else 0
+    return step is not None and 0 < done < step
+
+
+# The reasons, the ones that explain most first.
+
+
+def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
+    for ask in (_gave_up_a_batch, _caught, _exhausted, _other_pace, _reduced_less):
+        why = ask(case, found)
+        if why is not None and (ask is not _exhausted or _may_be_exhausted(why, stands)):
+            yield why
+    if (why := _passed_over(case, found, stands)) is not None:
+        yield why
+    yield _Why(reason=R.NONE, ranks=found.ranks, said="")
+
+
+def _only_if(found: Difference, branch: Branch) -> _Why:
+    place = _place_of(branch)
+    besides = f"; reached only {branch.text}{at(place)}"
+    return _Why(reason=R.NONE, ranks=found.ranks, said="", place=place, besides=besides)
+
+
+def _place_of(branch: Branch) -> Place:
+    return Place(file=branch.file, line=branch.line, function=branch.function)
+
+
+def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
+    """Its steps show it: it began again in one of them, and came to its end a batch before the others."""
+    gave_up = case.abandoned_batch
+    if gave_up is None or case.step_difference is not None:
+        return None
+    caught = next((one for one in case.boards[gave_up.rank].caught if one.step == gave_up.step), None)
+    why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, gave_up.rank)
+    return _Why(
+        reason=R.CAUGHT,
+        ranks=(gave_up.rank,),
+        said=f"rank {gave_up.rank} gave up a batch in step {gave_up.step} and began again ({gave_up.marks} marks of"
+        f" training there, {gave_up.usual} in its other steps){f': {why}' if why else ''}; so it came to its end while"
+        f" {ranks_text(gave_up.others)} had another step to do",
+        place=caught.place if caught else None,
+        step=gave_up.step,
+    )
+
+
+def _caught(case: Case, found: Difference) -> _Why | None:
+    """An exception left a forward of one side only, in the step in which it parted, and not out of that very call."""
+    caught = {rank: board.caught for rank, board in case.boards.items() if rank in found.everyone}
+    step = _step(found)
+    for rank, own in caught.items():
+        event = found.event(rank)
+        others = {one.type for other, some in caught.items() if other != rank for one in some}
+        new = (one for one in own if one.type not in others and not (event and one.place == event.place))
+        first = next((one for one in new if step in (one.step, one.step + 1)), None)
+        if first is not None:
+            caught_at = _handler(case, rank)
+            return _Why(
+                reason=R.CAUGHT,
+                ranks=(rank,),
+                said=f"rank {rank} raised {first.type}{at(first.place)} in step {first.step}, caught it{at(caught_at)}"
+                " and went on",
+                place=caught_at or first.place,
+                step=first.step,
+            )
+    return None
+
+
+def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
+    """It went as many rounds of a loop as the others, and in one of them something was caught that it printed."""
+    rank = next((rank for rank in found.ranks if rank in stands.left and not stands.left[rank].exits), None)
+    if rank is None or not stands.left[rank].skips:
+        return None
+    others = [other for other in found.everyone if other not in found.ranks]
+    printed = _printed(case, rank)
+    if not printed or any(_printed(case, other) for other in others):
+        return None
+    place = _place_of(stands.left[rank].skips[0])
+    said = f"{ranks_text(found.ranks)} left a round of the loop out{at(place)}, where an exception is caught: {printed}"
+    return _Why(reason=R.CAUGHT, ranks=found.ranks, said=said, place=place)
+
+
+def _handler(case: Case, rank: int) -> Place | None:
+    """The nearest `except` to where the rank stands."""
+    known = (one for frame in reversed(own_frames(case, rank)) for one in handlers(case.evidence.sources, frame))
+    return next((_place_of(one) for one in known), None)
+
+
+def _printed(case: Case, rank: int) -> str:
+    known = case.rank(rank)
+    said = [line for line in known.error_lines if _ERROR.search(line)] if known else []
+    return f'its stderr says "{shorten(said[-1])}"' if said else ""
+
+
+def _exhausted(case: Case, _: Difference | None) -> _Why | None:
+    finished, difference = case.out_of_batches, case.step_difference
+    if finished is None or (difference is not None and difference.step <= finished.step):
+        return None
+    instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
+    return _Why(
+        reason=R.EXHAUSTED,
+        ranks=finished.ranks,
+        said=f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
+        f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
+        f" {finished.step + 1}",
+        place=finished.calls[0][1].place if finished.calls else None,
+        step=finished.step + 1,
+        proof=("step_ledger.txt",),
+    )
+
+
+def _may_be_exhausted(why: _Why, stands: _Stands) -> bool:
+    """They left a loop over items that others are still in; where there is no source, their batches alone tell."""
+    return not stands.compared or all(rank in stands.left and stands.left[rank].of_items for rank in why.ranks)
+
+
+def _out_of_batches(case: Case) -> Explanation | None:
+    """Without a collective by which it would show."""
+    why = _exhausted(case, None)
+    if why is None:
+        return None
+    return explained(
+        Cause.UNEVEN_INPUTS,
+        why.said,
+        ranks=why.ranks,
+        place=why.place,
+        step=why.step,
+        confidence=_LIKELY,
+        proof=tuple(path for rank in why.ranks for path in ledger_proof(case, rank)),
+    )
+
+
+def _other_pace(case: Case, _: Difference) -> _Why | None:
+    """As many reductions a step on every rank, but of another number of batches."""
+    pace = case.other_pace
+    if pace is None:
+        return None
+    marks = on_ranks([(rank, str(count)) for rank, count in pace.marks])
+    said = f"the ranks take another number of batches to a step: {marks} marks of training in each"
+    return _Why(reason=R.OTHER_PACE, ranks=pace.ranks, said=said)
+
+
+def _reduced_less(case: Case, found: Difference) -> _Why | None:
+    """In one step a rank entered fewer of the collectives that DDP or FSDP make, and never made up for it."""
+    less = case.step_difference
+    if less is None:
+        return _left_backward(case, found)
+    ranks = apart(less)
+    reduces = less.op in _REDUCTIONS and not less.called and less.alone
+    fewer = bool(less.without_gradients)
+    what = "reduced gradients" if reduces else f"entered {less.op} of group {less.group}"
+    return _Why(
+        reason=R.FEWER if not reduces else R.FEWER_GRADIENTS if fewer else R.NOT_REDUCED,
+        ranks=ranks,
+        said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
+        f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
+        " from there on collectives of different steps were paired",
+        place=next(places(case, found, below=reduces), None),
+        step=less.step,
+        proof=("step_ledger.txt",),
+    )
+
+
+def _left_backward(case: Case, found: Difference) -> _Why | None:
+    """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
+    left = [(rank, event) for rank, event in found.entered if event.called]
+    inside = [rank for rank, event in found.entered if not event.called and _in_backward(case.boards.get(rank))]
+    if not left or not inside or len(left) + len(inside) < len(found.entered):
+        return None
+    step = case.boards[inside[0]].step
+    usual = [_usual_position(case, rank, event) for rank, event in left]
+    if any(event.step != step for _, event in left) or None in usual:
+        return None
+    skipped_part = all((event.position or 0) < (at or 0) for (_, event), at in zip(left, usual, strict=True))
+    ranks = tuple(rank for rank, _ in left)
+    either = ("a part of the model was left out there", "no_sync was on there, or nothing required a gradient")
+    likely, other = either if skipped_part else either[::-1]
+    return _Why(
+        reason=R.FEWER_GRADIENTS if skipped_part else R.NOT_REDUCED,
+        ranks=ranks,
+        said=f"{ranks_text(ranks)} came out of the backward pass of step {step} and entered {left[0][1].op}"
+        f"{at(left[0][1].place)}, while {ranks_text(inside)} still wait{'s' if len(inside) == 1 else ''} in it for"
+        f" gradients: {likely}, or {other}",
+        place=event_place(case, inside[0], dict(found.entered)[inside[0]]),
+        step=step,
+    )
+
+
+def _in_backward(board: Board | None) -> bool:
+    return board is not None and board.training is not None and board.training.kind == "backward"
+
+
+def _usual_position(case: Case, rank: int, event: Event) -> int | None:
+    """How much training lay before this call in the steps before; None where the rank never made it."""
+    line = case.timelines[rank].events
+    same = (one.position for one in line if one.site == event.site and (one.step or 0) < (event.step or 0))
+    return min((at for at in same if at is not None), default=None)
+
+
+# What is said.
+
+
+def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands, *, sure: bool) -> Explanation:
+    ranks = why.ranks or found.ranks
+    where = found.where or (found.or_swapped and _in_order_of_lines(case, found))
+    sure = sure or (where and found.who and not found.symmetric)
+    return explained(
+        cause,
+        f"{why.said}{shown_later(case, found)}"
+        if why.said
+        else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
+        ranks=ranks,
+        place=_exit(case, found, stands, ranks) or why.place or _place(case, found, ranks),
+        step=why.step or _step(found),
+        collective=reference(found.expected or found.entered[0][1]),
+        confidence=_CERTAIN if sure else _LIKELY if not found.symmetric else _OPEN,
+        proof=(*why.proof, *(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
+        parties=found.everyone,
+    )
+
+
+def _in_order_of_lines(case: Case, found: Difference) -> bool:
+    """The ranks stand in one function, those that left the call out further down: they do not make it afterwards."""
+    others = [rank for rank in found.everyone if rank not in found.ranks]
+    _, apart = parting_frames(case, found.ranks[0], others[0]) if others else ([], None)
+    known = apart is not None and in_one_function(*apart) and same_function(case.evidence.sources, *apart)
+    return known and apart is not None and apart[0].line > apart[1].line
+
+
+def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
+    """Of ranks that went fewer rounds of a loop, or more: what lets them out, or the loop."""
+    loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
+    if loop is None and found.kind is K.COUNT:
+        around = (
+            one for frame in reversed(own_frames(case, ranks[0])) for one in loops_around(case.evidence.sources, frame)
+        )
+        loop = next(around, None)
+    if loop is None:
+        return None
+    line = next((one.line for one in (*loop.exits, *loop.skips)), loop.line)
+    return Place(file=loop.file, line=line, function=loop.function)
+
+
+def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
+    """Where the fix belongs: the branch that leads there, else the line at which the ways of the ranks part."""
+    others = [rank for rank in found.everyone if rank not in found.ranks]
+    alike, apart = parting_frames(case, ranks[0], others[0]) if others and ranks else ([], None)
+    if apart is not None and in_one_function(*apart):
+        reached, other = apart if found.kind is K.EXTRA else apart[::-1]
+        whose = ranks[0] if found.kind is K.EXTRA else others[0]
+        branch = deciding(case.evidence.sources, reached, other) or _deeper(case, whose, reached)
+        if branch is not None:
+            return _place_of(branch)
+    if alike and apart is not None and not in_one_function(*apart):
+        return place_of(case, ranks[0], alike[-1])
+    if found.kind in (K.MISSING, K.COUNT) and found.expected is not None:
+        rank = next((rank for rank, event in found.entered if event is found.expected), None)
+        return event_place(case, rank, found.expected) if rank is not None else found.expected.place
+    event = found.event(ranks[0])
+    return event_place(case, ranks[0], event) if event else None
+
+
+def _deeper(case: Case, rank: int, reached: Frame) -> Branch | None:
+    """The other rank went through the same function before and is out of it: what decides there is deeper."""
+    frames = own_frames(case, rank)
+    below = frames[frames.index(reached) + 1 :] if reached in frames else []
+    known = (deciding(case.evidence.sources, frame, None) for frame in below)
+    return next((branch for branch in known if branch is not None), None)
+
+
+def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
+    """The condition on the rank around a call, or around a caller's line that leads to it: the others never make it."""
+    if found.kind not in _CALLS or found.kind is K.COUNT:
+        return found, None
+    for rank, event in found.entered:
+        branch = _branch(case, rank, event)
+        if branch is not None:
+            made = tuple(other for other, one in found.entered if one.site == event.site)
+            others = tuple(other for other in found.everyone if other not in made)
+            if 0 < len(others) < len(made):
+                return replace(found, kind=K.MISSING, ranks=others, expected=event), branch
+            return replace(found, kind=K.EXTRA, ranks=made, expected=None), branch
+    return found, None
+
+
+def _branch(case: Case, rank: int, event: Event) -> Branch | None:
+    stands = case.rank(rank) if not event.done else None
+    callers = [one for one in frames_of(case, stands) if not is_library(one.file)] if stands else []
+    lines: list[Place | Frame] = [event.place] if event.called and event.place else []
+    known = (one for line in [*lines, *callers] for one in branches(case.evidence.sources, line))
+    return next((one for one in known if one.of_rank), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stands:
+    """How the lines in which the ranks stand lie to each other in the function in which their ways part."""
+
+    left: Mapping[int, Loop]  # ranks that stand behind a loop in which another one still is, and the outermost of these
+    compared: bool  # the source of some pair was there to tell
+
+
+def _stands(case: Case, found: Difference) -> _Stands:
+    ranks = found.everyone[:_COMPARED]
+    left: dict[int, Loop] = {}
+    compared = False
+    for one, other in permutations(ranks, 2):
+        _, apart = parting_frames(case, one, other)
+        if apart and in_one_function(*apart):
+            compared |= same_function(case.evidence.sources, *apart)
+            loops = loops_left(case.evidence.sources, inside=apart[1], outside=apart[0])
+            loop = loops[-1] if loops else _loop_of_calls(case, found, one, other, apart[1])
+            left |= {one: loop} if loop else {}
+    return _Stands(left=left if len(left) < len(ranks) else {}, compared=compared)
+
+
+def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: Frame) -> Loop | None:
+    """Deeper than the line at which they part the other one is in a loop that has an exit, and calls what this one did
+    until just now."""
+    mine, theirs = found.event(one), found.event(other)
+    if mine is None or theirs is None or mine.site == theirs.site:
+        return None
+    line = case.timelines[one].events
+    before = line[: index_of(line, mine)][-_LATELY:]
+    if all(event.site != theirs.site for event in before):
+        return None
+    frames = own_frames(case, other)
+    deeper = frames[frames.index(below) + 1 :]
+    loops = (loop for frame in deeper for loop in loops_around(case.evidence.sources, frame))
+    return next((loop for loop in loops if loop.exits), None)
+
+
+def _counted(found: Difference, stands: _Stands) -> Difference:
+    """Who stands behind a loop in which another rank still is has left it before: it went fewer rounds."""
+    if not stands.left:
+        return found
+    event = next((event for rank, event in found.entered if rank not in stands.left), None)
+    return replace(found, kind=K.COUNT, ranks=tuple(sorted(stands.left)), expected=event, who=True, where=False)
+
+
+def _step(found: Difference) -> int | None:
+    """In which the ranks part, as far as it is known."""
+    events = [found.expected, *(event for rank, event in sorted(found.entered, key=lambda one: one[0] in found.ranks))]
+    return next((event.step for event in events if event is not None and event.step is not None), None)
+
+
+def _claim(case: Case, found: Difference) -> str:
+    who, step = ranks_text(found.ranks), _step(found)
+    others = [rank for rank, _ in found.entered if rank not in found.ranks]
+    of_step = "" if step is None else f" in step {step}"
+    expected, own = found.expected, found.event(found.ranks[0]) if found.ranks else None
+    went = f", and went on to {event_text(case, found.ranks[0], own)}" if own else ""
+    if found.kind is K.MISSING and expected is not None:
+        return (
+            f"{who} skipped {event_text(case, others[0], expected)}{of_step}, which {ranks_text(others)} entered{went}"
+        )
+    if found.kind is K.COUNT and own is not None and found.event(found.ranks[0]) is expected:
+        return f"{who} entered {event_text(case, found.ranks[0], own)}{of_step} once more than in its rounds before"
+    if found.kind is K.COUNT:
+        still = f", which entered {event_text(case, others[0], expected)}" if expected is not None and others else ""
+        stay = [rank for rank in found.everyone if rank not in found.ranks]
+        return f"{who} left the loop before {ranks_text(stay)}{still}{of_step}{went}"
+    if found.kind is K.EXTRA and own is not None:
+        beside = (
+            f", while {entered_text(case, found, others)}" if others else f", and {ranks_text(found.absent)} went on"
+        )
+        return f"only {who} entered {event_text(case, found.ranks[0], own)}{of_step}{beside}"
+    if found.kind is K.ORDER:
+        return f"the ranks enter different collectives at the same point{of_step}: {entered_text(case, found)}"
+    return _fields(case, found, of_step)
+
+
+def _fields(case: Case, found: Difference, of_step: str) -> str:
+    field = Field(found.kind.value)
+    unit = {Field.SHAPE: "{} elements", Field.DTYPE: "{}", Field.ROOT: "root {}"}[field]
+    said = [
+        (rank, f"{unit.format(value(event, field))}{at(event_place(case, rank, event))}")
+        for rank, event in found.entered
+    ]
+    first = found.entered[0][1]
+    return f"{first.op}{number_text(first)}{of_step} has {on_ranks(said)}"
+
+
+def _alternatives(found: Difference) -> str:
+    """What the run leaves open of who is wrong."""
+    if found.symmetric:
+        return "; which of them is wrong the run does not show"
+    others = tuple(rank for rank in found.everyone if rank not in found.ranks)
+    if found.who:
+        return "; or they make both in another order" if found.or_swapped else ""
+    if found.kind is K.EXTRA:
+        return f"; or {ranks_text(others)} left it out"
+    if found.kind is K.MISSING:
+        return f"; or {ranks_text(others)} entered it where nobody else does"
+    return ""

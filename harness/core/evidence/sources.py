@@ -1,0 +1,323 @@
+"""Source as it stood when the run was judged: which of it is kept, and which branches lead to a line of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from textwrap import dedent
+
+from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
+from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.report import Place
+
+_MAX_LINES = 400  # of one function
+_RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|coordinator)|(?:main|master)_?proc", re.I)
+
+_Loop = ast.For | ast.AsyncFor | ast.While
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Holder = ast.If | ast.ExceptHandler | _Loop | _Function
+_COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
+_SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)\.")
+_JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A condition, a handler or a jump that decides whether a line is reached."""
+
+    file: str
+    line: int
+    function: str
+    text: str  # "if rank == 0", "except ValueError", "continue"
+    of_rank: bool  # the condition asks who it is
+    leaves: bool  # it lies before the line, and what it holds leaves the loop or the function
+    varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
+
+
+def places_of(evidence: Evidence) -> dict[str, set[int]]:
+    """Every line of the program that the evidence names, by file; nothing of libraries."""
+    found: dict[str, set[int]] = {}
+    for file, line in _places(evidence):
+        if file.startswith("/") and not is_library(file):
+            found.setdefault(file, set()).add(line)
+    return found
+
+
+def _places(value: object) -> Iterator[tuple[str, int]]:
+    if isinstance(value, (Frame, Place)):
+        if value.file is not None and value.line is not None:
+            yield value.file, value.line
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _places(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _places(each)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _places(each)
+
+
+def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
+    """Of each line the function that holds it, else the outermost statement; none of what is no Python, or too long."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    whole = text.splitlines()
+    spans = {span for line in lines if (span := _span(module.body, line))}
+    for first, last in sorted(spans):
+        if last - first < _MAX_LINES:
+            yield Source(file=file, first=first, text="\n".join(whole[first - 1 : last]))
+
+
+def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
+    """The innermost function around the line; outside of functions the statement of the module."""
+    found: tuple[int, int] | None = None
+    while holder := next((one for one in body if _begin(one) <= line <= (one.end_lineno or 0)), None):
+        if found is None or isinstance(holder, _Function):
+            found = _begin(holder), holder.end_lineno or holder.lineno
+        if not isinstance(holder, _Function | ast.ClassDef | ast.If | ast.With | ast.Try | ast.For | ast.While):
+            break
+        body = [one for one in ast.walk(holder) if isinstance(one, ast.stmt) and one is not holder]
+        body = [one for one in body if isinstance(one, _Function | ast.ClassDef)]
+    return found
+
+
+def _begin(one: ast.stmt) -> int:
+    decorators = one.decorator_list if isinstance(one, _Function | ast.ClassDef) else []
+    return min([one.lineno, *(each.lineno for each in decorators)])
+
+
+def statement(sources: Sequence[Source], place: Place) -> str | None:
+    """The line itself."""
+    kept = _excerpt(sources, place.file, place.line)
+    return None if kept is None or place.line is None else kept.text.splitlines()[place.line - kept.first].strip()[:200]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    file: str
+    line: int
+    last: int
+    function: str
+    of_items: bool  # it goes through something, and does not merely count
+    exits: tuple[Branch, ...]  # conditions and handlers that end it before its time
+    skips: tuple[Branch, ...]  # handlers that go on to its next round
+
+
+def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
+    """Both lines lie in one stored function."""
+    kept = _excerpt(sources, one.file, one.line)
+    return kept is not None and kept is _excerpt(sources, other.file, other.line)
+
+
+def loops_around(sources: Sequence[Source], place: Place | Frame) -> tuple[Loop, ...]:
+    """Innermost first."""
+    kept = _excerpt(sources, place.file, place.line)
+    around = _around(kept, place.line or 0) if kept is not None else []
+    return tuple(_loop(kept, one) for one in around if kept is not None and isinstance(one, _Loop))
+
+
+def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place | Frame) -> tuple[Loop, ...]:
+    """In one function: the loops that run around the one line and that the other one lies behind, innermost first."""
+    if not same_function(sources, inside, outside):
+        return ()
+    return tuple(one for one in loops_around(sources, inside) if (outside.line or 0) > one.last)
+
+
+def _loop(kept: Source, one: _Loop) -> Loop:
+    counts = None if isinstance(one, ast.While) else _COUNTS.match(ast.unparse(one.iter))
+    items = not isinstance(one, ast.While) and (counts is None or counts[0].startswith("enumerate"))
+    return Loop(
+        file=kept.file,
+        line=one.lineno + kept.first - 1,
+        last=(one.end_lineno or one.lineno) + kept.first - 1,
+        function=_function(kept),
+        of_items=items,
+        exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
+        skips=tuple(_handlers(kept, one)),
+    )
+
+
+def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
+    """The line of the innermost `for` or `while` around a line of its function."""
+    kept = _excerpt(sources, frame.file, frame.line)
+    loop = next((one for one in _around(kept, frame.line) if isinstance(one, _Loop)), None) if kept else None
+    return None if loop is None or kept is None else loop.lineno + kept.first - 1
+
+
+def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
+    """What decides whether the line is reached: conditions around it, nearest first; then jumps before it in a loop."""
+    kept = _excerpt(sources, place.file, place.line)
+    if kept is None or place.line is None:
+        return ()
+    around = _around(kept, place.line)
+    tests = [_branch(kept, one, one.test) for one in around if isinstance(one, ast.If | ast.While)]
+    handlers = [_branch(kept, one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
+    loop = next((one for one in around if isinstance(one, _Loop)), None)
+    block = loop or next((one for one in around if isinstance(one, _Function)), None)
+    return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
+
+
+def deciding(sources: Sequence[Source], reached: Place | Frame, other: Place | Frame | None) -> Branch | None:
+    """Why one line was reached, and gone around by whoever stands on another line of the function, or is out of it: the
+    nearest condition around it that is not around both, else the last one before it that may leave its loop."""
+    if other is not None and not same_function(sources, reached, other):
+        return None
+    shared = {one.line for one in branches(sources, other)} if other is not None else set()
+    own = [one for one in branches(sources, reached) if one.line not in shared or one.leaves]
+    own = [one for one in own if one.varies] or own
+    around = [one for one in own if not one.leaves]
+    return around[0] if around else own[-1] if own else None
+
+
+def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS) -> Iterator[Branch]:
+    """Conditions and handlers that leave the block before the line, or begin it anew."""
+    for one, nested in _guards(block, nested=False):
+        leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
+        if (one.end_lineno or 0) <= line and any(isinstance(each, leaves) for each in one.body):
+            yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
+
+
+def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
+    """In the order of the lines, without those of functions inside; and whether they lie in a loop of their own."""
+    for one in ast.iter_child_nodes(block):
+        if isinstance(one, ast.If | ast.ExceptHandler):
+            yield one, nested
+        if not isinstance(one, _Function | ast.Lambda):
+            yield from _guards(one, nested=nested or isinstance(one, _Loop))
+
+
+def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
+    lines = kept.text.splitlines()
+    return Branch(
+        file=kept.file,
+        line=one.lineno + kept.first - 1,
+        function=_function(kept),
+        text=lines[one.lineno - 1].strip().rstrip(":")[:120],
+        of_rank=test is not None and _asks_rank(_tree(kept.text), test),
+        leaves=leaves,
+        varies=test is None or _varies(_tree(kept.text), test),
+    )
+
+
+def _function(kept: Source) -> str:
+    return next((one.name for one in ast.walk(_tree(kept.text)) if isinstance(one, _Function)), "<module>")
+
+
+def _varies(tree: ast.AST, test: ast.expr) -> bool:
+    counters = {
+        each.id
+        for one in ast.walk(tree)
+        if isinstance(one, ast.For) and isinstance(one.iter, ast.Call) and _COUNTS.match(ast.unparse(one.iter))
+        for each in _first_names(one.target)
+    }
+    settings = {id(each) for one in ast.walk(test) if isinstance(one, ast.Attribute) for each in ast.walk(one.value)
+                if _SETTING.search(ast.unparse(one))}  # fmt: skip
+    names = [one for one in ast.walk(test) if isinstance(one, ast.Name) and id(one) not in settings]
+    return any(one.id not in counters and not one.id.isupper() for one in names)
+
+
+def _first_names(target: ast.expr) -> Iterator[ast.Name]:
+    """Of what enumerate gives the number alone."""
+    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+    return (one for one in ast.walk(first) if isinstance(one, ast.Name))
+
+
+def handlers(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
+    """Around the line, or beside it in its innermost loop: where an exception may have been caught before it, at the
+    statement by which the handler goes on, if it has one."""
+    kept = _excerpt(sources, place.file, place.line)
+    if kept is None:
+        return ()
+    around = _around(kept, place.line or 0)
+    block = next((one for one in around if isinstance(one, _Loop)), next(iter(around[-1:]), None))
+    return tuple(_handlers(kept, block)) if block else ()
+
+
+def _handlers(kept: Source, block: ast.AST) -> Iterator[Branch]:
+    for one, nested in _guards(block, nested=False):
+        if isinstance(one, ast.ExceptHandler) and not nested:
+            jump = next((each for each in one.body if isinstance(each, _JUMPS)), one)
+            yield replace(_branch(kept, one, one.type), line=jump.lineno + kept.first - 1)
+
+
+def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:
+    """By the words of the condition, or of what its variables were given in the same function."""
+    names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
+    given = [
+        one.value
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign) and any(isinstance(each, ast.Name) and each.id in names for each in one.targets)
+    ]
+    return any(_RANK.search(ast.unparse(one)) for one in (test, *given))
+
+
+def _around(kept: Source, line: int) -> list[_Holder]:
+    """What holds a line of the file, the innermost first."""
+    at = line + 1 - kept.first
+    found = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, _Holder)]
+    return sorted((one for one in found if one.lineno <= at <= (one.end_lineno or 0)), key=lambda one: -one.lineno)
+
+
+@cache
+def _tree(text: str) -> ast.AST:
+    """Of an excerpt, whose lines are indented as they were."""
+    try:
+        return ast.parse(dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> Source | None:
+    """The one that holds the line; of several the smallest."""
+    if file is None or line is None:
+        return None
+    held = [one for one in sources if one.file == file and one.first <= line < one.first + one.text.count("\n") + 1]
+    return min(held, key=lambda one: len(one.text), default=None)
+
+
+_SETS = frozenset({"set", "add", "append", "compare_set", "multi_set"})
+
+
+def key_setters(sources: Sequence[Source], key: str) -> Iterator[tuple[Place, re.Match[str]]]:
+    """Lines that set a key of a store which may be this one as it is written there; and what stands in its gaps."""
+    for kept in sources:
+        calls = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, ast.Call) and one.args]
+        for one in calls:
+            named = isinstance(one.func, ast.Attribute) and one.func.attr in _SETS
+            if named and (found := re.fullmatch(f"(?:.*/)?{_pattern(one.args[0])}", key)):
+                yield Place(file=kept.file, line=one.lineno + kept.first - 1), found
+
+
+def _pattern(name: ast.expr) -> str:
+    """Of a name without any word written out nothing is known."""
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    words = [re.escape(str(one.value)) if isinstance(one, ast.Constant) else "(.+)" for one in parts]
+    return "".join(words) if set(words) != {"(.+)"} else "(?!)"
+
+
+def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
+    """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
+    kept = _excerpt(sources, wanted.file, wanted.line)
+    at = (wanted.line or 0) + 1 - kept.first if kept else 0
+    locks = {lock for lock, one in _locks(kept) if one.lineno == at} if kept else set()
+    for frame in frames if locks else ():
+        held = _excerpt(sources, frame.file, frame.line)
+        for lock, one in _locks(held) if held else ():
+            if held and lock in locks and one.lineno < frame.line + 1 - held.first <= (one.end_lineno or 0):
+                return Place(file=frame.file, line=one.lineno + held.first - 1, function=frame.function)
+    return None
+
+
+def _locks(kept: Source) -> Iterator[tuple[str, ast.With | ast.Call]]:
+    """What is taken where: by a `with`, which holds it to its end, or a call that holds it for longer than is seen."""
+    for one in ast.walk(_tree(kept.text)):
+        if isinstance(one, ast.With):
+            yield from ((ast.unparse(each.context_expr), one) for each in one.items)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "acquire":
+            yield ast.unparse(one.func.value), one

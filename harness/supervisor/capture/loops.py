@@ -1,0 +1,40 @@
+"""Reads the loops of the program that its threads sleep in, from its files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from nsa_harness.core.evidence.evidence import Stack
+from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.loops import innermost_loop
+from nsa_harness.core.evidence.stacks import is_poller, user_frame
+
+_MAX_FILE_BYTES = 1 << 20
+
+
+def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
+    """The loop of each thread that sleeps; none of a file that was written after the launch."""
+    launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
+    asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
+    return tuple(
+        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1))
+        if one.tid in asleep and not is_poller(one) and (user := user_frame(one.frames))
+        else one
+        for one in stacks
+    )
+
+
+@lru_cache(maxsize=256)
+def _loop(file: str, line: int, launched_s: float) -> str:
+    try:
+        path = Path(file)
+        seen = path.stat()
+        if not path.is_file() or seen.st_size > _MAX_FILE_BYTES or seen.st_mtime > launched_s:
+            return ""
+        return innermost_loop(path.read_text(encoding="utf-8", errors="replace"), line)
+    except (OSError, ValueError):  # a name with a NUL
+        return ""

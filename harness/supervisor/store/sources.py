@@ -1,0 +1,75 @@
+"""The program's source as it stood when its run was judged. Kept beside the evidence, so that nobody reads it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nsa_harness.core.evidence.evidence import Evidence, Source
+from nsa_harness.core.evidence.sources import excerpts, places_of, statement
+from nsa_harness.core.report import Outcome, Place, Trouble
+from nsa_harness.supervisor.store.adapters import adapter
+from nsa_harness.supervisor.store.reading import read_whole
+from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+
+FILE = "sources.json"
+_STORED = adapter(tuple[Source, ...])
+_MAX_BYTES = 256 << 10  # of all functions together
+_MAX_FILE_BYTES = 1 << 20
+_SETS_A_KEY = re.compile(r"store\w*\.(?:set|add|append|compare_set)\(")  # for which another rank may wait
+
+
+def with_sources(attempt: AttemptDir, evidence: Evidence) -> Evidence:
+    """Stored at the first judgement; a file written since the launch, or that is no small plain one, is left out."""
+    stored = attempt.path / FILE
+    try:
+        if stored.exists():
+            sources = _STORED.validate_json(read_whole(stored, 4 * _MAX_BYTES))
+        elif attempt.verdict.exists():
+            return evidence  # an attempt of an earlier harness: what its files say by now may be another program
+        else:
+            sources = tuple(_within_bound(_read(attempt, evidence)))
+            write_document(stored, _STORED.dump_json(sources).decode())
+    except (OSError, ValueError) as error:
+        trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
+        return replace(evidence, trouble=(*evidence.trouble, trouble))
+    return replace(evidence, sources=sources)
+
+
+def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
+    left = _MAX_BYTES
+    for one in sources:
+        left -= len(one.text.encode("utf-8", "replace"))
+        if left >= 0:
+            yield one
+
+
+def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
+    since_s = attempt.spec.stat().st_mtime if attempt.spec.exists() else None
+    for file, lines in places_of(evidence).items():
+        if _readable(Path(file), since_s):
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            sets = {number for number, line in enumerate(text.splitlines(), 1) if _SETS_A_KEY.search(line)}
+            yield from excerpts(file, text, lines | sets)
+
+
+def _readable(path: Path, since_s: float | None) -> bool:
+    """A small regular file that nobody has written since."""
+    try:
+        seen = path.stat()
+        return path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
+    except (OSError, ValueError):  # a name with a NUL
+        return False
+
+
+def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
+    """The outcome with the statement at every place it names."""
+
+    def with_text(place: Place | None) -> Place | None:
+        return place and replace(place, text=statement(sources, place))
+
+    culprit = outcome.culprit and replace(outcome.culprit, place=with_text(outcome.culprit.place))
+    findings = tuple(replace(finding, place=with_text(finding.place)) for finding in outcome.findings)
+    return replace(outcome, culprit=culprit, findings=findings)

@@ -1,0 +1,738 @@
+"""Where the calls of the ranks part: the cause, who, where, in which step, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    USER,
+    board,
+    call,
+    ended,
+    evidence,
+    frame,
+    in_all_reduce,
+    locked_in_backward,
+    mark,
+    raised,
+    rank_evidence,
+    rank_snapshot,
+    stalled,
+)
+from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
+from test_reasons import steps, through, training
+
+from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
+from nsa_harness.core.diagnosis.entries import classes
+from nsa_harness.core.diagnosis.rules import calls_differ
+from nsa_harness.core.evidence.evidence import (
+    Board,
+    Call,
+    CaughtException,
+    Collective,
+    Ending,
+    Evidence,
+    Frame,
+    RankEvidence,
+    RankSnapshot,
+    Source,
+    StepRow,
+    Tally,
+)
+from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.verdict.verdict import judge
+
+CERTAIN, LIKELY, OPEN = 0.95, 0.8, 0.75
+
+
+def diagnosed(seen: Evidence) -> Diagnosis:
+    return diagnose(seen, judge(seen))
+
+
+def main(seen: Evidence) -> Finding:
+    return diagnosed(seen).findings[0]
+
+
+def hung(*boards: Board, collectives: Sequence[Sequence[Collective]], ledgers: Any = None) -> Evidence:
+    """Ranks that stand in their newest collective, seen twice and ended as a stall."""
+    looks = [in_all_reduce(rank, *made) for rank, made in enumerate(collectives)]
+    looks = [replace(look, board=made) for look, made in zip(looks, boards, strict=True)]
+    known = [
+        rank_evidence(rank, board=made, collectives=tuple(entries), ledger=tuple(ledger))
+        for rank, (made, entries, ledger) in enumerate(
+            zip(boards, collectives, ledgers or [()] * len(boards), strict=True)
+        )
+    ]
+    return stalled(*looks, ranks=tuple(known))
+
+
+def stood(ran: Run, *frames: Sequence[Frame], **changes: Any) -> Evidence:
+    """The run as it came to a stand; each rank stands in these frames of the program."""
+    seen = hung(*ran.boards.values(), collectives=list(ran.collectives.values()))
+    if frames:
+        looks = tuple(
+            replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, frames, strict=True)))
+            for look in seen.snapshots
+        )
+        seen = replace(seen, snapshots=looks)
+    return replace(seen, **changes)
+
+
+def standing(rank: RankSnapshot, *frames: Frame) -> RankSnapshot:
+    return replace(rank, stacks=(replace(rank.stacks[0], frames=(rank.stacks[0].frames[0], *frames)),))
+
+
+def calling(*made: Call, **changes: Any) -> Board:
+    return board(mark("step", step=made[-1].step if made else 1), calls=made, zero_ns=ZERO_NS, **changes)
+
+
+def blamed(seen: Evidence) -> tuple[str, tuple[int, ...], int | None, int | None, float]:
+    """The cause, who, the line, the step, and how sure it is."""
+    found = diagnosed(seen)
+    first = found.findings[0]
+    step = found.culprit.step if found.culprit else None
+    return first.code, first.ranks, first.place.line if first.place else None, step, first.confidence
+
+
+REDUCE, GATHER, BARRIER = Made(), Made(op="all_gather", line=41), Made(op="barrier", line=45, elements=0)
+BODY = [REDUCE, GATHER, BARRIER]
+MADE = rounds(BODY, 3)
+OTHER = Made(op="broadcast", line=99, root=0)
+
+FAULTS: dict[str, tuple[Sequence[Made], str, int]] = {
+    "left out": ([*MADE[:6], *MADE[7:]], "rank_conditional_collective", 37),
+    "left out once before": ([*MADE[:3], *MADE[4:]], "rank_conditional_collective", 37),
+    "extra": ([*MADE[:7], replace(OTHER, step=3, position=9), *MADE[7:]], "rank_conditional_collective", 99),
+    "in its place": ([*MADE[:6], replace(OTHER, step=3), *MADE[7:]], "collective_order_mismatch", 99),
+    "another size": ([*MADE[:6], replace(MADE[6], elements=5), *MADE[7:]], "shape_mismatch", 37),
+    "another type": ([*MADE[:6], replace(MADE[6], dtype="torch.float64"), *MADE[7:]], "dtype_mismatch", 37),
+}
+
+
+@pytest.mark.parametrize("others", [1, 3])
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_rank_that_left_its_rounds_is_blamed_at_its_line_and_in_its_step(name: str, others: int) -> None:
+    mine, code, at = FAULTS[name]
+    found = blamed(stood(run(*[MADE] * others, mine)))
+    assert found[:4] == (code, (others,), at, 2 if name == "left out once before" else 3)
+    assert found[4] in (LIKELY, CERTAIN)
+
+
+def test_the_collective_of_a_difference_is_told_with_its_number() -> None:
+    culprit = diagnosed(stood(run(MADE, FAULTS["left out"][0]))).culprit
+    assert culprit is not None
+    assert culprit.collective == CollectiveRef(group="0", seq=7, op="all_reduce")
+
+
+def test_a_call_of_one_rank_alone_within_its_step_is_that_of_rank_0_where_rank_0_made_it() -> None:
+    extra = FAULTS["extra"][0]
+    assert blamed(stood(run(extra, MADE, MADE)))[:4] == ("rank0_only_collective", (0,), 99, 3)
+    assert blamed(stood(run(MADE, extra, MADE)))[:4] == ("rank_conditional_collective", (1,), 99, 3)
+
+
+def test_fewer_rounds_of_a_loop_are_told_of_the_rank_that_left_it() -> None:
+    made = rounds([REDUCE, REDUCE, REDUCE, BARRIER], 3)
+    found = main(stood(run(made, made, [*made[:10], *made[11:]])))
+    assert (found.code, found.ranks, found.place) == ("rank_conditional_collective", (2,), line(37))
+    assert "rank 2 left the loop before ranks 0, 1" in found.claim or "before ranks 0-1" in found.claim
+
+
+def test_two_ranks_in_their_first_step_leave_open_which_of_them_is_wrong() -> None:
+    found = main(stood(run([REDUCE], [GATHER])))
+    assert (found.code, found.ranks, found.confidence) == ("collective_order_mismatch", (0, 1), OPEN)
+    assert found.claim.endswith("; which of them is wrong the run does not show")
+
+
+def test_a_rank_that_is_only_late_makes_no_cause_of_its_own() -> None:
+    assert diagnosed(stood(run(MADE, MADE[:7]))).cause not in CAUSES
+
+
+def test_the_same_collective_on_every_rank_is_the_networks_whatever_a_ledger_says() -> None:
+    seen = hung(calling(), calling(), collectives=[[entered(9)], [entered(9)]], ledgers=(ledger(1, 1), ledger(1, 0)))
+    assert diagnosed(seen).cause not in CAUSES
+
+
+def test_ranks_that_did_the_same_are_told_together_and_of_many_kinds_the_rest_is_counted() -> None:
+    assert classes([(1, "a"), (0, "a"), (2, "b")]) == [("ranks 0, 1", "a"), ("rank 2", "b")]
+    told = classes([(rank, str(rank)) for rank in range(1000)])
+    assert (len(told), told[-1]) == (5, ("996 more ranks", "something else"))
+
+
+# The place where the fix belongs.
+
+SOURCE = """\
+def step(rank, last):
+    if rank == 0:
+        dist.all_reduce(loss)
+    for batch in loader:
+        dist.broadcast(batch)
+    dist.barrier()
+"""
+
+
+def with_source(seen: Evidence, first: int) -> Evidence:
+    return replace(seen, sources=(Source(file=USER, first=first, text=SOURCE),))
+
+
+def test_a_condition_on_the_rank_around_the_call_is_where_the_fix_belongs() -> None:
+    seen = stood(run(MADE, FAULTS["left out"][0]))
+    assert main(with_source(seen, 35)).place == line(36)
+    assert main(with_source(seen, 33)).place == line(37), "in a loop, and under no condition"
+    sizes = stood(run(MADE, FAULTS["another size"][0]))
+    assert main(with_source(sizes, 35)).place == line(37), "that does not decide how large it is"
+
+
+def test_a_condition_around_a_caller_leads_there_as_well() -> None:
+    seen = stood(run(MADE, FAULTS["left out"][0]), [frame(37)], [frame(41)])
+    above = [frame(37, function="sync"), frame(62, function="main")], [frame(41, function="sync")]
+    seen = stood(run(MADE, FAULTS["left out"][0]), *above)
+    source = Source(file=USER, first=60, text="def main(rank):\n    if rank:\n        sync()\n")
+    assert main(replace(seen, sources=(source,))).place == Place(file=USER, line=61, function="main")
+
+
+def test_a_helper_of_several_callers_is_no_place_but_the_line_above_where_the_ranks_part() -> None:
+    loop, outer = frame(46, function="sync"), frame(66, function="run")
+    ways = [frame(37, function="mean"), loop, outer], [frame(41, function="histogram"), loop, outer]
+    place = main(stood(run(MADE, FAULTS["left out"][0]), *ways)).place
+    assert place is not None
+    assert (place.file, place.line, place.function) == (USER, 46, "sync")
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ([frame(30, function="sync"), frame(66)], [frame(32, function="sync"), frame(66)]),
+        ([frame(22)], [frame(35)]),
+    ],
+    ids=["two lines of one function", "nothing above"],
+)
+def test_where_no_line_above_parts_them_the_call_itself_is_the_place(ways: Sequence[Sequence[Frame]]) -> None:
+    assert main(stood(run(MADE, FAULTS["left out"][0]), *ways)).place == line(37)
+
+
+def test_who_stands_behind_a_loop_in_which_another_rank_still_is_went_fewer_rounds() -> None:
+    """Rank 1 is in line 6 of the source, and rank 0 in line 5 of it, within the loop."""
+    made = [Made(op="broadcast", line=104), Made(op="barrier", line=105, elements=0)]
+    seen = stood(run(made[:1], made[1:]), [frame(104)], [frame(105)])
+    assert main(with_source(seen, 100)).ranks == (1,)
+    assert "left the loop" in main(with_source(seen, 100)).claim
+    assert main(seen).ranks == (0, 1)
+
+
+# Groups crossed.
+
+
+def groups_crossed(**second: Any) -> Evidence:
+    open_call = call(1, group="1", step=3, left_s=None)
+    boards = [calling(open_call), calling(replace(open_call, group="2", **second))]
+    first = [entered(1, 1.0, group="2", retired=True), entered(2, group="1")]
+    return hung(*boards, collectives=[first, [entered(1, 1.0, group="1", retired=True), entered(2, group="2")]])
+
+
+def test_groups_taken_in_opposite_order_are_a_deadlock_of_both_ranks() -> None:
+    found = diagnosed(groups_crossed())
+    assert found.cause == "cross_group_deadlock"
+    assert found.findings[0].claim == (
+        "2 ranks wait for each other in different groups: rank 0 waits in all_reduce #2 of group 1 (4 elements) at"
+        " ada/train.py:37 for rank 1, rank 1 waits in all_reduce #2 of group 2 (4 elements) at ada/train.py:37 for"
+        " rank 0"
+    )
+    assert found.findings[0].confidence == LIKELY
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.step) == ((0, 1), 3)
+    assert found.culprit.collective == CollectiveRef(group="1", seq=2, op="all_reduce")
+
+
+def turned(rounds_before: int) -> tuple[Evidence, list[list[Call]]]:
+    """Rank 1 takes the second group first, other than in its rounds before."""
+    made: list[list[Call]] = [[], []]
+    entries: list[list[Collective]] = [[], []]
+    for step in range(1, rounds_before + 2):
+        last = step == rounds_before + 1
+        for rank in (0, 1):
+            groups = ("2",) if last and rank else ("1",) if last else ("1", "2")
+            for at, group in enumerate(groups):
+                at_s = 2.0 * step + at
+                made[rank].append(
+                    call(
+                        len(made[rank]) + 1,
+                        group=group,
+                        step=step,
+                        place=line(20 + int(group)),
+                        entered_s=at_s,
+                        left_s=None if last else at_s + 0.5,
+                    )
+                )
+                entries[rank].append(entered(step, at_s + 0.1, group=group, retired=not last))
+    members = {"1": (0, 1), "2": (0, 1)}
+    boards = [calling(*calls, groups=members, rank=rank) for rank, calls in enumerate(made)]
+    return hung(*boards, collectives=entries), made
+
+
+def test_the_rank_of_a_ring_that_took_its_groups_the_other_way_round_before_is_named() -> None:
+    found = main(turned(2)[0])
+    assert (found.code, found.ranks, found.place, found.confidence) == (
+        "cross_group_deadlock",
+        (1,),
+        line(22),
+        CERTAIN,
+    )
+
+
+def test_a_rank_that_turned_the_order_is_placed_where_it_parts_from_one_that_kept_it() -> None:
+    """The line of the program's own function, not the one of a helper that both call sooner or later."""
+    seen, _ = turned(2)
+    parts = (
+        (frame(23, function="norm"), frame(35, function="sync")),
+        (frame(27, function="average"), frame(33, function="sync")),
+    )
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, parts, strict=True)))
+        for look in seen.snapshots
+    )
+    found = main(replace(seen, snapshots=looks))
+    assert (found.code, found.ranks, found.place) == (
+        "cross_group_deadlock",
+        (1,),
+        Place(file=USER, line=33, function="sync"),
+    )
+
+
+def test_a_ring_in_which_one_rank_is_further_on_is_a_skipped_collective() -> None:
+    ahead = groups_crossed(position=7)
+    boards = [one.board for one in ahead.ranks]
+    assert boards[1] is not None
+    members = {"1": (0, 1), "2": (0, 1)}
+    moved = replace(boards[1], marks=(mark("forward", step=3, position=7),), groups=members)
+    ranks = (ahead.ranks[0], replace(ahead.ranks[1], board=moved))
+    assert main(replace(ahead, ranks=ranks)).code in ("rank_conditional_collective", "rank0_only_collective")
+
+
+# What ended with an abort.
+
+
+def aborted(**changes: Any) -> Evidence:
+    """gloo ends the rank that receives too much; it leaves no recorder behind."""
+    ran = run(MADE, [*MADE[:6], replace(MADE[6], **changes)], recorder=False)
+    victim = rank_evidence(0, board=ran.boards[0], exit=ended(0, -6), error_lines=("op.preamble.length <= op.nbytes",))
+    lost = raised(1, message="Connection reset by peer")
+    return evidence(victim, rank_evidence(1, board=ran.boards[1], exit=ended(1, 1), raised=lost))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "sizes"),
+    [
+        ({"elements": 5}, "shape_mismatch", ("4 elements", "5 elements")),
+        ({"dtype": "torch.float64"}, "dtype_mismatch", ("float32", "float64")),
+    ],
+)
+def test_the_rank_that_changed_its_payload_is_blamed_and_not_the_one_that_gloo_ended(
+    changes: dict[str, Any], code: str, sizes: tuple[str, str]
+) -> None:
+    found = main(aborted(**changes))
+    assert (found.code, found.ranks, found.place) == (code, (1,), line(37))
+    for rank, size in enumerate(sizes):
+        assert f"{size} at ada/train.py:37 on rank {rank}" in found.claim
+
+
+def test_below_python_the_recorder_shows_the_mismatch_and_leaves_open_who_is_wrong() -> None:
+    found = main(hung(calling(), calling(), collectives=[[entered(9)], [entered(9, sizes=((6,),))]]))
+    assert (found.code, found.ranks, found.confidence) == ("shape_mismatch", (0, 1), OPEN)
+    assert found.claim == (
+        "all_reduce #9 of group 0 has 4 elements at ada/train.py:40 on rank 0, 6 elements at ada/train.py:40 on rank"
+        " 1; which of them is wrong the run does not show"
+    )
+
+
+def shapes(started: bool | None, backend: str) -> str | None:
+    """Unequal all_gathers, which gloo refuses and NCCL may be given."""
+    made = [call(1, "all_gather", elements=elements, left_s=None) for elements in (4, 2)]
+    boards = [calling(one, rank=rank) for rank, one in enumerate(made)]
+    recorded = [entered(1, 2.05, "all_gather", started=started, sizes=((size,),)) for size in (4, 2)]
+    last_words = ("op.preamble.length <= op.nbytes",)
+    dead = rank_evidence(1, board=boards[1], exit=ended(1, -6), error_lines=last_words, collectives=(recorded[1],))
+    lost = raised(0, message="Connection reset by peer")
+    other = rank_evidence(0, board=boards[0], exit=ended(0, 1), raised=lost, collectives=(recorded[0],))
+    return diagnosed(evidence(other, dead, backend=backend)).cause
+
+
+def test_a_program_that_was_not_asked_for_its_backend_is_told_by_its_recorder() -> None:
+    assert shapes(None, "any") == "shape_mismatch"
+    assert shapes(True, "any") != "shape_mismatch"
+    assert shapes(None, "nccl") != "shape_mismatch"
+
+
+def hung_in_broadcast(*peers: int | None) -> Evidence:
+    step_one = call(1, "broadcast", peer=0, entered_s=1.0, left_s=1.5)
+    boards = [
+        calling(step_one, call(2, "broadcast", step=2, peer=peer, left_s=None), rank=rank)
+        for rank, peer in enumerate(peers)
+    ]
+    entries = [entered(1, 1.1, "broadcast", retired=True), entered(2, 2.05, "broadcast")]
+    looks = [
+        rank_snapshot(rank, frame(3000, file="/x/torch/distributed/distributed_c10d.py"), frame(40), board=made,
+                      collectives=tuple(entries))
+        for rank, made in enumerate(boards)
+    ]  # fmt: skip
+    return stalled(
+        *looks,
+        ranks=tuple(rank_evidence(rank, board=made, collectives=tuple(entries)) for rank, made in enumerate(boards)),
+    )
+
+
+def test_ranks_of_one_broadcast_that_name_other_roots_wait_for_each_other_for_ever() -> None:
+    seen = hung_in_broadcast(1, 2, 1)
+    assert judge(seen).status is Status.HANG
+    assert blamed(seen)[:4] == ("root_mismatch", (1,), 37, 2)
+    assert "rank 1 at" not in main(seen).claim.partition("has")[0]
+    assert "root 1 at ada/train.py:37 on ranks 0, 2, root 2 at ada/train.py:37 on rank 1" in main(seen).claim
+
+
+def test_the_same_root_everywhere_is_no_hang_that_is_proven() -> None:
+    assert judge(hung_in_broadcast(1, 1, 1)).status is not Status.HANG
+
+
+# Reasons: fewer reductions.
+
+
+def ledger(*counts: int, gradients: int = 6, op: str = "all_reduce") -> list[StepRow]:
+    return [
+        StepRow(
+            step=step,
+            until=step,
+            done_s=float(step),
+            gradients=gradients if count else 6 * (gradients == 6),
+            tallies=(Tally(group="0", op=op, called=False, count=count),) if count else (),
+        )
+        for step, count in enumerate(counts, start=1)
+    ]
+
+
+def fewer(ledgers: Any = None, **changes: Any) -> Evidence:
+    ended_in = [[entered(9)], [entered(9, op="barrier", sizes=(), dtypes=())]]
+    return hung(
+        calling(), calling(), collectives=ended_in, ledgers=ledgers or (ledger(1, 1, 1), ledger(1, 0, 1, **changes))
+    )
+
+
+def test_a_step_without_a_reduction_is_a_no_sync_mismatch_and_names_that_step() -> None:
+    seen = fewer()
+    found = diagnosed(seen)
+    assert (found.cause, found.findings[0].ranks) == ("no_sync_mismatch", (1,))
+    assert "step 2 (all_reduce of group 0: rank 0 x1 · rank 1 x0)" in found.findings[0].claim
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.step) == ((1,), 2)
+
+
+def test_what_is_counted_by_steps_is_proven_by_the_ledger_of_steps() -> None:
+    assert "step_ledger.txt" in main(fewer()).proof
+
+
+def test_a_step_without_gradients_is_a_part_of_the_model_that_was_left_out() -> None:
+    found = main(fewer(gradients=0))
+    assert (found.code, found.ranks) == ("rank_conditional_unused_params", (1,))
+    assert "fewer gradients there" in found.claim
+
+
+def test_fewer_gathers_are_no_matter_of_no_sync() -> None:
+    ledgers = (ledger(1, 1, 1, op="all_gather"), ledger(1, 0, 1, op="all_gather"))
+    assert main(fewer(ledgers)).code == "rank_conditional_collective"
+
+
+# Reasons: no batch left, another pace, a batch given up.
+
+
+def uneven(**changes: Any) -> Evidence:
+    two = ((1, 1.0), (2, 2.0))
+    trains = board(mark("backward", step=3), steps_s=two, zero_ns=ZERO_NS)
+    barrier = call(1, "barrier", place=line(105), step=3, entered_s=6.0, left_s=None)
+    fetch = mark("data", "fetch", step=3, at_s=5.0)
+    finished = board(fetch, steps_s=two, calls=(barrier,), zero_ns=ZERO_NS)
+    collectives = [[entered(9)], [entered(9, 6.1, "barrier", sizes=(), dtypes=())]]
+    return hung(trains, finished, collectives=collectives, **changes)
+
+
+def test_a_rank_that_ran_out_of_batches_is_blamed_and_not_the_one_that_had_more() -> None:
+    found = diagnosed(uneven())
+    assert found.cause == "uneven_inputs"
+    assert found.findings[0].claim.startswith(
+        "rank 1 ran out of batches after step 2 and entered barrier at ada/train.py:105; rank 0 went on to step 3"
+    )
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.step, found.culprit.place) == ((1,), 3, line(105))
+
+
+def test_a_difference_in_an_earlier_step_explains_the_uneven_end() -> None:
+    assert main(uneven(ledgers=(ledger(1, 1), ledger(1, 0)))).code == "no_sync_mismatch"
+    gathers = (ledger(1, 1, op="all_gather"), ledger(1, 0, op="all_gather"))
+    assert main(uneven(ledgers=gathers)).code == "rank_conditional_collective"
+
+
+def test_a_rank_that_ran_out_and_left_is_uneven_and_not_an_early_exit() -> None:
+    fetch = mark("data", "fetch", step=3, at_s=5.0)
+    two = ((1, 1.0), (2, 2.0))
+    gone = rank_evidence(1, board=board(fetch, steps_s=two, exit_s=8.0), exit=ended(1, 0, at_s=8.5))
+    lost = raised(0, message="Connection closed by peer")
+    left = rank_evidence(0, board=board(mark("backward", step=3), steps_s=two), exit=ended(0, 1), raised=lost)
+    found = main(evidence(left, gone))
+    assert (found.code, found.ranks) == ("uneven_inputs", (1,))
+    assert found.claim == "rank 1 ran out of batches after step 2 and ended; rank 0 went on to step 3"
+
+
+def in_the_end(*boards: Board) -> Evidence:
+    """The last rank stands in a barrier behind its training, the others in a reduction below Python."""
+    last = len(boards) - 1
+    clocked = [replace(made, zero_ns=ZERO_NS) for made in boards]
+    entries = [
+        [entered(9, 6.1, "barrier", sizes=(), dtypes=()) if rank == last else entered(9, 6.1)]
+        for rank in range(len(boards))
+    ]
+    return hung(*clocked, collectives=entries)
+
+
+def swallowed(**changes: Any) -> Evidence:
+    return in_the_end(training(10, 10, 10), through(10, 14, 10, rank=1, **changes))
+
+
+def test_a_rank_that_began_again_in_a_step_and_came_short_of_a_batch_swallowed_something() -> None:
+    found = diagnosed(swallowed())
+    assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == ("swallowed_exception", (1,), LIKELY)
+    assert found.findings[0].claim.startswith(
+        "rank 1 gave up a batch in step 2 and began again (14 marks of training there, 10 in its other steps); so it"
+        " came to its end while rank 0 had another step to do"
+    )
+    assert found.culprit is not None
+    assert (found.culprit.ranks, found.culprit.step) == ((1,), 2)
+
+
+def test_an_exception_that_left_a_forward_in_that_step_names_the_line() -> None:
+    found = main(swallowed(caught=(CaughtException(step=2, type="ValueError", place=line(31, "loss")),)))
+    assert (found.code, found.place) == ("swallowed_exception", line(31, "loss"))
+    assert "ValueError was raised at ada/train.py:31 and caught" in found.claim
+    elsewhere = main(swallowed(caught=(CaughtException(step=1, type="ValueError", place=line(31)),)))
+    assert elsewhere.place != line(31)
+
+
+def test_what_the_rank_printed_is_quoted_where_the_exception_itself_was_not_seen() -> None:
+    seen = swallowed()
+    told = replace(seen.ranks[1], error_lines=("WARNING bad batch left out",))
+    assert 'its stderr says "WARNING bad batch left out"' in main(replace(seen, ranks=(seen.ranks[0], told))).claim
+
+
+def test_a_rank_that_raised_in_the_end_swallowed_nothing() -> None:
+    seen = swallowed()
+    failed = replace(seen.ranks[1], exit=ended(1, 1, at_s=5.0), raised=raised(1, at_s=4.0))
+    assert diagnosed(replace(seen, ranks=(seen.ranks[0], failed))).cause == "exception"
+
+
+def test_another_pace_on_one_rank_is_a_mismatch_of_accumulation() -> None:
+    found = main(in_the_end(training(10, 10, 10, 10), training(10, 10, 10, 10), through(15, 15, 15)))
+    assert (found.code, found.ranks, found.confidence) == ("no_sync_mismatch", (2,), LIKELY)
+    assert "15 on rank 2 marks of training in each" in found.claim
+
+
+def caught_by(rank: int, step: int, at: int = 31) -> Evidence:
+    """Rank 1 leaves a reduction of step 3 out."""
+    ran = run(MADE, FAULTS["left out"][0])
+    error = CaughtException(step=step, type="ValueError", place=line(at, "loss"))
+    boards = {one: replace(made, caught=(error,)) if rank in (one, 2) else made for one, made in ran.boards.items()}
+    return stood(replace(ran, boards=boards))
+
+
+def test_a_rank_that_caught_an_exception_in_the_step_in_which_it_parted_swallowed_it() -> None:
+    found = main(caught_by(1, 3))
+    assert (found.code, found.ranks, found.place) == ("swallowed_exception", (1,), line(31, "loss"))
+    assert found.claim.startswith("rank 1 raised ValueError at ada/train.py:31 in step 3, caught it and went on")
+
+
+@pytest.mark.parametrize(("rank", "step"), [(1, 1), (2, 3)], ids=["in an earlier step", "on every rank"])
+def test_an_exception_of_another_time_or_of_all_ranks_explains_nothing(rank: int, step: int) -> None:
+    assert main(caught_by(rank, step)).code == "rank_conditional_collective"
+
+
+# A loop that went round again without a step.
+
+
+def went_round(**of_rank_1: Any) -> Evidence:
+    """Both ranks broadcast at the start of each step; rank 1 does it again, while rank 0 trains in the next step."""
+    sync = [
+        call(step + 1, "broadcast", place=line(48), step=step, entered_s=1.0 + step, left_s=1.2 + step)
+        for step in (0, 1)
+    ]
+    again = replace(sync[-1], number=3, entered_s=2.5, left_s=None)
+    facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
+    boards = (
+        board(mark("backward", step=2, position=6, at_s=3.0), calls=tuple(sync), **facts),
+        board(mark("step", step=1, at_s=2.0), calls=(*sync, again), **facts, **of_rank_1),
+    )
+    before = [entered(1, 1.1, "broadcast", retired=True), entered(2, 2.1, "broadcast", retired=True)]
+    return hung(*boards, collectives=[[*before, entered(3, 2.6)], [*before, entered(3, 2.6, "broadcast")]])
+
+
+def test_a_call_once_more_without_a_step_between_is_that_of_the_rank_that_made_it() -> None:
+    assert main(went_round()).ranks == (1,)
+
+
+def test_an_exception_before_a_call_once_more_is_the_batch_that_was_given_up() -> None:
+    found = main(went_round(caught=(CaughtException(step=1, type="ValueError", place=line(31)),)))
+    assert (found.code, found.ranks, found.place) == ("swallowed_exception", (1,), line(31))
+
+
+# The backward pass that one rank left and the others did not.
+
+
+def left_early(position: int = 9) -> Evidence:
+    """Rank 1 gathers after its backward pass, as in each step before; rank 0 waits in its own for a bucket."""
+    usual = call(1, "all_gather", place=line(70), step=1, position=9, entered_s=1.5, left_s=1.6)
+    now = replace(usual, number=2, step=2, position=position, entered_s=2.0, left_s=None)
+    facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
+    boards = (
+        board(mark("backward", step=2, position=9, at_s=2.0), calls=(usual,), **facts),
+        board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts),
+    )
+    before = entered(4, 1.55, "all_gather", retired=True)
+    return hung(*boards, collectives=[[before, entered(5)], [before, entered(5, op="all_gather")]])
+
+
+def test_who_leaves_the_backward_pass_early_with_less_of_the_model_left_parameters_out() -> None:
+    found = main(left_early(position=7))
+    assert (found.code, found.ranks, found.confidence) == ("rank_conditional_unused_params", (1,), LIKELY)
+    assert "rank 1 came out of the backward pass of step 2 and entered all_gather" in found.claim
+
+
+def test_who_leaves_it_early_with_all_of_the_model_reduced_nothing() -> None:
+    found = main(left_early())
+    assert (found.code, found.ranks, found.confidence) == ("no_sync_mismatch", (1,), LIKELY)
+
+
+# Calls of one rank alone.
+
+SAVE = call(1, "barrier", place=line(60, "save"), step=2, position=10, entered_s=6.0, left_s=None)
+
+
+def alone(ranks: int, *calls: Call, caller: int = 0, **changes: Any) -> Evidence:
+    """One rank stands in a call after its second step, and the others are in the third."""
+    boards = [
+        through(10, 10, calls=calls or (SAVE,), zero_ns=ZERO_NS, rank=rank, **changes)
+        if rank == caller
+        else training(10, 10, rank=rank, zero_ns=ZERO_NS)
+        for rank in range(ranks)
+    ]
+    return hung(*boards, collectives=[()] * ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_barrier_of_rank_0_alone_is_named_with_its_line_and_not_the_ranks_that_went_on(ranks: int) -> None:
+    found = main(alone(ranks))
+    assert (found.code, found.ranks, found.place) == ("rank0_only_collective", (0,), line(60, "save"))
+    assert found.confidence == LIKELY  # it stands between its steps: it may also have had no more of them
+
+
+def test_within_a_step_a_call_of_one_among_many_is_certain_and_of_one_among_two_is_not() -> None:
+    within = {"marks": (mark("forward", step=2, position=10),)}
+    inside = [replace(alone(ranks), ranks=_with(alone(ranks), **within)) for ranks in (4, 2)]
+    assert [(main(seen).code, main(seen).confidence) for seen in inside] == [
+        ("rank0_only_collective", CERTAIN),
+        ("rank0_only_collective", LIKELY),
+    ]
+
+
+def _with(seen: Evidence, **changes: Any) -> tuple[Any, ...]:
+    first = seen.ranks[0]
+    assert first.board is not None
+    return (replace(first, board=replace(first.board, **changes)), *seen.ranks[1:])
+
+
+def test_a_call_that_the_others_made_in_an_earlier_step_was_left_out_by_them() -> None:
+    before = replace(SAVE, step=1, entered_s=4.0, left_s=5.0)
+    boards = [through(10, 10, calls=(before, replace(SAVE, number=2))), training(10, 10, rank=1, calls=(before,))]
+    found = main(hung(*boards, collectives=[(), ()]))
+    assert (found.code, found.ranks) == ("rank_conditional_collective", (1,))
+
+
+def test_of_two_ranks_another_one_than_the_first_may_well_be_right_and_nothing_is_certain() -> None:
+    found = main(alone(2, caller=1))
+    assert (found.code, found.confidence) == ("rank_conditional_collective", LIKELY)
+    assert "; or rank 0 left it out" in found.claim or "; or rank 1 entered it" in found.claim
+
+
+def test_a_rank_in_a_transfer_at_the_same_point_may_still_come_to_the_call() -> None:
+    setup = call(1, "init_process_group", position=0)
+    meets = calling(setup, call(2, "barrier", left_s=None))
+    waits = calling(setup, call(2, "recv", peer=0, left_s=None), rank=1)
+    assert diagnosed(hung(meets, waits, collectives=[(), ()])).cause not in CAUSES
+
+
+def order(*sizes: int) -> list[Collective]:
+    """Below Python; the last one is open."""
+    return [
+        entered(seq, float(seq), sizes=((size,),), retired=seq < len(sizes)) for seq, size in enumerate(sizes, start=1)
+    ]
+
+
+def below_python(*tracks: Sequence[Collective], first: str = "forward") -> Evidence:
+    marks = [mark(first, step=2, position=3), mark("forward", step=3, position=3)]
+    return hung(*[board(one, rank=rank, zero_ns=ZERO_NS) for rank, one in enumerate(marks)], collectives=tracks)
+
+
+def test_a_layer_that_one_rank_went_round_is_no_mismatch_of_shapes() -> None:
+    found = main(below_python(order(1, 2, 3, 4, 1, 2), order(1, 2, 3, 4, 1, 3)))
+    assert (found.code, found.ranks) == ("rank_conditional_collective", (1,))
+
+
+def test_a_gather_that_rank_0_adds_between_its_steps_is_its_own() -> None:
+    found = main(below_python(order(1, 2, 3, 4, 1, 9), order(1, 2, 3, 4, 1, 2), first="step"))
+    assert (found.code, found.ranks) == ("rank0_only_collective", (0,))
+
+
+# Where the rule is silent.
+
+CAUSES = {cause for rule in RULES if rule.explain.__module__ == calls_differ.__name__ for cause in rule.causes}
+
+ALL = {
+    "cross_group_deadlock": groups_crossed,
+    "collective_order_mismatch": lambda: stood(run(MADE, FAULTS["in its place"][0])),
+    "no_sync_mismatch": fewer,
+    "uneven_inputs": uneven,
+    "rank_conditional_unused_params": lambda: fewer(gradients=0),
+    "rank_conditional_collective": lambda: stood(run(MADE, FAULTS["left out"][0])),
+    "rank0_only_collective": lambda: stood(run(FAULTS["extra"][0], MADE)),
+    "swallowed_exception": swallowed,
+    "shape_mismatch": lambda: aborted(elements=5),
+    "dtype_mismatch": lambda: aborted(dtype="torch.float64"),
+    "root_mismatch": lambda: hung_in_broadcast(1, 2, 1),
+}
+
+
+def test_every_cause_of_a_difference_has_a_run_that_it_answers() -> None:
+    assert {code: diagnosed(seen()).cause for code, seen in ALL.items()} == {code: code for code in ALL}
+    assert set(ALL) == set(CAUSES)
+
+
+def with_failure(seen: Evidence, **changes: Any) -> Evidence:
+    first: RankEvidence = replace(seen.ranks[0], **changes)
+    return replace(seen, ranks=(first, *seen.ranks[1:]))
+
+
+@pytest.mark.parametrize("code", ALL)
+def test_no_difference_is_the_cause_where_a_rank_raised_of_itself(code: str) -> None:
+    raising = with_failure(ALL[code](), exit=ended(0, 1, at_s=5.0), raised=raised(0, at_s=4.0))
+    assert diagnosed(raising).cause == "exception"
+
+
+@pytest.mark.parametrize("code", ["no_sync_mismatch", "cross_group_deadlock", "uneven_inputs"])
+def test_no_difference_is_the_cause_where_a_rank_was_killed(code: str) -> None:
+    killed = with_failure(ALL[code](), exit=ended(0, -9, at_s=5.0), raised=None, error_lines=())
+    assert diagnosed(killed).cause == "killed"
+
+
+@pytest.mark.parametrize("code", [code for code in ALL if not code.endswith(("shape_mismatch", "dtype_mismatch"))])
+def test_a_rank_that_waits_for_no_rank_is_the_cause_and_a_run_at_its_deadline_is_slow(code: str) -> None:
+    seen = ALL[code]()
+    assert diagnosed(replace(seen, ending=Ending.DEADLINE)).cause == "slow"
+    looks = [replace(look, ranks=(locked_in_backward(0), *look.ranks[1:])) for look in seen.snapshots]
+    ranks = (replace(seen.ranks[0], board=None), *seen.ranks[1:])
+    assert diagnosed(replace(seen, snapshots=tuple(looks), ranks=ranks)).cause == "backward_function_blocked"

@@ -1,0 +1,234 @@
+"""What came before a difference: batches at their end or given up, steps of fewer reductions, another pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import board, call, mark
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_harness.core.alignment.reasons import (
+    AbandonedBatch,
+    OtherPace,
+    OutOfBatches,
+    StepDifference,
+    abandoned_batch,
+    first_out_of_batches,
+    first_step_of_difference,
+    last_agreed,
+    other_pace,
+)
+from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
+
+
+def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Board:
+    """A rank that made these calls and trains at this point."""
+    return board(mark("forward", step=step, position=position), calls=calls, **changes)
+
+
+# The last call that every rank made and left.
+
+
+def left(number: int, op: str = "all_reduce", **changes: Any) -> Call:
+    return call(number, op, **{"left_s": 9.0, **changes})
+
+
+def test_the_last_agreed_call_is_the_latest_one_that_every_rank_has_left() -> None:
+    one = made(left(1), left(2), call(3, left_s=None))
+    other = made(left(1), left(2), left(3, "barrier"))
+    assert last_agreed({0: one, 1: other}) == left(2)
+
+
+def test_a_call_that_one_rank_is_still_inside_is_not_agreed() -> None:
+    assert last_agreed({0: made(left(1)), 1: made(call(1, left_s=None))}) is None
+
+
+def test_the_later_step_is_the_last_one_agreed() -> None:
+    ranks = {rank: made(left(1), left(2, "barrier"), left(3, step=2), step=2) for rank in (0, 1)}
+    assert last_agreed(ranks) == left(3, step=2)
+
+
+def test_one_rank_agrees_with_nobody() -> None:
+    assert last_agreed({0: made(left(1))}) is None
+    assert last_agreed({}) is None
+
+
+def test_a_step_whose_first_calls_are_forgotten_is_not_compared() -> None:
+    ranks = {0: made(left(7), left(8)), 1: made(left(1), left(2))}
+    assert last_agreed(ranks) is None
+
+
+# Steps.
+
+
+def row(step: int, count: int, *, until: int | None = None, op: str = "all_reduce", **changes: Any) -> StepRow:
+    tallies = (Tally(group="0", op=op, called=False, count=count),) if count else ()
+    return StepRow(
+        **{"step": step, "until": until or step, "done_s": float(step), "gradients": 6, "tallies": tallies, **changes}
+    )
+
+
+def reduced(*counts: int, **changes: Any) -> list[StepRow]:
+    return [row(step, count, **changes) for step, count in enumerate(counts, start=1)]
+
+
+def test_the_step_in_which_a_rank_reduced_nothing_is_named_and_not_the_one_where_it_showed() -> None:
+    found = first_step_of_difference({0: reduced(1, 1, 1, 1), 1: reduced(1, 0, 1, 1)})
+    assert found == StepDifference(
+        step=2,
+        group="0",
+        op="all_reduce",
+        called=False,
+        alone=True,
+        counts=((0, 1), (1, 0)),
+        behind=(1,),
+        without_gradients=(),
+    )
+
+
+def test_ranks_that_reduced_alike_have_no_difference() -> None:
+    assert first_step_of_difference({0: reduced(1, 0, 1), 1: reduced(1, 0, 1)}) is None
+    assert first_step_of_difference({0: reduced(1, 2)}) is None
+    assert first_step_of_difference({}) is None
+
+
+def test_what_another_thread_entered_a_step_later_is_no_difference() -> None:
+    assert first_step_of_difference({0: reduced(1, 2, 1, 1), 1: reduced(1, 1, 2, 1)}) is None
+
+
+def test_a_step_that_a_rank_does_not_remember_or_has_not_finished_is_not_compared() -> None:
+    open_step = row(3, 5, done_s=None)
+    assert first_step_of_difference({0: reduced(1, 1, 1), 1: [*reduced(1, 1), open_step]}) is None
+    assert first_step_of_difference({0: reduced(1, 1, 1), 1: reduced(0, 1, 1)[1:]}) is None
+
+
+def test_a_group_is_compared_between_the_ranks_that_entered_it() -> None:
+    assert first_step_of_difference({0: reduced(1, 1), 1: reduced(1, 1), 2: reduced(0, 0)}) is None
+
+
+def test_a_rank_without_gradients_did_not_run_its_backward_there() -> None:
+    found = first_step_of_difference({0: reduced(1, 1), 1: [row(1, 1), row(2, 0, gradients=0)]})
+    assert found is not None
+    assert (found.behind, found.without_gradients) == ((1,), (1,))
+
+
+def test_the_operation_with_the_widest_gap_is_named_and_others_are_told_apart() -> None:
+    gather = Tally(group="0", op="all_gather", called=False, count=3)
+    reduce = Tally(group="0", op="all_reduce", called=False, count=1)
+    found = first_step_of_difference({0: [row(1, 0, tallies=(gather, reduce))], 1: [row(1, 0, tallies=())]})
+    assert found is None, "a rank that never entered the group is no member"
+    found = first_step_of_difference(
+        {0: [row(1, 1), row(2, 0, tallies=(gather, reduce))], 1: [row(1, 1), row(2, 0, tallies=())]}
+    )
+    assert found is not None
+    assert (found.op, found.alone, found.counts) == ("all_gather", False, ((0, 3), (1, 0)))
+
+
+def test_merged_rows_are_compared_step_by_step() -> None:
+    found = first_step_of_difference({0: [row(1, 1, until=9)], 1: [row(1, 1, until=4), row(5, 0), row(6, 1, until=9)]})
+    assert found is not None
+    assert found.step == 5
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 7))
+def test_leaving_out_one_reduction_names_that_step(counts: list[int], where: int) -> None:
+    step = where % len(counts)
+    with_it = [count + (index == step) for index, count in enumerate(counts)]
+    found = first_step_of_difference({0: reduced(9, *with_it), 1: reduced(9, *counts)})
+    assert found is not None
+    assert (found.step, found.behind) == (step + 2, (1,))
+
+
+# Who ran out of batches.
+
+FETCH = mark("data", "fetch", step=3, at_s=5.0)
+TRAINING = mark("backward", step=3)
+BARRIER = call(1, "barrier", entered_s=6.0, left_s=None)
+
+
+def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board:
+    done = tuple((step, float(step)) for step in range(1, steps + 1))
+    return board(newest, steps_s=done, calls=calls, **changes)
+
+
+def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
+    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+
+
+def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
+    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        batches(FETCH),
+        batches(FETCH, replace(BARRIER, entered_s=4.0, left_s=4.1)),
+        batches(mark("data", "fetched", step=3, at_s=5.0), BARRIER),
+        batches(mark("step", step=2, at_s=5.0), BARRIER),
+    ],
+    ids=["still in the fetch", "called something before it", "got one", "asks for none"],
+)
+def test_nobody_has_finished_where_that_is_not_shown(other: Board) -> None:
+    assert first_out_of_batches({0: batches(TRAINING), 1: other}) is None
+
+
+def test_where_nobody_goes_on_nobody_was_early() -> None:
+    assert first_out_of_batches({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
+    assert first_out_of_batches({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
+    assert first_out_of_batches({}) is None
+
+
+# Steps compared by how much training they hold.
+
+
+def steps(count: int) -> tuple[tuple[int, float], ...]:
+    return tuple((step, float(step)) for step in range(1, count + 1))
+
+
+def through(*marks: int, calls: tuple[Call, ...] = (BARRIER,), **changes: Any) -> Board:
+    """A rank that has done a step a number, with so many marks each, and stands in a barrier after the last."""
+    done = len(marks)
+    facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1)), "calls": calls}
+    return board(mark("step", step=done, position=marks[-1], at_s=5.0), **{**facts, **changes})
+
+
+def training(*marks: int, **changes: Any) -> Board:
+    """A rank that has done these steps and is in the backward pass of the next one."""
+    done = len(marks)
+    facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1))}
+    return board(mark("backward", step=done + 1, position=6, at_s=5.0), **{**facts, **changes})
+
+
+def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_begun_twice() -> None:
+    found = abandoned_batch({0: training(10, 10, 10), 1: through(10, 14, 10)})
+    assert found == AbandonedBatch(rank=1, step=2, marks=14, usual=10, others=(0,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (training(10, 10, 10), through(10, 10, 10)),  # nothing unusual
+        (training(10, 14, 10), through(10, 14, 10)),  # the others did as much: a longer step of the program
+        (training(10, 10, 10), through(10, 20, 10)),  # a whole step more: an evaluation
+        (through(10, 10, 10), through(10, 14, 10)),  # no rank has another step to do
+        (training(10, 14, 10), through(10, 10, 10)),  # the other one is not short
+        (training(10, 10), through(10, 14)),  # too few steps to say what is usual
+        (training(10, 10, 10, marked={}), through(10, 14, 10)),  # a board that did not count them
+    ],
+)
+def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(first: Board, second: Board) -> None:
+    assert abandoned_batch({0: first, 1: second}) is None
+
+
+def test_a_rank_whose_every_step_holds_more_batches_than_the_others_has_another_pace() -> None:
+    boards = {0: training(10, 10, 10, 10), 1: through(15, 15, 15), 2: training(10, 10, 10, 10)}
+    assert other_pace(boards) == OtherPace(ranks=(1,), marks=((0, 10), (1, 15), (2, 10)))
+    assert other_pace({0: training(10, 10, 10), 1: through(10, 10, 10)}) is None
+    assert other_pace({0: training(10, 11, 10), 1: through(15, 15, 15)}) is None
+    assert other_pace({0: through(10, 10, 10), 1: through(15, 15, 15)}) is None

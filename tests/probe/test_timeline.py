@@ -1,0 +1,177 @@
+"""What a board tells of calls, loaders and modes, so that the ranks can be laid side by side."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
+
+from nsa_harness import protocol
+from nsa_harness.core.alignment.timeline import comparable, timeline
+from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.evidence import Loader, Mode
+from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.chains import KNOWN_LIMIT, Chains
+
+GUEST = PROGRAMS / "guest_timeline.py"
+# The ancient ones have layout 1, which is not read.
+RECORDED = [
+    path
+    for path in sorted((REPOSITORY / "tests" / "evidence").glob("*/boards/*.board.gz"))
+    if not path.parts[-3].startswith("ancient")
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "1.board"
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(GUEST.read_text().splitlines(), 1) if text in line)
+
+
+def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None:
+    processes = fork_ranks(2, str(GUEST), boards=tmp_path)
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    boards = Boards(tmp_path).all()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [ended(process).status for process in processes] == [0, 0]
+    assert not list(tmp_path.glob("*.trouble.jsonl"))
+
+    for board in boards:
+        reduced = [call for call in board.calls if call.op == "all_reduce"]
+        chains = [[(frame.function, frame.line) for frame in call.chain] for call in reduced]
+        inner = ("share", line_of("dist.all_reduce(value)"))
+        trained = [inner, ("train", line_of("share(loss.detach())")), ("main", line_of("train(model, batch)"))]
+        evaluated = [inner, ("evaluate", line_of("share(torch.nn")), ("main", line_of("    evaluate(model)"))]
+        # Below: the guest's last line, and what started it.
+        assert [chain[:3] for chain in chains[:-1]] == [trained] * 4 + [evaluated]
+        assert chains[-1] == [("beside", line_of("dist.all_reduce(torch.ones(3)"))]
+        assert {frame.file for call in reduced for frame in call.chain[:3]} == {str(GUEST)}
+        assert [call.grad for call in reduced] == [True] * 4 + [False, True]
+        assert {call.tid for call in reduced[:-1]} == {board.pid}
+        assert reduced[-1].tid not in (None, board.pid)
+        # The loss without parameters came after the model, and is no forward of the program's.
+        assert board.mode == Mode(training=False, gradients=False)
+        events = timeline(board.rank or 0, board, (), "gloo")
+        assert [event.chain for event in events.events] == [call.chain for call in reduced[:-1]]
+        assert events.whole
+
+    one, other = boards
+    assert one.counts == other.counts
+    assert one.counts["0"].calls == 6  # the group of the thread was made there
+    told = [
+        [(loader.number, loader.iterators, loader.batches, loader.ended) for loader in each.loaders] for each in boards
+    ]
+    assert told == [[(1, 2, 1, False), (2, 2, 2, True)], [(1, 2, 2, False), (2, 3, 2, True)]]
+    assert [frame.line for frame in one.loaders[0].chain][:1] == [line_of("enumerate(loader)")]
+    lines = comparable({board.rank or 0: timeline(board.rank or 0, board, (), "gloo") for board in boards})
+    assert len({event.site for event in lines[0].events}) == 2
+
+
+def test_a_chain_that_one_rank_does_not_know_is_compared_by_its_line_alone(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=2)
+    op, place, caller = (
+        board.string("all_reduce"),
+        board.string("/a/train.py:3:share"),
+        board.string("/a/train.py:9:main"),
+    )
+    chain = board.node(place, board.node(caller, 0))
+    board.enter_call(op, board.string("0"), place, 1, 0, chain=chain)
+    known = parse(path.read_bytes(), 0)
+    board.enter_call(op, board.string("0"), place, 1, 0)
+    mixed = parse(path.read_bytes(), 0)
+    lines = comparable({0: timeline(0, known, (), "gloo"), 1: timeline(1, mixed, (), "gloo")})
+    assert len({event.site for line in lines.values() for event in line.events}) == 1
+    assert [frame.line for frame in known.calls[0].chain] == [3, 9]
+
+
+def test_every_board_of_layout_2_still_reads_and_leaves_empty_what_it_does_not_know() -> None:
+    assert len(RECORDED) > 40
+    calls = 0
+    for recorded in RECORDED:
+        data = gzip.decompress(recorded.read_bytes())
+        assert protocol.IDENTITY.unpack_from(data, 0)[1] == protocol.LAYOUT_2
+        board = parse(data, 0)
+        numbers = [call.number for call in board.calls]
+        assert numbers == sorted(set(numbers))
+        assert all(call.op and call.place and call.entered_s > 0 for call in board.calls if call.op == "all_reduce")
+        assert all((call.chain, call.grad, call.tid) == ((), None, None) for call in board.calls)
+        assert (board.counts, board.loaders, board.mode) == ({}, (), None)
+        assert board.marks
+        calls += len(numbers)
+    assert calls > 150
+
+
+def test_a_board_of_layout_2_with_the_size_of_another_is_refused() -> None:
+    data = gzip.decompress(RECORDED[0].read_bytes())
+    with pytest.raises(ValueError, match=f"has {len(data)} bytes"):
+        parse(data + b"\0", 0)
+
+
+def test_the_hash_of_a_group_tells_another_order_and_outlives_the_calls(path: Path) -> None:
+    def rolled(*calls: int) -> tuple[int, int]:
+        board = BoardWriter(str(path), rank=0, world_size=1)
+        group = board.string("0")
+        for call in calls:
+            board.count_call(group, call)
+        count = parse(path.read_bytes(), 0).counts["0"]
+        return count.calls, count.hash
+
+    again = list(range(protocol.CALLS)) * 2
+    assert rolled(*again) == rolled(*again)
+    assert rolled(*again)[0] == 2 * protocol.CALLS
+    assert rolled(1, 2, *again) != rolled(2, 1, *again)
+    assert rolled(1)[1] != rolled(1, 1)[1]
+
+
+def test_a_count_caught_between_two_states_is_left_out(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    group = board.string("0")
+    board.count_call(group, 1)
+    old = path.read_bytes()
+    board.count_call(group, 2)
+    new = path.read_bytes()
+    whole = [parse(each, 0).counts for each in (old, new)]
+    for cut in range(protocol.TOTALS_AT + 8, protocol.TOTALS_AT + protocol.TOTAL.size, 8):
+        assert parse(old[:cut] + new[cut:], 0).counts in ({}, *whole)
+
+
+def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    for group in range(protocol.TOTALS + 9):
+        board.count_call(group, 1)
+    board.loader(1, 5, 1, 0, ended=False)
+    board.loader(protocol.LOADERS + 1, 7, 2, 0, ended=True)
+    board.loader(1, 6, 1, 0, ended=False)
+    place = board.string("a.py:1:f")
+    nodes = [board.node(place, caller) for caller in range(protocol.NODES + 9)]
+    assert nodes[:2] == [1, 2]
+    assert nodes[-10:] == [0] * 10
+    assert board.node(place, 0) == 1
+    assert board.node(0, 0) == 0
+    seen = parse(path.read_bytes(), 0)
+    assert len(path.read_bytes()) == protocol.BOARD_SIZE
+    assert seen.loaders == (Loader(number=protocol.LOADERS + 1, iterators=2, batches=7, ended=True),)
+
+
+def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_held(path: Path) -> None:
+    import sys
+
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    chains = Chains(board, ("<frozen ",))
+    names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
+    for number in range(KNOWN_LIMIT + 5):
+        exec(compile("def call():\n    return of()", f"made{number % 3}.py", "exec"), names)
+        call = names["call"]
+        assert callable(call)
+        assert call() == call()
+    assert len(chains._known) < KNOWN_LIMIT

@@ -1,0 +1,37 @@
+"""The program's source that is kept beside its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from attempts import clean, spec
+
+from nsa_harness.core.evidence.evidence import Frame, Raised
+from nsa_harness.supervisor.store.collect import collect
+from nsa_harness.supervisor.store.sources import with_sources
+
+PROGRAM = """
+def publish(store):
+    store.set("ready", "1")
+
+def count(seen):
+    seen.add("ready")
+
+def wait(store):
+    return store.get("ready")
+"""
+
+
+def test_who_sets_keys_is_kept_beside_the_functions_that_the_evidence_names(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    seen = collect(clean(tmp_path / "attempt"), spec(), "n")
+    frames = (Frame(file=str(program), line=9, function="wait"),)
+    error = Raised(rank=1, at_s=1.0, type="DistStoreError", message="", frames=frames, proof="")
+    seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),))
+    kept = with_sources(clean(tmp_path / "attempt"), seen).sources
+    assert [(one.first, one.text.splitlines()[0]) for one in kept] == [
+        (2, "def publish(store):"),
+        (8, "def wait(store):"),
+    ]
