@@ -31,6 +31,7 @@ from nsa_harness.commands.selftest import CorpusRequest, corpus, corpus_root, la
 from nsa_harness.core.comparison.repeats import with_flakiness  # noqa: E402
 from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402
 from nsa_harness.supervisor.store.rundir import RunDir  # noqa: E402
+from tools.strangers import first_sight  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "accuracy.json"
 DOCUMENT = REPOSITORY / "docs" / "accuracy.md"
@@ -137,6 +138,7 @@ def document(quiet: Sequence[TrialResult], loaded: Sequence[TrialResult], values
     lines = [
         "# Accuracy",
         "",
+        *first_sight(),
         f"How often the harness is right about the programs of `tests/faults`: {len(quiet)} runs, three at a time, and"
         f" {len(loaded)} under load; torch {values['versions']['torch']}, gloo, {values['cpus']} cores,"
         f" {values['date'][:10]}.",

@@ -148,7 +148,8 @@ def _answer(home: Path, truth: dict[str, Any], out: Path) -> dict[str, Any]:
 def _without_paths(evidence: str, folder: Path) -> str:
     """What is recorded names no directory of the machine it was recorded on; what is a library stays one."""
     evidence = _LIBRARIES.sub(r"/usr/lib/\1/", evidence)
-    for path, instead in ((folder, "/home/ada/project"), (HOME.parents[1], "/home/ada/nsa-harness")):
+    names = ((folder, "/home/ada/project"), (folder.parent, "/home/ada"), (HOME.parents[1], "/home/ada/nsa-harness"))
+    for path, instead in names:
         evidence = evidence.replace(str(path), instead)
     return json.dumps(json.loads(evidence))
 
@@ -165,7 +166,7 @@ def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
         "line": place.get("line"),
         "confidence": findings[0]["confidence"] if findings and outcome.get("cause") else None,
         "beside": [one["code"] for one in findings],
-        "summary": outcome["summary"].replace(folder, "project"),
+        "summary": outcome["summary"].replace(folder, "project").replace(str(Path(folder).parent), ""),
         "detected_s": (outcome.get("timing") or {}).get("detected_s"),
         "quiet_s": (outcome.get("timing") or {}).get("quiet_s"),
     }
@@ -185,6 +186,32 @@ def score(home: Path) -> str:
     (home / "score.json").write_text(json.dumps({"figures": figures, "rows": rows}, indent=1) + "\n")
     misses = [f"  {row['program']}: {', '.join(_missed(row))}" for row in rows if _missed(row)]
     return "\n".join([*(f"{name:18} {text}" for name, text in figures.items()), "missed:", *misses])
+
+
+def first_sight() -> list[str]:
+    """For docs/accuracy.md: the figures of every round, as they stood when its programs were first seen."""
+    rounds = [json.loads(path.read_text()) for path in sorted(HOME.glob("*/score.json"))]
+    heads = [f"round {number}, of {len(one['rows'])} programs" for number, one in enumerate(rounds, 1)]
+    names = dict.fromkeys(name for one in rounds for name in one["figures"])
+    return [
+        "## Programs of strangers, at first sight",
+        "",
+        "Whole training programs with ordinary bugs, and their healthy forms, by writers who knew neither rules nor"
+        " corpus. What is guilty, why and which lines to change was sealed before the first run"
+        " (`tests/strangers/sealed.json`); each round is run and scored once, before anything is learnt from it.",
+        "",
+        f"| | {' | '.join(heads)} |",
+        f"| --- |{' ---: |' * len(rounds)}",
+        *(f"| {name} | {' | '.join(one['figures'].get(name, '-') for one in rounds)} |" for name in names),
+        "",
+        "`line`: within two lines of one that a person may change. `certain and wrong`: called certain, and the rank or"
+        " the cause was another.",
+        "",
+        "## Our own corpus",
+        "",
+        "A regression test, since the rules were made with these programs in sight.",
+        "",
+    ]
 
 
 def _judged(truth: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
