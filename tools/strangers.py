@@ -166,7 +166,7 @@ def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
         "line": place.get("line"),
         "confidence": findings[0]["confidence"] if findings and outcome.get("cause") else None,
         "beside": [one["code"] for one in findings],
-        "summary": outcome["summary"].replace(folder, "project").replace(str(Path(folder).parent), ""),
+        "summary": outcome["summary"].replace(folder, "project").replace(str(Path(folder).parent), "").replace(sys.prefix, "/usr"),
         "detected_s": (outcome.get("timing") or {}).get("detected_s"),
         "quiet_s": (outcome.get("timing") or {}).get("quiet_s"),
     }
