@@ -154,6 +154,12 @@ def _without_paths(evidence: str, folder: Path) -> str:
     return json.dumps(json.loads(evidence))
 
 
+def _nameless(text: str, folder: str) -> str:
+    for path, instead in ((folder, "project"), (str(Path(folder).parent), ""), (sys.prefix, "/usr")):
+        text = text.replace(path, instead)
+    return text
+
+
 def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
     culprit, findings = outcome.get("culprit") or {}, outcome.get("findings") or []
     place = culprit.get("place") or (findings[0].get("place") if findings else None) or {}
@@ -166,7 +172,7 @@ def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
         "line": place.get("line"),
         "confidence": findings[0]["confidence"] if findings and outcome.get("cause") else None,
         "beside": [one["code"] for one in findings],
-        "summary": outcome["summary"].replace(folder, "project").replace(str(Path(folder).parent), "").replace(sys.prefix, "/usr"),
+        "summary": _nameless(outcome["summary"], folder),
         "detected_s": (outcome.get("timing") or {}).get("detected_s"),
         "quiet_s": (outcome.get("timing") or {}).get("quiet_s"),
     }
