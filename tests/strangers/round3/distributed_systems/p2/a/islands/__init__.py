@@ -1,0 +1,1 @@
+"""Low-communication training over loosely connected islands."""
