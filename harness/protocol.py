@@ -15,6 +15,7 @@ processes of one host.
     nodes       ..       NODES lines of caller chains, each with the one that called it
     totals      ..       TOTALS counts and hashes of all that was called in a process group
     loaders     ..       LOADERS ring of DataLoaders, and how far the newest iterator of each is
+    keys        ..       KEYS lines that set keys of a store, each with its newest key
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
@@ -54,7 +55,7 @@ U64 = struct.Struct("<Q")
 
 MAGIC = b"NSABOARD"
 LAYOUT = 3
-LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders and mode
+LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders, keys and mode
 
 HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
@@ -179,7 +180,13 @@ LOADERS = 64
 LOADER = struct.Struct("<QQIHBx")
 LOADERS_AT = TOTALS_AT + TOTALS * TOTAL.size
 
-STRINGS_AT = LOADERS_AT + LOADERS * LOADER.size
+KEYS = 32
+# how often a line set a key of a store (0 = empty), time, node: chain of that line, bytes of the key, the newest key
+KEY_LIMIT = 124  # bytes of it, its beginning cut
+KEY = struct.Struct(f"<QQHH{KEY_LIMIT}s")
+KEYS_AT = LOADERS_AT + LOADERS * LOADER.size
+
+STRINGS_AT = KEYS_AT + KEYS * KEY.size
 STRINGS_SIZE = (
     196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
 )

@@ -232,6 +232,11 @@ class BoardWriter:
         if _number_at(self._memory, at)[0] <= number:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
+    def key_set(self, slot: int, count: int, chain: int, key: bytes) -> None:
+        """A line of the program has set a key of a store, for the `count`th time."""
+        at, kept = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
+        protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(kept), kept)
+
     def mode(self, flags: int) -> None:
         """How the newest forward runs, in MODE_ flags."""
         if flags != self._mode:

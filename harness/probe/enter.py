@@ -169,6 +169,7 @@ class ProcessProbe:
         attempt, place = self.trouble.attempt, groups.MeshPlace(board)
         collectives.install(torch, board, self.trouble, lasting, members)
         attempt("store waits", lambda: waits.watch_stores(c10d, lasting))
+        attempt("store keys", lambda: waits.watch_keys(c10d, board, lasting.foreign, self.trouble))
         attempt("handles", lambda: waits.watch_handles(c10d, lasting, compiling_test(torch)))
         attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
 

@@ -16,10 +16,12 @@ from typing import Any
 
 from .. import protocol
 from .board import BoardWriter
+from .chains import Chains
 from .places import innermost, place_text
 from .trouble import TroubleLog
 
 LASTING_NS = 200_000_000
+SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
 REMEMBERED = 4096  # handles that are out; a program that keeps more loses the names of the oldest
 ELLIPSIS = "..."
@@ -139,6 +141,42 @@ def watch_stores(c10d: Any, waits: Waits) -> None:
         method = getattr(c10d.Store, name, None)
         if method is not None:
             setattr(c10d.Store, name, _covered_store(waits, Handle(f"store.{name}"), method))
+
+
+def watch_keys(c10d: Any, board: BoardWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
+    """Which lines of the program set keys of a store, and the newest key of each; not what torch sets itself."""
+    keys = _Keys(board, foreign)
+
+    def covered(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def setter(self: Any, *arguments: Any, **options: Any) -> Any:
+            done, caller = method(self, *arguments, **options), sys._getframe(1)
+            trouble.attempt("store keys", lambda: keys.note(caller, arguments[0] if arguments else options.get("key")))
+            return done
+
+        return setter
+
+    for name in SETTERS:
+        method = getattr(c10d.Store, name, None)
+        if method is not None:
+            setattr(c10d.Store, name, covered(method))
+
+
+class _Keys:
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
+        self._board = board
+        self._foreign = foreign
+        self._chains = Chains(board, foreign)
+        self._counts: dict[int, int] = {}  # by chain, in the order of their slots
+
+    def note(self, caller: Any, key: object) -> None:
+        if caller.f_code.co_filename.startswith(self._foreign):
+            return
+        _, chain, _ = self._chains.of(caller)
+        if chain and (chain in self._counts or len(self._counts) < protocol.KEYS):
+            self._counts[chain] = count = self._counts.get(chain, 0) + 1
+            slot = list(self._counts).index(chain)
+            self._board.key_set(slot, count, chain, str(key).encode("utf-8", "replace"))
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:

@@ -386,6 +386,15 @@ def test_ranks_that_count_their_steps_otherwise_from_the_beginning_are_no_round_
     assert differences(lines, {"0": ((0, 1),)}, {}) == ()
 
 
+def test_the_steps_of_a_rank_without_an_optimizer_say_nothing_of_those_that_have_one() -> None:
+    """An actor, or a parameter server, stays in its first step for ever."""
+    made = rounds([REDUCE], 5)
+    ran = run(made, [replace(one, step=1) for one in made])
+    assert ran.differences() != ()
+    boards = {0: replace(ran.boards[0], steps_s=((1, 0.5),)), 1: ran.boards[1]}
+    assert differences(ran.timelines, {"0": ((0, 1),)}, boards) == ()
+
+
 # Who has not come.
 
 

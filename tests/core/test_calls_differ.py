@@ -205,12 +205,16 @@ def test_a_helper_of_several_callers_is_no_place_but_the_line_above_where_the_ra
     "ways",
     [
         ([frame(30, function="sync"), frame(66)], [frame(32, function="sync"), frame(66)]),
-        ([frame(22)], [frame(35)]),
+        ([frame(30, function="sync")], [frame(35, function="sync")]),
+        ([frame(31, function="mean"), frame(30, function="sync")], [frame(35, function="sync")]),
     ],
-    ids=["two lines of one function", "nothing above"],
+    ids=["below one line", "nothing above", "within a helper"],
 )
-def test_where_no_line_above_parts_them_the_call_itself_is_the_place(ways: Sequence[Sequence[Frame]]) -> None:
-    assert main(stood(run(MADE, FAULTS["left out"][0]), *ways)).place == line(37)
+def test_where_nothing_is_seen_to_decide_it_is_the_line_that_the_other_one_did_not_reach(
+    ways: Sequence[Sequence[Frame]],
+) -> None:
+    place = main(stood(run(MADE, FAULTS["left out"][0]), *ways)).place
+    assert (place and place.line, place and place.function) == (30, "sync")
 
 
 def test_who_stands_behind_a_loop_in_which_another_rank_still_is_went_fewer_rounds() -> None:

@@ -333,7 +333,7 @@ def in_store(key: str, *sources: Source) -> Evidence:
         ("data/path", 72, (0,), "; rank 0 should set it at ada/train.py:72, reached only under `if rank == 0`"),
         ("ready/0", 74, (0,), "; rank 0 should set it at ada/train.py:74"),
         ("ready/x", 74, (1,), "; a rank should set it at ada/train.py:74"),
-        ("go", 37, (1,), "who should have set it the run does not show"),
+        ("go", 40, (0,), "; rank 0 went past it"),
     ],
 )
 def test_a_key_is_told_with_the_line_that_sets_such_a_key(
@@ -388,3 +388,23 @@ def test_a_lock_taken_twice_by_one_thread_is_told_with_the_first_time() -> None:
     twice = Source(file=USER, first=30, text="def main(self):\n    with lock:\n        lock.acquire()")
     found = diagnosed(stalled(rank_snapshot(0, frame(32, function="main")), sources=(twice,))).findings[0]
     assert "; it took that lock at ada/train.py:31, and no thread" in found.claim
+
+
+def test_of_several_threads_that_wait_for_a_lock_the_one_that_took_it_itself_is_told() -> None:
+    """The rank waits for both to end; the other one waits behind it."""
+    evicts = (
+        "def evict(self):\n    with self.lock:\n        pass\ndef pull(self):\n    with self.lock:\n        evict()"
+    )
+    pushes = "def push(self):\n    with self.lock:\n        pass"
+    sources = (Source(file=USER, first=20, text=evicts), Source(file=USER, first=40, text=pushes))
+    join = frame(1119, file="/usr/lib/python3.11/threading.py", function="join")
+    behind = stack(frame(41, function="push"), tid=500, thread="Thread-1")
+    again = stack(frame(21, function="evict"), frame(25, function="pull"), tid=501, thread="Thread-2")
+    main = stack(join, frame(98, function="run"), tid=100)
+    tasks = tuple(task(tid) for tid in (100, 500, 501))
+    rank = rank_snapshot(0, stacks=(behind, again, main), process=process(tasks=tasks))
+    found = diagnosed(stalled(rank, sources=sources)).findings[0]
+    assert (found.code, found.place) == ("lock_cycle", place(21, "evict"))
+    assert "; it took that lock at ada/train.py:24, and no thread" in found.claim
+    unknown = diagnosed(stalled(rank)).findings[0]
+    assert unknown.place == place(98, "run"), "which of them holds it is not known"

@@ -190,16 +190,16 @@ def test_a_transfer_whose_partner_waits_elsewhere_is_explained_by_that_wait() ->
 
 def test_a_receive_against_a_collective_names_what_the_partner_is_in() -> None:
     found = main_finding(stalled(calling(0, "recv", peer=1), in_all_reduce(1, collective(6))))
-    assert (found.code, found.ranks) == ("p2p_unmatched", (0,))
-    assert "and rank 1 stands in all_reduce #6 at ada/train.py:40" in found.claim
+    assert (found.code, found.ranks) == ("p2p_unmatched", (1,))
+    assert "and rank 1 stands in all_reduce #6 at ada/train.py:40; rank 1 went past it" in found.claim
 
 
 def test_a_key_that_nobody_sets_is_named() -> None:
     assert told(unset_key()) == (
         "store_key_missing",
-        (0,),
-        "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too; who"
-        " should have set it the run does not show",
+        (1,),
+        "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too;"
+        " rank 1 went past it; who should have set it the run does not show",
     )
 
 

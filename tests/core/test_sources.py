@@ -128,6 +128,7 @@ def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_
             text="if is_main",
             of_rank=True,
             leaves=False,
+            ends=False,
             varies=True,
         ),
     )

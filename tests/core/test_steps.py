@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
-from nsa_harness.core.evidence.steps import by_step, call_of, entered_s, ledger_table, step_rows
+from nsa_harness.core.evidence.steps import by_step, calls_of, entered_s, ledger_table, step_rows
 
 ZERO_NS = 1_800_000_000_000_000_000
 
@@ -69,7 +69,17 @@ def test_a_collective_comes_from_the_call_of_its_group_that_it_lies_within(
     changes: dict[str, Any], found: bool
 ) -> None:
     made = call(1, **{"entered_s": 1.0, "left_s": 2.0, **changes})
-    assert call_of(trained(calls=(made,)), at(1, 1.5)) == (made if found else None)
+    assert calls_of(trained(calls=(made,)), [at(1, 1.5)]) == ({("0", 1): made} if found else {})
+
+
+def test_calls_within_a_tenth_of_a_millisecond_are_matched_in_their_order_the_newest_first() -> None:
+    """Both clocks are read a moment apart: by their times alone each of these lies within several calls."""
+    made = tuple(call(number, entered_s=1 + number / 1e5, left_s=1 + number / 1e5 + 2e-5) for number in (1, 2, 3))
+    entered = [at(seq, 1 + number / 1e5) for seq, number in ((7, 3), (8, 4), (9, 5))]
+    assert calls_of(trained(calls=made), entered) == {("0", 7): made[0], ("0", 8): made[1], ("0", 9): made[2]}
+    assert calls_of(trained(calls=made), entered[2:]) == {("0", 9): made[2]}, "the older ones are lost"
+    other = at(9, 1.00005, "barrier")
+    assert calls_of(trained(calls=made), [*entered[:2], other])["0", 9] == made[2], "of another kind: the nearest"
 
 
 def test_steps_before_a_hole_in_the_recorder_are_left_out() -> None:

@@ -29,6 +29,7 @@ PIECES = {
     "groups": "groups.Groups._members",
     "mesh": "groups.MeshPlace.consider",
     "store waits": "waits.watch_stores",
+    "store keys": "waits._Keys.note",
     "handles": "waits.watch_handles",
     "waits": "waits.Waits.write_down",
     "beat": "board.BoardWriter.beat",

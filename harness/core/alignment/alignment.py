@@ -138,7 +138,12 @@ def _of_group(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Calls that pair, of different steps: from there on one rank is a round ahead, which shows in nothing else."""
+    """Calls that pair, of different steps: from there on one rank is a round ahead, which shows in nothing else.
+
+    The step of a rank that has no optimizer says nothing of those that have one.
+    """
+    if len({bool(track.board and track.board.steps_s) for track in tracks}) > 1:
+        return None
     shared = min(len(track.events) for track in tracks)
     pairs = [[track.events[at] for track in tracks] for at in range(shared)]
     ahead = [
@@ -169,10 +174,12 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, Board]) -> list[_Track]:
-    """From where all are known: the first number that every recorder holds, else the first whole step."""
+    """From the beginning, or the first number that every recorder holds, or the first whole step."""
     events = {line.rank: line.of_group(group) for line in lines}
     numbered = {rank: [one for one in some if one.seq is not None] for rank, some in events.items()}
-    if all(numbered[rank] or not some for rank, some in events.items()):
+    if all(line.whole and all(one.called for one in events[line.rank]) for line in lines):
+        since, kept = 0, {rank: list(some) for rank, some in events.items()}
+    elif all(numbered[rank] or not some for rank, some in events.items()):
         since = max((some[0].seq or 0 for some in numbered.values() if some), default=0)
         kept = {rank: [one for one in some if (one.seq or 0) >= since] for rank, some in numbered.items()}
     else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame
-from nsa_harness.core.evidence.steps import SETUP, call_of, entered_s
+from nsa_harness.core.evidence.steps import SETUP, calls_of, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
@@ -175,8 +175,9 @@ def _by_group(series: Sequence[Collective]) -> Iterator[list[Collective]]:
 def _numbered(board: Board | None, series: Sequence[Collective]) -> Iterator[Event]:
     """One event for each; a call that enters several is one event with the first one's number."""
     before: Event | None = None
+    calls = calls_of(board, series) if board else {}
     for one in series:
-        event = _entered(board, one)
+        event = _entered(board, one, calls.get((one.group, one.seq)))
         same_call = before is not None and event.call is not None and event.call == before.call
         if before is not None and same_call:
             before = replace(before, done=before.done and event.done)
@@ -188,8 +189,7 @@ def _numbered(board: Board | None, series: Sequence[Collective]) -> Iterator[Eve
         yield before
 
 
-def _entered(board: Board | None, one: Collective) -> Event:
-    call = call_of(board, one) if board else None
+def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
     at_s = (entered_s(board, one) if board else None) or one.created_ns / 1e9
     below = Event(
         group=one.group,

@@ -70,20 +70,6 @@ def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
     return (board.seen,) if board and board.seen else ()
 
 
-def parting_frames(case: Case, rank: int, other: int) -> tuple[list[Frame], tuple[Frame, Frame] | None]:
-    """The frames of the program in which both ranks stand alike, from the outside in, and the first that differ."""
-    pairs = list(zip(own_frames(case, rank), own_frames(case, other), strict=False))
-    at = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
-    if at is None:
-        return [one for one, _ in pairs], None
-    return [one for one, _ in pairs[:at]], pairs[at]
-
-
-def in_one_function(one: Frame, other: Frame) -> bool:
-    """Of the same class too, where that is told."""
-    return (one.file, one.function) == (other.file, other.function)
-
-
 def own_frames(case: Case, rank: int) -> list[Frame]:
     """Of the program, from the outside in."""
     known = case.rank(rank)

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board, Call, CallCount, CaughtException, Frame, Loader, Mark, Mode
+from nsa_harness.core.evidence.evidence import (
+    Board,
+    Call,
+    CallCount,
+    CaughtException,
+    Frame,
+    KeySet,
+    Loader,
+    Mark,
+    Mode,
+)
 from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
@@ -94,6 +104,18 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
             for number, batches, iterators, chain, ended in _ring(
                 data, protocol.LOADER, protocol.LOADERS_AT, protocol.LOADERS
             )
+        ),
+        keys_set=tuple(
+            KeySet(
+                key=key[:length].decode("utf-8", "replace"),
+                count=count,
+                at_s=clock(at_ns),
+                chain=_at(chains, chain, ()),
+            )
+            for count, at_ns, chain, length, key in protocol.KEY.iter_unpack(
+                data[protocol.KEYS_AT : protocol.STRINGS_AT]
+            )
+            if count
         ),
         mode=Mode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
         if mode & protocol.MODE_KNOWN

@@ -87,6 +87,16 @@ class Loader:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeySet:
+    """A line of the program that sets keys of a store."""
+
+    key: str  # the newest, its beginning cut
+    count: int
+    at_s: float
+    chain: tuple[Frame, ...]  # innermost first
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """How the newest forward ran that was inside no other one."""
 
@@ -198,6 +208,7 @@ class Board:
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0: places what the flight recorder saw
     counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
     loaders: tuple[Loader, ...] = ()
+    keys_set: tuple[KeySet, ...] = ()
     mode: Mode | None = None
 
     @property

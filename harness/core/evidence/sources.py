@@ -34,6 +34,7 @@ class Branch:
     text: str  # "if rank == 0", "except ValueError", "continue"
     of_rank: bool  # the condition asks who it is
     leaves: bool  # it lies before the line, and what it holds leaves the loop or the function
+    ends: bool  # it leaves the function, so that whoever stands behind it in the same call did not take it
     varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
 
 
@@ -62,13 +63,19 @@ def _places(value: object) -> Iterator[tuple[str, int]]:
 
 
 def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
-    """Of each line the function that holds it, else the outermost statement; none of what is no Python, or too long."""
+    """Of each line the function that holds it, else the outermost statement, and the functions that call it by name.
+
+    None of what is no Python, or too long.
+    """
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     whole = text.splitlines()
-    spans = {span for line in lines if (span := _span(module.body, line))}
+    functions = [one for one in ast.walk(module) if isinstance(one, _Function)]
+    held = {one.name for one in functions if any(_begin(one) <= line <= (one.end_lineno or 0) for line in lines)}
+    called_at = {line for one in functions for line, name in _calls(one) if name in held}
+    spans = {span for line in lines | called_at if (span := _span(module.body, line))}
     for first, last in sorted(spans):
         if last - first < _MAX_LINES:
             yield Source(file=file, first=first, text="\n".join(whole[first - 1 : last]))
@@ -163,16 +170,53 @@ def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, .
     return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
 
 
-def deciding(sources: Sequence[Source], reached: Place | Frame, other: Place | Frame | None) -> Branch | None:
+def deciding(
+    sources: Sequence[Source], reached: Place | Frame, other: Place | Frame | None, *, same_rank: bool = False
+) -> Branch | None:
     """Why one line was reached, and gone around by whoever stands on another line of the function, or is out of it: the
-    nearest condition around it that is not around both, else the last one before it that may leave its loop."""
+    branch that the other stands in and that leaves before the line, the nearest condition around the line that is not
+    around both, else the last one before it that may leave its loop. Of one rank, which reached the line before, no
+    condition on the rank decides.
+    """
     if other is not None and not same_function(sources, reached, other):
         return None
-    shared = {one.line for one in branches(sources, other)} if other is not None else set()
-    own = [one for one in branches(sources, reached) if one.line not in shared or one.leaves]
+    beside = branches(sources, other) if other is not None else ()
+    shared, stands_in = {one.line for one in beside}, {one.line for one in beside if not one.leaves}
+    own = [one for one in branches(sources, reached) if not (same_rank and one.of_rank)]
+    own = [one for one in own if one.line not in shared or (one.leaves and (one.line in stands_in or not one.ends))]
     own = [one for one in own if one.varies] or own
     around = [one for one in own if not one.leaves]
-    return around[0] if around else own[-1] if own else None
+    inside = [one for one in own if one.leaves and one.line in stands_in]
+    return next(iter([*inside, *around, *reversed(own)]), None)
+
+
+def guard(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
+    """The condition around a line, else around the only line of its file that calls its function."""
+    kept, seen = _excerpt(sources, place.file, place.line), set[str]()
+    while kept is not None and kept.text not in seen:
+        seen.add(kept.text)
+        found = next((one for one in branches(sources, place) if not one.leaves and one.varies), None)
+        calls = [] if found is not None else list(_callers(sources, kept))
+        if len(calls) != 1:
+            return found
+        place = calls[0]
+        kept = _excerpt(sources, place.file, place.line)
+    return None
+
+
+def _callers(sources: Sequence[Source], called: Source) -> Iterator[Place]:
+    name = _function(called)
+    for kept in sources:
+        if kept.file == called.file:
+            lines = (line for line, word in _calls(_tree(kept.text)) if word == name)
+            yield from (Place(file=kept.file, line=line + kept.first - 1, function=_function(kept)) for line in lines)
+
+
+def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each function or method that is called."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute | ast.Name):
+            yield one.lineno, one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id
 
 
 def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS) -> Iterator[Branch]:
@@ -180,7 +224,8 @@ def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt],
     for one, nested in _guards(block, nested=False):
         leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
         if (one.end_lineno or 0) <= line and any(isinstance(each, leaves) for each in one.body):
-            yield _branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
+            ends = not any(isinstance(each, ast.Continue | ast.Break) for each in one.body)
+            yield replace(_branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True), ends=ends)
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
@@ -201,6 +246,7 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
         text=lines[one.lineno - 1].strip().rstrip(":")[:120],
         of_rank=test is not None and _asks_rank(_tree(kept.text), test),
         leaves=leaves,
+        ends=False,
         varies=test is None or _varies(_tree(kept.text), test),
     )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import prod
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
@@ -23,14 +24,35 @@ def entered_s(board: Board, collective: Collective) -> float | None:
     return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
 
 
-def call_of(board: Board, collective: Collective) -> Call | None:
-    """The call from Python that this collective was entered from; None for what DDP and FSDP do below Python."""
+def calls_of(board: Board, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
+    """The calls from Python that they were entered from, by group and number; none for what DDP and FSDP do below it.
+
+    One call may enter several. Of calls within the same tenth of a millisecond each entered one of its own size; the
+    newest are matched first, since the older ones of either side may be lost.
+    """
+    found: dict[tuple[str, int], Call] = {}
+    alike: set[int] = set()  # calls that entered just what they were called for
+    for one in sorted(collectives, key=lambda one: (one.group, one.seq), reverse=True):
+        near = _calls_around(board, one)
+        own = next((call for call in reversed(near) if call.number not in alike and _is_entered_by(one, call)), None)
+        if own is not None:
+            alike.add(own.number)
+        if near:
+            found[one.group, one.seq] = own or near[-1]
+    return found
+
+
+def _calls_around(board: Board, collective: Collective) -> list[Call]:
     at_s = entered_s(board, collective)
     if at_s is None:
-        return None
+        return []
     until = bisect_right(board.calls, at_s + _SLACK_S, key=lambda call: call.entered_s)
     near = board.calls[max(0, until - _NEAR) : until + 1]
-    return next((call for call in reversed(near) if _covers(call, collective.group, at_s)), None)
+    return [call for call in near if _covers(call, collective.group, at_s)]
+
+
+def _is_entered_by(collective: Collective, call: Call) -> bool:
+    return collective.op.endswith(call.op) and call.elements == sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(board: Board, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
@@ -119,7 +141,8 @@ def _spans(board: Board) -> Iterator[tuple[int, float | None, float | None]]:
 
 
 def _tallies(board: Board, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
-    counts = Counter((one.group, one.op, call_of(board, one) is not None) for one in collectives)
+    called = calls_of(board, collectives)
+    counts = Counter((one.group, one.op, (one.group, one.seq) in called) for one in collectives)
     return tuple(
         Tally(group=group, op=op, called=called, count=count) for (group, op, called), count in sorted(counts.items())
     )

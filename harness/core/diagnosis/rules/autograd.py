@@ -23,6 +23,7 @@ from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
+from nsa_harness.core.evidence.sources import guard
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
@@ -245,7 +246,7 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     others = [rank.rank for rank in case.evidence.ranks if rank.rank not in ranks]
     did = "computed it and waited" if confidence > _UNSURE else "did not finish that step"
     waiting = f"; {ranks_text(others)} {did}" if others else ", each another"
-    return _left_without(
+    found = _left_without(
         case,
         unfinished,
         ranks,
@@ -255,6 +256,11 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
         confidence=confidence,
         advice=Cause.UNUSED_PARAMS.row.advice,
     )
+    decides = guard(case.evidence.sources, found.place) if found.place else None
+    if decides is None or found.place is None:
+        return found
+    place = replace(found.place, file=decides.file, line=decides.line, function=decides.function)
+    return replace(found, finding=replace(found.finding, place=place))
 
 
 @rule(RulePhase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))

@@ -33,13 +33,13 @@ from nsa_harness.core.diagnosis.entries import (
 )
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.diagnosis.progress import frames_of, in_one_function, own_frames, parting_frames
+from nsa_harness.core.diagnosis.progress import frames_of, own_frames
+from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
 from nsa_harness.core.evidence.evidence import Board, Ending, Frame
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
     branches,
-    deciding,
     handlers,
     loops_around,
     loops_left,
@@ -148,8 +148,8 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
 def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
     """The line of the function in which a rank that took another order parts from one that did not."""
     others = [rank for rank in everyone if rank not in ranks]
-    _, apart = parting_frames(case, ranks[0], others[0]) if others else ((), None)
-    return place_of(case, ranks[0], apart[0]) if apart and in_one_function(*apart) else None
+    found = turn_between(case, ranks[0], others[0]) if others else None
+    return place_of(case, ranks[0], found.reached) if found and found.in_one_function else None
 
 
 def _link_text(case: Case, link: Link) -> str:
@@ -393,9 +393,10 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
 def _in_order_of_lines(case: Case, found: Difference) -> bool:
     """The ranks stand in one function, those that left the call out further down: they do not make it afterwards."""
     others = [rank for rank in found.everyone if rank not in found.ranks]
-    _, apart = parting_frames(case, found.ranks[0], others[0]) if others else ([], None)
-    known = apart is not None and in_one_function(*apart) and same_function(case.evidence.sources, *apart)
-    return known and apart is not None and apart[0].line > apart[1].line
+    ways = turn_between(case, found.ranks[0], others[0]) if others else None
+    if ways is None or ways.reached is None or ways.stands is None or not ways.in_one_function:
+        return False
+    return same_function(case.evidence.sources, ways.reached, ways.stands) and ways.reached.line > ways.stands.line
 
 
 def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
@@ -415,28 +416,16 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
 def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     """Where the fix belongs: the branch that leads there, else the line at which the ways of the ranks part."""
     others = [rank for rank in found.everyone if rank not in found.ranks]
-    alike, apart = parting_frames(case, ranks[0], others[0]) if others and ranks else ([], None)
-    if apart is not None and in_one_function(*apart):
-        reached, other = apart if found.kind is K.EXTRA else apart[::-1]
-        whose = ranks[0] if found.kind is K.EXTRA else others[0]
-        branch = deciding(case.evidence.sources, reached, other) or _deeper(case, whose, reached)
-        if branch is not None:
-            return _place_of(branch)
-    if alike and apart is not None and not in_one_function(*apart):
-        return place_of(case, ranks[0], alike[-1])
+    if others and ranks:
+        went, stands = (ranks[0], others[0]) if found.kind is K.EXTRA else (others[0], ranks[0])
+        place = turned_off_at(case, stands, own_frames(case, went))
+        if place is not None:
+            return place
     if found.kind in (K.MISSING, K.COUNT) and found.expected is not None:
         rank = next((rank for rank, event in found.entered if event is found.expected), None)
         return event_place(case, rank, found.expected) if rank is not None else found.expected.place
     event = found.event(ranks[0])
     return event_place(case, ranks[0], event) if event else None
-
-
-def _deeper(case: Case, rank: int, reached: Frame) -> Branch | None:
-    """The other rank went through the same function before and is out of it: what decides there is deeper."""
-    frames = own_frames(case, rank)
-    below = frames[frames.index(reached) + 1 :] if reached in frames else []
-    known = (deciding(case.evidence.sources, frame, None) for frame in below)
-    return next((branch for branch in known if branch is not None), None)
 
 
 def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
@@ -475,20 +464,22 @@ def _stands(case: Case, found: Difference) -> _Stands:
     left: dict[int, Loop] = {}
     compared = False
     for one, other in permutations(ranks, 2):
-        _, apart = parting_frames(case, one, other)
-        if apart and in_one_function(*apart):
-            compared |= same_function(case.evidence.sources, *apart)
-            loops = loops_left(case.evidence.sources, inside=apart[1], outside=apart[0])
-            loop = loops[-1] if loops else _loop_of_calls(case, found, one, other, apart[1])
+        ways = turn_between(case, one, other)
+        if ways.reached and ways.stands and ways.in_one_function:
+            compared |= same_function(case.evidence.sources, ways.reached, ways.stands)
+            loops = loops_left(case.evidence.sources, inside=ways.stands, outside=ways.reached)
+            loop = loops[-1] if loops else _loop_of_calls(case, found, one, other, ways.stands)
             left |= {one: loop} if loop else {}
     return _Stands(left=left if len(left) < len(ranks) else {}, compared=compared)
 
 
 def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: Frame) -> Loop | None:
-    """Deeper than the line at which they part the other one is in a loop that has an exit, and calls what this one did
-    until just now."""
+    """Deeper than the line at which they part the other is in a loop with an exit, and calls what this one did of late.
+
+    Below Python it is no line that both call, but a size.
+    """
     mine, theirs = found.event(one), found.event(other)
-    if mine is None or theirs is None or mine.site == theirs.site:
+    if mine is None or theirs is None or mine.site == theirs.site or not theirs.called:
         return None
     line = case.timelines[one].events
     before = line[: index_of(line, mine)][-_LATELY:]

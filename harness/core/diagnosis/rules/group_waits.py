@@ -21,7 +21,9 @@ from nsa_harness.core.diagnosis.case import (
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence
+from nsa_harness.core.diagnosis.progress import own_frames
+from nsa_harness.core.diagnosis.ways import passer, turned_off_at
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.sources import branches, key_setters
 from nsa_harness.core.evidence.stacks import user_frame
@@ -155,10 +157,50 @@ def store_key_given_up(case: Case) -> Explanation | None:
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
 _THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
+_NUMBERS = re.compile(r"\d+")
 
 
 def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, others: str) -> Explanation:
-    """Beside the line that waits the one that sets such a key, and the rank of which the source says so."""
+    """Beside the line that waits: who set such keys before and where it turned off, else what the source says."""
+    said = f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it{others}"
+    setter = _setter(case, key)
+    who: tuple[int, ...]
+    if setter is not None:
+        rank, last = setter
+        turned = turned_off_at(case, rank, tuple(reversed(last.chain)), own=True)
+        who, where = (rank,), turned or place_of(case, rank, last.chain[0])
+        by = f"; rank {rank} set such a key before ({shorten(last.key, 80)}{at(place_of(case, rank, last.chain[0]))})"
+        by += f"{' and turned off' if turned else ''}{at(turned)}"
+    else:
+        who, where, by = _written(case, key)
+    past = None if who or where else passer(case, waiting)
+    if past is not None and not (case.boards.get(past) and case.boards[past].keys_set):
+        way = own_frames(case, waiting[0])
+        who, where, by = (past,), turned_off_at(case, past, way), f"; rank {past} went past it"
+    return explained(
+        Cause.STORE_KEY_MISSING,
+        said + by,
+        ranks=who or tuple(waiting),
+        place=where or place,
+        confidence=0.85 if where else 0.9,
+    )
+
+
+def _setter(case: Case, key: str) -> tuple[int, KeySet] | None:
+    """The one rank that set keys of this form before; of several the one that did so least often."""
+    form = _NUMBERS.sub("#", key)
+    alike = {
+        rank: max(some, key=lambda one: one.at_s)
+        for rank, board in case.boards.items()
+        if (some := [one for one in board.keys_set if _NUMBERS.sub("#", one.key) == form and one.chain])
+    }
+    fewest = min((one.count for one in alike.values()), default=0)
+    behind = [(rank, one) for rank, one in alike.items() if one.count == fewest]
+    return behind[0] if len(behind) == 1 else None
+
+
+def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
+    """The line of the source that sets such a key, and the rank of which it says so."""
     sources = case.evidence.sources
     line, found = next(key_setters(sources, key), (None, None))
     tests = [one for one in branches(sources, line) if one.of_rank] if line else []
@@ -166,17 +208,9 @@ def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, ot
         *(found.groups() if found else ()),
         *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
     ]
-    who = [int(one) for one in numbers if one.isdigit() and int(one) < case.evidence.world_size][:1]
+    who = tuple(int(one) for one in numbers if one.isdigit() and int(one) < case.evidence.world_size)[:1]
     only = f", reached only under `{tests[0].text}`" if tests else ""
-    by = f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}" if line else ""
-    return explained(
-        Cause.STORE_KEY_MISSING,
-        f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it"
-        f"{others}{by}",
-        ranks=tuple(who or waiting),
-        place=line or place,
-        confidence=0.85 if line else 0.9,
-    )
+    return who, line, f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}" if line else ""
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)

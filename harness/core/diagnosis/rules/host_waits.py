@@ -151,7 +151,7 @@ def lock_cycle(case: Case) -> Explanation | None:
     root, ranks = locked[0], _alike(locked)
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
-    what, why = "a lock", f"{_holder(case, root)}no thread of the process is left that could release it"
+    what, why = "a lock", f"{_holder(case, root, place)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in locked)
         what = f"a lock on {root.target or 'a file'}"
@@ -167,12 +167,14 @@ def lock_cycle(case: Case) -> Explanation | None:
     )
 
 
-def _holder(case: Case, root: Wait) -> str:
+def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
     """The thread that took the lock, as the source of the lines shows that it stands in."""
+    if wanted is None:
+        return ""
     looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
     for stack in (one for rank in looked if rank.rank == root.rank for one in rank.stacks):
-        own = root.user is not None and root.user in stack.frames
-        held = taken_at(case.evidence.sources, root.user, stack.frames) if root.user else None
+        own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
+        held = taken_at(case.evidence.sources, wanted, stack.frames)
         if held is not None:
             return f"{'it' if own else f'its thread {stack.thread or stack.tid}'} took that lock{at(held)}, and "
     return ""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import departure, last_round
+from nsa_harness.core.alignment.timeline import Event
 from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
+from nsa_harness.core.diagnosis.ways import passer, turned_off_at
 from nsa_harness.core.evidence.sources import deciding, loops_around
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
@@ -43,7 +46,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         place=(departed[1] if departed else None) or wait_place(case, roots[0]),
         step=departed[3] if departed else None,
         parties=_parties(case),
-        confidence=0.9 if departed or _in_transfers(roots) else 0.8,
+        confidence=0.9 if (departed and departed[3] is not None) or _in_transfers(roots) else 0.8,
         proof=dump_proof(case, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
         " same half, let one of them begin with the other, or use batch_isend_irecv.",
@@ -75,15 +78,16 @@ def _in_transfer(root: Wait) -> bool:
 
 
 def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
-    """The one rank, of those that wait and those waited for, that did not do as in its rounds before."""
+    """The one rank, of those that are waited for, that did not do as in its rounds before."""
     concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     lines = {rank: case.timelines[rank] for rank in concerned if rank in case.timelines}
-    gone = {rank: event for rank, line in lines.items() if (event := last_round(line))}
+    awaited = {rank: line for rank, line in lines.items() if any(rank in root.peers for root in roots)}
+    gone = {rank: event for rank, line in awaited.items() if (event := last_round(line))}
     if len(gone) == 1:
         ((rank, last),) = gone.items()
         why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
         return rank, _exit(case, last.place), why, last.step
-    left = {rank: one for rank, line in lines.items() if (one := departure(line))}
+    left = {rank: one for rank, line in awaited.items() if (one := departure(line))}
     if len(left) == 1:
         ((rank, found),) = left.items()
         why = f"left out {found.due.op}{at(found.due.place)} in its round"
@@ -92,7 +96,23 @@ def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str
     if len(turned) == 1:
         ((rank, call),) = turned.items()
         return rank, call.place, f"had another partner each time before in {call.op}{at(call.place)}", call.step
-    return None
+    return None if gone or left or turned else _went_past(case, roots)
+
+
+def _went_past(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
+    rank = passer(case, [root.rank for root in roots])
+    if rank is None:
+        return None
+    waiting = next(root.rank for root in roots if rank in root.peers)
+    made = _transfers(case, rank, waiting) or _transfers(case, waiting, rank)
+    way = tuple(reversed(made[-1].chain)) if made else own_frames(case, waiting)
+    place = turned_off_at(case, rank, way)
+    return rank, place, f"went past it without its half; or rank {waiting} makes one too many", None
+
+
+def _transfers(case: Case, rank: int, partner: int) -> list[Event]:
+    """Those with this partner of which the callers are known."""
+    return [one for one in case.timelines[rank].events if one.transfer and one.root == partner and one.chain]
 
 
 def _decided_at(case: Case, place: Place | None) -> Place | None:

@@ -21,6 +21,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.sources import taken_at
 from nsa_harness.core.evidence.stacks import is_poller, user_frame
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
@@ -130,18 +131,27 @@ def open_thread_wait(case: Case) -> Explanation | None:
 
 
 def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
-    """The only other thread with a line of the user's, where the rank waits for a thread; and its call for bytes."""
+    """The thread with a line of the user's that the rank waits for, and its call for bytes.
+
+    None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself.
+    """
     seen = _seen(case, root)
     stack = rank_stack(seen) if seen else None
     if seen is None or stack is None or not waits_for_a_thread(stack.frames):
         return None
     others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
+    others = [one for one in others if _takes_again(case, one)] or others
     lines = {user_frame(one.frames) for one in others}
     if len(lines) != 1:
         return None
     tasks = seen.process.tasks if seen.process else ()
     syscall = next((task.syscall for task in tasks if task.tid == others[0].tid), "")
     return others[0], "" if syscall in ("futex", "running") else syscall
+
+
+def _takes_again(case: Case, stack: Stack) -> bool:
+    wanted = user_frame(stack.frames)
+    return wanted is not None and taken_at(case.evidence.sources, wanted, stack.frames) is not None
 
 
 def line_behind(case: Case, root: Wait) -> Place | None:

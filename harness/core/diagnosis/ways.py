@@ -1,0 +1,72 @@
+"""The way that leads to a call, and the line at which a rank that did not make the call turned off from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsa_harness.core.diagnosis.case import Case, hung_roots, place_of
+from nsa_harness.core.diagnosis.progress import own_frames
+from nsa_harness.core.evidence.evidence import Frame
+from nsa_harness.core.evidence.sources import deciding
+from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.wait import WaitKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Where a rank left the way: in one function, or into another one."""
+
+    alike: tuple[Frame, ...]  # shared lines, from the outside in
+    reached: Frame | None  # the first line of the way that it does not stand in; None where it stands in them all
+    stands: Frame | None  # where it stands instead
+    deeper: tuple[Frame, ...]  # of the way, behind `reached`
+
+    @property
+    def in_one_function(self) -> bool:
+        """The ways part at lines of it; of the same class too, where that is told."""
+        if self.reached is None or self.stands is None or self.reached.file != self.stands.file:
+            return False
+        one, other = self.reached.function, self.stands.function
+        return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
+
+
+def turn(way: Sequence[Frame], stands: Sequence[Frame]) -> Turn:
+    """Both from the outside in, of the program's own frames."""
+    pairs = list(zip(way, stands, strict=False))
+    at = next((at for at, (one, two) in enumerate(pairs) if (one.file, one.line) != (two.file, two.line)), len(pairs))
+    reached, stands_at = pairs[at] if at < len(pairs) else (None, None)
+    return Turn(alike=tuple(way[:at]), reached=reached, stands=stands_at, deeper=tuple(way[at + 1 :]))
+
+
+def turn_between(case: Case, rank: int, other: int) -> Turn:
+    """Where the second one stands elsewhere than the first."""
+    return turn(own_frames(case, rank), own_frames(case, other))
+
+
+def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = False) -> Place | None:
+    """What decided that the rank went another way, else the line of the way that it did not take.
+
+    Where it went through the same function before and is out of it, what decides there is deeper. `own`: the rank went
+    this way before.
+    """
+    found = turn(way, own_frames(case, rank))
+    if found.reached is None:
+        return None
+    if not found.in_one_function:
+        return place_of(case, rank, found.alike[-1]) if found.alike else None
+    sources = case.evidence.sources
+    below = (one for frame in found.deeper if (one := deciding(sources, frame, None, same_rank=own)))
+    branch = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
+    if branch is None:
+        return place_of(case, rank, found.reached)
+    return Place(file=branch.file, line=branch.line, function=branch.function)
+
+
+def passer(case: Case, waiting: Sequence[int]) -> int | None:
+    """The one rank that went past what the others wait in, and stands in a collective; None where several do, or none.
+
+    All of them are roots: they wait for each other.
+    """
+    roots = [one.rank for one in hung_roots(case) if one.kind is WaitKind.COLLECTIVE and one.rank not in waiting]
+    return roots[0] if len(roots) == 1 else None

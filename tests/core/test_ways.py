@@ -1,0 +1,203 @@
+"""Where a rank turned off from the way that leads to a call, and what decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from textwrap import dedent
+
+import pytest
+from builders import USER, board, call, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
+from lockstep import line
+
+from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.ways import passer, turn, turned_off_at
+from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Frame, KeySet, Source
+from nsa_harness.core.evidence.sources import excerpts, guard
+from nsa_harness.core.report import Finding
+from nsa_harness.core.verdict.verdict import judge
+
+PROGRAM = dedent(
+    """\
+    def hour(self, clicks):
+        if clicks is None:
+            self.merge(0)
+            return
+        self.roll()
+        for batch in clicks:
+            if batch.last:
+                self.sync()
+        self.merge(1)
+
+    def roll(self):
+        if self.rank == 0:
+            self.publish()
+
+    def publish(self):
+        if self.score <= self.best:
+            return
+        self.store.set(f"epoch{self.epoch}", self.score)
+
+    def epoch(self):
+        for batch in self.batches:
+            if batch.bad:
+                continue
+            self.sync()
+            self.log()
+
+    def forward(self, batch):
+        if batch.masks:
+            self.mask_loss(batch)
+
+    def mask_loss(self, batch):
+        return self.mask_head(batch)
+    """
+)
+
+
+def at(text: str) -> int:
+    return next(number for number, one in enumerate(PROGRAM.splitlines(), start=1) if text in one)
+
+
+def there(text: str, function: str) -> Frame:
+    return frame(at(text), function=function)
+
+
+MAIN = frame(60, function="main")
+SOURCES = tuple(excerpts(USER, PROGRAM, set(range(1, len(PROGRAM.splitlines())))))
+PUBLISHES = (MAIN, there("self.roll()", "hour"), there("self.publish()", "roll"), there("store.set", "publish"))
+
+
+def case(stands: Sequence[Frame], waits: Sequence[Frame] = (), *boards: Board, sources: Sequence[Source]) -> Case:
+    """Rank 0 stands there in a collective, rank 1 in a wait for a key of a store. Frames from the outside in."""
+    seen = evidence_of(stands, waits, *boards, sources=sources)
+    return Case(evidence=seen, judgement=judge(seen))
+
+
+def evidence_of(
+    stands: Sequence[Frame], waits: Sequence[Frame], *boards: Board, sources: Sequence[Source] = SOURCES
+) -> Evidence:
+    own = boards or (inside(0, call(1, left_s=None)), inside(1, call(1, "wait store.get", left_s=None, key="epoch3")))
+    leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    looks = [rank_snapshot(rank, leaf, *reversed(way), board=own[rank]) for rank, way in enumerate((stands, waits))]
+    ranks = tuple(rank_evidence(rank, board=one) for rank, one in enumerate(own))
+    return replace(stalled(*looks, ranks=ranks), sources=tuple(sources))
+
+
+def inside(rank: int, now: Call, *keys: KeySet) -> Board:
+    return board(rank=rank, calls=(now,), keys_set=keys)
+
+
+@pytest.mark.parametrize(
+    ("stands", "decides"),
+    [
+        # It stands within the branch that leaves before the line.
+        ((MAIN, there("self.merge(0)", "hour")), "if clicks is None"),
+        # It went through the same function and is out of it: what decides is deeper.
+        ((MAIN, there("self.merge(1)", "hour")), "if self.rank == 0"),
+        ((MAIN, there("self.merge(1)", "Trainer.hour")), "if self.rank == 0"),
+        # In another function nothing is known to decide: where the ways part.
+        ((MAIN, frame(80, function="train")), None),
+        ((frame(61, function="main"),), "if clicks is None"),
+    ],
+    ids=["within a branch", "deeper", "with its class", "another function", "another line above"],
+)
+def test_a_rank_turned_off_where_the_ways_part_or_where_that_was_decided(
+    stands: Sequence[Frame], decides: str | None
+) -> None:
+    found = turned_off_at(case(stands, PUBLISHES, sources=SOURCES), 0, PUBLISHES)
+    assert (found and found.line) == (MAIN.line if decides is None else at(decides))
+
+
+def test_a_jump_to_the_next_round_may_have_been_taken_by_who_stands_behind_it_now() -> None:
+    way = (MAIN, frame(at("            continue") + 1, function="epoch"))
+    found = turned_off_at(case((MAIN, there("self.log()", "epoch")), way, sources=SOURCES), 0, way)
+    assert (found and found.line) == at("if batch.bad")
+
+
+def test_of_a_rank_that_went_the_way_before_no_condition_on_the_rank_decides() -> None:
+    seen = case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=SOURCES)
+    found = turned_off_at(seen, 0, PUBLISHES, own=True)
+    assert found is not None
+    assert (found.line, found.function) == (at("if self.score"), "publish")
+
+
+def test_without_its_source_it_is_the_line_of_the_way_that_was_not_taken() -> None:
+    found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=()), 0, PUBLISHES)
+    assert (found and found.line) == at("self.roll()")
+    assert turned_off_at(case(PUBLISHES, PUBLISHES, sources=SOURCES), 0, PUBLISHES) is None, "it stands there"
+
+
+def test_the_ways_part_at_the_first_line_that_differs() -> None:
+    one, other = (MAIN, frame(3, function="a.step"), frame(9)), (MAIN, frame(5, function="step"))
+    found = turn(one, other)
+    assert (found.alike, found.reached, found.stands, found.deeper) == ((MAIN,), one[1], other[1], (one[2],))
+    assert found.in_one_function
+    assert not turn((MAIN, frame(3, function="a.step")), (MAIN, frame(5, function="b.step"))).in_one_function
+    assert not turn((MAIN,), (MAIN,)).in_one_function
+
+
+def told(seen: Evidence) -> Finding:
+    return diagnose(seen, judge(seen)).findings[0]
+
+
+def key_set(key: str, count: int, way: Sequence[Frame] = PUBLISHES) -> KeySet:
+    return KeySet(key=key, count=count, at_s=1.0, chain=tuple(reversed(way)))
+
+
+WAITS = call(1, "wait store.get", left_s=None, key="epoch3")
+STANDS = (MAIN, there("self.merge(1)", "hour"))
+
+
+def test_who_set_such_keys_before_is_told_with_what_let_it_out_before_the_line() -> None:
+    boards = inside(0, call(1, left_s=None), key_set("epoch2", 3)), inside(1, WAITS, key_set("seen", 9))
+    found = told(evidence_of(STANDS, (MAIN, frame(70)), *boards))
+    assert (found.code, found.ranks, found.place) == (
+        "store_key_missing",
+        (0,),
+        replace(line(at("if self.score")), function="publish"),
+    )
+    assert "; rank 0 set such a key before (epoch2 at ada/train.py:18) and turned off at ada/train.py:16" in found.claim
+
+
+def test_of_several_that_set_such_keys_the_one_that_did_it_less_often_is_behind() -> None:
+    boards = inside(0, call(1, left_s=None), key_set("epoch2", 3)), inside(1, WAITS, key_set("epoch7", 4))
+    assert told(evidence_of(STANDS, (MAIN, frame(70)), *boards)).ranks == (0,)
+    alike = boards[0], inside(1, WAITS, key_set("epoch7", 3))
+    assert told(evidence_of(STANDS, (MAIN, frame(70)), *alike, sources=())).ranks == (1,), "nobody is behind"
+
+
+def test_a_rank_that_sets_keys_of_another_form_went_past_nothing() -> None:
+    seen = evidence_of(STANDS, (MAIN, frame(70)), sources=())
+    assert told(seen).ranks == (0,)
+    boards = inside(0, call(1, left_s=None), key_set("aa55", 1)), inside(1, WAITS)
+    assert told(evidence_of(STANDS, (MAIN, frame(70)), *boards, sources=())).ranks == (1,)
+
+
+def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() -> None:
+    seen = case(STANDS, (MAIN, frame(70)), sources=())
+    assert passer(seen, [1]) == 0
+    assert passer(seen, [0, 1]) is None
+    leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    pairs = (inside(1, call(1, "recv", left_s=None, peer=2)), inside(2, call(1, "recv", left_s=None, peer=1)))
+    receive = [rank_snapshot(one.rank or 0, leaf, frame(70), board=one) for one in pairs]
+    apart = stalled(replace(in_all_reduce(0), board=inside(0, call(1, left_s=None))), *receive)
+    assert passer(Case(evidence=apart, judgement=judge(apart)), [1, 2]) is None, "they wait for each other alone"
+    both = stalled(in_all_reduce(0), in_all_reduce(1))
+    assert passer(Case(evidence=both, judgement=judge(both)), []) is None
+
+
+def test_a_line_under_no_condition_is_guarded_by_the_one_around_its_only_caller() -> None:
+    found = guard(SOURCES, line(at("self.mask_head")))
+    assert found is not None
+    assert (found.text, found.line) == ("if batch.masks", at("if batch.masks"))
+    assert guard(SOURCES, line(at("self.merge(0)"))) is not None
+    twice = tuple(excerpts(USER, PROGRAM + "    self.mask_loss(batch)\n", {at("self.mask_head")}))
+    assert guard(twice, line(at("self.mask_head"))) is None, "which of them was meant is not known"
+    assert guard((), line(3)) is None
+
+
+def test_the_functions_that_call_one_are_kept_with_it() -> None:
+    kept = excerpts(USER, PROGRAM, {at("self.mask_head")})
+    assert [one.text.split("(")[0] for one in kept] == ["def forward", "def mask_loss"]
