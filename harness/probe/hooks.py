@@ -276,7 +276,7 @@ class Loaders:
     def _begin(self, iterator: Any, known: _Loader) -> None:
         known.iterators += 1
         known.batches, known.ended = 0, False
-        known.chain = self._chains.of(sys._getframe(2))[1]
+        known.chain = self._chains.of(sys._getframe(2)).node
         self._iterators[iterator] = known, known.iterators
         self._tell(known)
 
