@@ -162,7 +162,7 @@ def _both_calls(board: BoardWriter, trouble: TroubleLog) -> tuple[Any, Any]:
 
 
 def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
-    """What one call costs more with the hook, called from as many frames deep: time of this thread, which is all its."""
+    """What one call costs more with the hook, called from as many frames deep; time of this thread."""
     if depth:
         return _call_ns(hooked, bare, depth - 1)
     value = torch.ones(4)

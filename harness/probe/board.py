@@ -263,15 +263,25 @@ class BoardWriter:
     def count_collectives(self, enqueued: int, completed: int) -> None:
         protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
 
-    def fact(self, name: str, value: str) -> None:
-        """Something that holds from here on; said again under the same name, it replaces what was said before."""
+    def fact(self, name: str, value: str) -> int:
+        """Something that holds from here on; said again under the same name, it replaces what was said before.
+
+        The result is where a value that was never said before stands, 0 = nowhere: `rewrite` writes over it there.
+        """
         with self._lock:
-            pair = self._append(name), self._append(value)
+            key = self._append(name)
+            at = protocol.STRINGS_AT + self._strings_used + protocol.STRING_LENGTH.size
+            pair = key, self._append(value)
             (used,) = protocol.FACTS_USED.unpack_from(self._memory, protocol.FACTS_USED_AT)
             if used == protocol.FACTS or 0 in pair:
-                return
+                return 0
             protocol.FACT.pack_into(self._memory, protocol.FACTS_AT + used * protocol.FACT.size, *pair)
             protocol.FACTS_USED.pack_into(self._memory, protocol.FACTS_USED_AT, used + 1)
+            return at
+
+    def rewrite(self, at: int, value: str) -> None:
+        """Another value of the same length, in plain ASCII."""
+        self._memory[at : at + len(value)] = value.encode("ascii")
 
     def count_device(self, recorded: int, completed: int, *, changed: bool) -> None:
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
