@@ -15,7 +15,7 @@ from .board import BoardWriter
 from .chains import Chains
 from .groups import Groups
 from .hooks import compiling_test
-from .replicas import note_broadcast
+from .replicas import note_broadcast, note_reduced
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -210,6 +210,8 @@ class _Recorder:
                     group = self._board.string(said.group_name(arguments, options))
                 elif said.op == "broadcast":
                     note_broadcast(said.payload(arguments, options))
+            if said.sums:
+                self._note_sum(said, arguments, options)
             call_hash = said.hash and (said.hash ^ chain.hash) + elements
         except Exception as error:
             self._trouble.note("collective details", error)
@@ -225,6 +227,13 @@ class _Recorder:
             self._trouble.note("collectives", error)
             return -1
         return number
+
+    def _note_sum(self, said: CallArguments, arguments: Any, options: Any) -> None:
+        """Until the first step is done: what the whole job sums, which may be the gradients of replicas."""
+        if self._board.step > 1 or self._board.step_done:
+            said.sums = False
+        elif (group := said.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
+            note_reduced(said.payload(arguments, options))
 
     def _regroup(self, op: str) -> None:
         """Where groups are made, the new ones are told."""
@@ -308,6 +317,7 @@ class CallArguments:
         self.dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
         self.payload = _argument(function, *PAYLOADS) or _nothing
+        self.sums = name == "all_reduce"
         self._world_size = _argument(function, "world_size")
         self.payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
