@@ -153,6 +153,9 @@ FACT_GROUP = "group "  # and the group's name; the value its members' global ran
 FACT_BACKEND = "backend"  # of the default process group: "gloo", "cpu:gloo,cuda:nccl"
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
 FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward: "3 ValueError run.py:30:forward"
+# And the same number; the value is written over: "1 0000000012 0000000057 0000000009", that number again, how often
+# this was raised at this place, the newest step, and the node: the program's own lines from there outwards.
+FACT_CAUGHT_AGAIN = "again "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 STEPPED_JOIN = " < "
 FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above

@@ -14,6 +14,7 @@ from .. import protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _monotonic_ns = time.monotonic_ns
 _pack_slot = protocol.SLOT.pack_into
@@ -23,6 +24,7 @@ _number_at = protocol.U64.unpack_from
 _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
+_SHORT_NS = 100_000  # a quiet of less is not compared with the longest: limits are made of seconds
 # FNV-1a over 64 bits, a call at a time: cheap, and another order is another hash.
 _HASH_START, _HASH_FACTOR, _HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
@@ -32,6 +34,14 @@ class _Slots(_thread._local):
 
     training: list[int] | None = None
     events: list[int] | None = None
+
+
+class Inside(_thread._local):
+    """What a thread calls: looked up once a call, where an attribute of the thread's own is looked up each time."""
+
+    def __init__(self) -> None:
+        # The number of the collective it is in, 0 = none, -1 = one that is not on the board; its slot for events.
+        self.call: list[Any] = [0, None]
 
 
 class BoardWriter:
@@ -57,11 +67,11 @@ class BoardWriter:
         self._mode = 0
         self._gaps = [0] * protocol.GAP_COUNT
         self._last_at = _monotonic_ns()
-        self._last_kind = 0
+        self._last_what = 0
         self.step = 1
         self._position = 0
         self.step_done = False
-        self._call_numbers = itertools.count(1)
+        self._next_call = itertools.count(1).__next__
         self._lock = _thread.allocate_lock()
         self.live = True
         self.over = False  # the interpreter is on its way out
@@ -111,29 +121,17 @@ class BoardWriter:
             self._position = position = self._position + 1
             # As `_write` does, without the price of a call.
             slot[2] = marks = slot[2] + 1
-            if now - self._last_at > self._gaps[self._last_kind]:
+            if now - self._last_at > _SHORT_NS:
                 self._note_gap(now - self._last_at)
             self._last_at = now
-            self._last_kind = what >> _KIND_SHIFT
-            what |= self.step
-            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
+            self._last_what = what = what | self.step
+            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, marks ^ position ^ what ^ now)
         except Exception as error:
             self._give_up(error)
 
-    def note(self, what: int, now: int = 0) -> int:
-        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it.
-
-        The result is the thread's native id, 0 where nothing can be written.
-        """
-        try:
-            slot = self._threads.events
-            if slot is None:
-                slot = self._threads.events = self._claim_slot()
-            self._write(slot, now or _monotonic_ns(), what)
-            return slot[1]
-        except Exception as error:
-            self._give_up(error)
-            return 0
+    def note(self, what: int) -> None:
+        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
+        self._write(self.events(), _monotonic_ns(), what)
 
     def finish_step(self, gradients: int = 0) -> None:
         """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
@@ -161,21 +159,23 @@ class BoardWriter:
         entered_ns: int | None = None,
         chain: int = 0,
         flags: int = 0,
+        slot: list[int] | None = None,
         what: int = 0,
     ) -> int:
         """A collective is called from Python, or a wait has lasted since `entered_ns`. The result is the call's number.
 
-        `elements` is a number, `peer` a global rank, `chain` a node, and the others are strings. With a mark for the
-        thread that calls, it notes that as well.
+        `elements` is a number, `peer` a global rank, `chain` a node, and the others are strings. With the slot of the
+        thread that calls and a mark for it, it notes that as well.
         """
-        number = next(self._call_numbers)
+        number = self._next_call()
         now = _monotonic_ns()
-        tid = self.note(what, now) if what else 0
+        if slot is not None:
+            self._write(slot, now, what)
         _pack_call(
             self._memory,
-            _call_at(number),
+            _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE,
             number,
-            now if entered_ns is None else entered_ns,
+            entered_ns or now,
             0,
             elements,
             self.step,
@@ -188,30 +188,31 @@ class BoardWriter:
             flags,
             peer,
             chain,
-            tid,
+            slot[1] if slot is not None else 0,
         )
         return number
 
-    def leave_call(self, number: int, what: int = 0) -> None:
+    def leave_call(self, number: int, slot: list[int] | None = None, what: int = 0) -> None:
         """... and has returned. A call that waited while 1024 others came and went has lost its place."""
-        now, at = _monotonic_ns(), _call_at(number)
-        if what:
-            self.note(what, now)
+        now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
+        if slot is not None:
+            self._write(slot, now, what)
         if _number_at(self._memory, at)[0] == number:
             _set_time(self._memory, at + _LEFT_AT, now)
 
     def count_call(self, group: int, call_hash: int) -> None:
         """Of a group, all that was ever called and in which order: what the ring of calls forgets."""
+        total = self._totals.get(group) or self._new_total(group)
+        if total is None:
+            return
         with self._lock:
-            total = self._totals.get(group)
-            if total is None:
-                if len(self._totals) == protocol.TOTALS:
-                    return
-                at = protocol.TOTALS_AT + len(self._totals) * protocol.TOTAL.size
-                total = self._totals[group] = [at, 0, _HASH_START]
             total[1] = calls = total[1] + 1
             total[2] = rolled = (total[2] ^ call_hash) * _HASH_FACTOR & _HASH_MASK
             _pack_total(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
+
+    def events(self) -> list[int]:
+        """The slot of this thread for all that is no training."""
+        return self._threads.events or self._new_events()
 
     def node(self, place: int, caller: int) -> int:
         """The number of a line that was reached from `caller`, 0 = from nowhere; 0 when there is no room."""
@@ -267,15 +268,25 @@ class BoardWriter:
     def count_collectives(self, enqueued: int, completed: int) -> None:
         protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
 
-    def fact(self, name: str, value: str) -> None:
-        """Something that holds from here on; said again under the same name, it replaces what was said before."""
+    def fact(self, name: str, value: str) -> int:
+        """Something that holds from here on; said again under the same name, it replaces what was said before.
+
+        The result is where a value that was never said before stands, 0 = nowhere: `rewrite` writes over it there.
+        """
         with self._lock:
-            pair = self._append(name), self._append(value)
+            key = self._append(name)
+            at = protocol.STRINGS_AT + self._strings_used + protocol.STRING_LENGTH.size
+            pair = key, self._append(value)
             (used,) = protocol.FACTS_USED.unpack_from(self._memory, protocol.FACTS_USED_AT)
             if used == protocol.FACTS or 0 in pair:
-                return
+                return 0
             protocol.FACT.pack_into(self._memory, protocol.FACTS_AT + used * protocol.FACT.size, *pair)
             protocol.FACTS_USED.pack_into(self._memory, protocol.FACTS_USED_AT, used + 1)
+            return at
+
+    def rewrite(self, at: int, value: str) -> None:
+        """Another value of the same length, in plain ASCII."""
+        self._memory[at : at + len(value)] = value.encode("ascii")
 
     def count_device(self, recorded: int, completed: int, *, changed: bool) -> None:
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
@@ -287,14 +298,28 @@ class BoardWriter:
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
 
     def _write(self, slot: list[int], now: int, what: int) -> None:
-        position = self._position
-        slot[2] = marks = slot[2] + 1
-        if now - self._last_at > self._gaps[self._last_kind]:
-            self._note_gap(now - self._last_at)
-        self._last_at = now
-        self._last_kind = what >> _KIND_SHIFT
-        what |= self.step
-        _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, now ^ marks ^ what ^ position)
+        try:
+            position = self._position
+            slot[2] = marks = slot[2] + 1
+            if now - self._last_at > _SHORT_NS:
+                self._note_gap(now - self._last_at)
+            self._last_at = now
+            self._last_what = what = what | self.step
+            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, marks ^ position ^ what ^ now)
+        except Exception as error:
+            self._give_up(error)
+
+    def _new_total(self, group: int) -> list[int] | None:
+        """For a group that nobody counted before; None where there is no room."""
+        with self._lock:
+            number = len(self._totals)
+            if number == protocol.TOTALS:
+                return None
+            return self._totals.setdefault(group, [protocol.TOTALS_AT + number * protocol.TOTAL.size, 0, _HASH_START])
+
+    def _new_events(self) -> list[int]:
+        self._threads.events = slot = self._claim_slot()
+        return slot
 
     def _give_up(self, error: Exception) -> None:
         """The program that marks must not notice: from here on nothing of this process reaches the board."""
@@ -345,8 +370,10 @@ class BoardWriter:
         return protocol.SLOTS - 1
 
     def _note_gap(self, quiet_ns: int) -> None:
-        self._gaps[self._last_kind] = quiet_ns
-        protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + self._last_kind * protocol.GAP.size, quiet_ns)
+        kind = self._last_what >> _KIND_SHIFT
+        if quiet_ns > self._gaps[kind]:
+            self._gaps[kind] = quiet_ns
+            protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + kind * protocol.GAP.size, quiet_ns)
 
 
 def _call_at(number: int) -> int:

@@ -15,7 +15,7 @@ from .board import BoardWriter
 from .chains import Chains
 from .groups import Groups
 from .hooks import compiling_test
-from .replicas import note_broadcast
+from .replicas import note_broadcast, note_reduced
 from .trouble import TroubleLog
 from .waits import Handle, Waits
 
@@ -125,6 +125,7 @@ class _Recorder:
         self._board = board
         self._trouble = trouble
         self._waits = waits
+        self._tensor_type = torch.Tensor
         self._work_type = c10d.Work
         self._is_compiling = compiling_test(torch)
         self._groups = groups
@@ -135,20 +136,31 @@ class _Recorder:
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, entered and left on the board. A collective inside another one is part of that one."""
         said = CallArguments(self._torch, self._c10d, self._board, name, function)
-        entered, returned = self._board.what("collective", name), self._board.what("returned", name)
-        is_compiling, inside = self._is_compiling, self._waits.inside
-        enter, leave, remember = self._enter, self._leave, self._remember
+        # Looked up once: this is all that happens at a call besides the call.
+        returned, changes_groups = self._board.what("returned", name), name in GROUP_ENDERS
+        is_compiling, inside, first = self._is_compiling, self._waits.inside, self._first
+        getframe = sys._getframe
+        enter, remember, regroup = self._enter, self._remember, self._regroup
+        leave_call, note = self._board.leave_call, self._trouble.note
 
         @functools.wraps(function)
         def collective(*arguments: Any, **options: Any) -> Any:
-            if is_compiling() or inside.number:
+            if is_compiling():
                 return function(*arguments, **options)
-            inside.number = number = enter(said, arguments, options, entered)
+            call = inside.call
+            if call[0]:
+                return function(*arguments, **options)
+            call[0] = number = enter(said, arguments, options, call[1] or first(call), getframe(1))
             try:
                 result = function(*arguments, **options)
             finally:
-                inside.number = 0
-                leave(number, returned, name)
+                call[0] = 0
+                try:
+                    leave_call(number, call[1], returned)
+                except Exception as error:
+                    note("collectives", error)
+                if changes_groups:
+                    regroup(name)
             if result is not None:
                 remember(number, said, arguments, options, result)
             return result
@@ -161,49 +173,73 @@ class _Recorder:
 
         @functools.wraps(function)
         def wait_tensor(*arguments: Any, **options: Any) -> Any:
-            if is_compiling() or waits.inside.number:
+            if is_compiling() or waits.inside.call[0]:
                 return function(*arguments, **options)
             return waits.during(handle, None, lambda: function(*arguments, **options))
 
         return wait_tensor
 
-    def _enter(self, said: CallArguments, arguments: Any, options: Any, entered: int) -> int:
+    def _first(self, call: list[Any]) -> list[int] | None:
+        """The first call of a thread: its slot. Never raises."""
+        try:
+            call[1] = slot = self._board.events()
+        except Exception as error:
+            self._trouble.note("collectives", error)
+            return None
+        return slot
+
+    def _enter(self, said: CallArguments, arguments: Any, options: Any, slot: list[int] | None, frame: Any) -> int:
         """The call's number, -1 where there is none. Never raises: what cannot be told of a call is left empty."""
-        group = place = chain = chain_hash = elements = dtype = 0
+        group = place = node = call_hash = elements = dtype = 0
         peer = NOBODY
         try:
-            place, chain, chain_hash = self._chains.of(sys._getframe(1))
-            group = self._group_strings.get(id(said.group(arguments, options)), 0)
-            if not group or said.op == BATCH:
-                group = self._learn_group(said, arguments, options)
-            elements, dtype = said.size(arguments, options)
-            if said.peered:
+            chain = self._chains.of(frame)
+            place, node = chain.place, chain.node
+            group = self._group_strings.get(id(said.group(arguments, options))) or self._learn_group(
+                said, arguments, options
+            )
+            at = said.payload_at
+            payload: Any = arguments[at] if len(arguments) > at >= 0 else None
+            if type(payload) is self._tensor_type and (string := said.dtypes.get(payload.dtype)) is not None:
+                elements, dtype = payload.numel(), string
+            else:
+                elements, dtype = said.size(arguments, options)
+            if said.named:
                 peer = said.peer(arguments, options)
-            if said.op == "broadcast":
-                note_broadcast(said.payload(arguments, options))
+                if said.op == BATCH:
+                    group = self._board.string(said.group_name(arguments, options))
+                elif said.op == "broadcast":
+                    note_broadcast(said.payload(arguments, options))
+            if said.sums:
+                self._note_sum(said, arguments, options)
+            call_hash = said.hash and (said.hash ^ chain.hash) + elements
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
-            flags = protocol.CALL_GRADIENTS if self._grad_enabled() else protocol.CALL_NO_GRADIENTS
+            flags = GRADIENTS if self._grad_enabled() else NO_GRADIENTS
             board = self._board
-            number = board.enter_call(said.string, group, place, elements, dtype, 0, peer, None, chain, flags, entered)
+            number = board.enter_call(
+                said.string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, said.entered
+            )
             if said.hash:
-                board.count_call(group, (said.hash ^ chain_hash) + elements & ELEMENTS_MAX)
+                board.count_call(group, call_hash)
         except Exception as error:
             self._trouble.note("collectives", error)
             return -1
         return number
 
-    def _leave(self, number: int, returned: int, name: str) -> None:
-        """Never raises. Where groups are made, the new ones are told."""
-        try:
-            self._board.leave_call(number, returned)
-        except Exception as error:
-            self._trouble.note("collectives", error)
-        if name in GROUP_ENDERS:
-            self._group_strings.clear()
-        if name in GROUP_MAKERS:
-            self._look_around(name)
+    def _note_sum(self, said: CallArguments, arguments: Any, options: Any) -> None:
+        """Until the first step is done: what the whole job sums, which may be the gradients of replicas."""
+        if self._board.step > 1 or self._board.step_done:
+            said.sums = False
+        elif (group := said.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
+            note_reduced(said.payload(arguments, options))
+
+    def _regroup(self, op: str) -> None:
+        """Where groups are made, the new ones are told."""
+        self._group_strings.clear()
+        if op in GROUP_MAKERS:
+            self._look_around(op)
 
     def _learn_group(self, said: CallArguments, arguments: Any, options: Any) -> int:
         """Its name's string. Until one is made or taken down, torch's own tables hold on to every group."""
@@ -260,6 +296,7 @@ PARTNERS = {
     "irecv": ("src", "group_src"),
     "recv_object_list": ("src", "group_src"),
 }
+GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
 ELEMENTS_MAX = 2**64 - 1
 NOBODY = -1
 
@@ -272,18 +309,21 @@ class CallArguments:
     def __init__(self, torch: Any, c10d: Any, board: BoardWriter, name: str, function: Callable[..., Any]) -> None:
         self.op = name
         self.string = board.string(name)
+        self.entered = board.what("collective", name)
         self._board = board
         self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
-        self._dtypes: dict[Any, int] = {}
+        self.dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
         self.payload = _argument(function, *PAYLOADS) or _nothing
+        self.sums = name == "all_reduce"
         self._world_size = _argument(function, "world_size")
+        self.payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
         self._partner_in_group = _argument(function, partner_in_group)
-        self.peered = name == BATCH or bool(self._partner or self._partner_in_group)
+        self.named = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
         """A ProcessGroup, its name, a mesh of one axis, or (mesh, axis); "" for what is none of these."""
@@ -311,8 +351,6 @@ class CallArguments:
             if isinstance(expected, int):
                 return max(expected, 0), 0
         payload: Any = self.payload(arguments, options)
-        if type(payload) is self._tensor_type and payload.dtype in self._dtypes:  # most calls: no time for the general
-            return payload.numel(), self._dtypes[payload.dtype]
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]
         return self._sum([tensor for tensor in given if isinstance(tensor, self._tensor_type)])
@@ -324,9 +362,9 @@ class CallArguments:
             if isinstance(size, int):  # while torch traces it may be a symbol
                 elements += size
         dtype = tensors[0].dtype if tensors else None
-        string = self._dtypes.get(dtype)
+        string = self.dtypes.get(dtype)
         if string is None:
-            string = self._dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
+            string = self.dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
@@ -356,13 +394,18 @@ def _nothing(_arguments: Any, _options: Any) -> None:
 
 def _argument(function: Callable[..., Any], *wanted: str) -> Find | None:
     """How to find the first of the wanted parameters in a call, by position or by name; None: there is none."""
-    parameters = list(inspect.signature(function).parameters)
-    name: str | None = next((each for each in wanted if each in parameters), None)
-    if name is None:
+    position = _position(function, *wanted)
+    if position < 0:
         return None
-    position = parameters.index(name)
+    name = list(inspect.signature(function).parameters)[position]
 
     def find(arguments: Any, options: Any) -> Any:
         return arguments[position] if len(arguments) > position else options.get(name)
 
     return find
+
+
+def _position(function: Callable[..., Any], *wanted: str) -> int:
+    """Of the first of the wanted parameters that there is; -1 where there is none."""
+    parameters = list(inspect.signature(function).parameters)
+    return next((parameters.index(name) for name in wanted if name in parameters), -1)

@@ -13,7 +13,7 @@ from .. import protocol
 from .board import BoardWriter
 from .chains import Chains
 from .names import ModuleNames
-from .places import chain, foreign_code, innermost, place_text
+from .places import chain, foreign_code, innermost, is_installed, place_text
 from .trouble import TroubleLog
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
@@ -276,7 +276,7 @@ class Loaders:
     def _begin(self, iterator: Any, known: _Loader) -> None:
         known.iterators += 1
         known.batches, known.ended = 0, False
-        known.chain = self._chains.of(sys._getframe(2))[1]
+        known.chain = self._chains.of(sys._getframe(2)).node
         self._iterators[iterator] = known, known.iterators
         self._tell(known)
 
@@ -303,42 +303,93 @@ class Caller:
         self._board.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
 
 
-CAUGHT_LIMIT = 8  # a program that catches them all the time is told by its first ones
+CAUGHT_LIMIT = 8  # kinds, each a type and a line; what is raised all the time has one place, and is counted there
 
 
 class CaughtExceptions:
-    """Says on the board what was raised, where and in which step. Holds on to no exception, and so to no frame."""
+    """Says on the board what was raised, where, in which steps and how often. Holds on to no exception, and so to no
+    frame."""
 
     def __init__(self, board: BoardWriter, foreign: tuple[str, ...]) -> None:
         self._board = board
         self._foreign = foreign
-        self._count = 0
+        self._chains = Chains(board, foreign)
+        self._kinds: dict[tuple[str, str], _Caught] = {}
         self._last: tuple[int, int] | None = None  # the same exception passes one module after the other
 
     def look(self) -> None:
         """Called from a forward hook: the frame before the hook's is torch's, which handles the exception if any."""
-        error = sys.exc_info()[1]
+        kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
-        if trace is None or trace.tb_frame is not sys._getframe(2) or self._count == CAUGHT_LIMIT:
+        if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
             return
         key = (id(error), self._board.step)
-        if key == self._last:
+        if key == self._last and _left_another(trace):
             return
+        inner = self._inside(trace)
+        caller = innermost(trace.tb_frame, self._foreign)
+        if not inner and (caller is None or is_installed(caller.f_code.co_filename)):
+            return  # so far it passed through no line of the program
         self._last = key
-        frame, line = self._place(trace)
-        if frame is None:
-            return
-        self._count += 1
-        place = place_text(frame.f_code.co_filename, line, frame.f_code.co_name)
-        name = f"{protocol.FACT_CAUGHT}{self._count}"
-        self._board.fact(name, f"{self._board.step} {type(error).__name__} {place}")
+        # What torch raised, the line did that called torch.
+        place = inner[-1] if inner else place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+        self._count(type(error).__name__, place, trace.tb_frame, inner)
 
-    def _place(self, trace: Any) -> tuple[Any, int]:
-        """The user's line that raised; of what torch raised the line that called it."""
-        found = innermost(trace.tb_frame, self._foreign)
-        line = found.f_lineno if found is not None else 0
+    def _inside(self, trace: Any) -> list[str]:
+        """The program's own lines that it left already, outermost first."""
+        lines: list[str] = []
         while trace is not None:
-            if not trace.tb_frame.f_code.co_filename.startswith(self._foreign):
-                found, line = trace.tb_frame, trace.tb_lineno
+            code = trace.tb_frame.f_code
+            if not code.co_filename.startswith(self._foreign) and not is_installed(code.co_filename):
+                lines.append(place_text(code.co_filename, trace.tb_lineno, code.co_name))
             trace = trace.tb_next
-        return found, line
+        return lines
+
+    def _count(self, kind: str, place: str, outside: Any, inner: list[str]) -> None:
+        known = self._kinds.get((kind, place))
+        if known is None:
+            if len(self._kinds) == CAUGHT_LIMIT:
+                return
+            node = self._chains.of(outside).node
+            for line in inner:
+                node = self._board.node(self._board.string(line), node)
+            known = self._kinds[kind, place] = _Caught(self._board, len(self._kinds) + 1, f"{kind} {place}", node)
+        known.again(self._board.step)
+
+
+def _left_another(trace: Any) -> bool:
+    """It left a module inside this one before. Another exception may lie where an old one did."""
+    calls, inner = trace.tb_frame.f_code, trace.tb_next
+    while inner is not None and inner.tb_frame.f_code is not calls:
+        inner = inner.tb_next
+    return inner is not None
+
+
+class _Caught:
+    """One kind of exception on the board: the first of it, how many there were, and the step of the newest."""
+
+    def __init__(self, board: BoardWriter, number: int, said: str, node: int) -> None:
+        self._board = board
+        self._number, self._node = number, node
+        self._count = 0
+        board.fact(f"{protocol.FACT_CAUGHT}{number}", f"{board.step} {said}")
+        self._at = board.fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(board.step))
+
+    def again(self, step: int) -> None:
+        self._count += 1
+        if self._at:
+            self._board.rewrite(self._at, self._numbers(step))
+
+    def _numbers(self, step: int) -> str:
+        return f"{self._number} {self._count:010d} {step:010d} {self._node:010d}"
+
+
+def is_control_flow(kind: type[BaseException]) -> bool:
+    """Nothing went wrong where it was raised: iteration that ends, a generator that is closed, torch's private signals.
+
+    The private errors of torch's C code are those it has public names for.
+    """
+    if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
+        return True
+    words = f"{kind.__module__}.{kind.__qualname__}".split(".")
+    return words[0] == "torch" and kind.__module__ != "torch._C" and any(word.startswith("_") for word in words)

@@ -18,7 +18,7 @@ from typing import Any
 from .. import protocol
 from . import replicas
 from .board import BoardWriter
-from .fingerprint import Unreadable, broken, sample, trained
+from .fingerprint import Unreadable, broken, is_zero, sample, trained
 from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
@@ -30,6 +30,7 @@ LOOKS_AN_OCTAVE = 8
 OPTIMIZERS_LIMIT = 8
 SAMPLE_BYTES = 128 << 10  # of all parameters of an optimizer
 FILE_LIMIT_BYTES = 1 << 20
+ZEROS_BYTES = 64 << 20  # of gradients that are read whole, because all that was read of them is zero
 NAMES_LIMIT = 8
 USUAL_AFTER = 4  # steps: in the first ones much has no gradient yet
 
@@ -53,12 +54,14 @@ def due(count: int) -> bool:
 
 
 class _Steps:
-    """One optimizer: how often it stepped, what was broken before it ever did, and what never had a gradient."""
+    """One optimizer: how often it stepped, what was broken before it ever did, and what never had a gradient, or one
+    that was not zero."""
 
     def __init__(self) -> None:
         self.count = 0
         self.born_broken: frozenset[int] = frozenset()
         self.never: set[int] | None = None
+        self.still = 0  # parameters whose gradients were all zero at every look; 0 once one was not
 
 
 class LookTaker:
@@ -131,6 +134,8 @@ class LookTaker:
         steps.count += 1
         if not due(steps.count):
             return
+        if steps.never is None or steps.still:
+            steps.still = _all_zero([one.grad for one in trained(optimizer) if one.grad is not None])
         missing = {id(one) for one in trained(optimizer) if one.grad is None and one.numel()}
         steps.never = missing if steps.never is None else steps.never & missing
 
@@ -158,6 +163,7 @@ class LookTaker:
             "never": len(never),
             "never_names": never[:NAMES_LIMIT],
             "never_place": self._used_at(tuple(never)) if steps.count >= USUAL_AFTER else "",
+            "still": steps.still,
             **self._lost(),
         }
 
@@ -197,6 +203,7 @@ class LookTaker:
         losses = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
         wrong = next((what for loss in losses if (what := self._broken_loss(loss)) is not None), None)
         self._losses += 1
+        replicas.forget_reduced()
         self._bad_losses += wrong is not None
         self._bad_in_a_row = self._bad_in_a_row + 1 if wrong else 0
         if wrong is not None and self._bad_losses == 1:
@@ -306,6 +313,24 @@ class LookTaker:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
+
+
+def _all_zero(gradients: list[Any]) -> int:
+    """How many there are, if all their numbers are zero; else 0, as where that cannot be read or is too much to read.
+
+    Where training goes well, the beginning of the first one says so.
+    """
+    if sum(one.numel() * one.element_size() for one in gradients) > ZEROS_BYTES:
+        return 0
+    for limit_bytes in (256, ZEROS_BYTES):
+        for one in gradients:
+            local = getattr(one, "_local_tensor", one)
+            try:
+                if not is_zero(sample(local, limit_bytes), str(local.dtype)):
+                    return 0
+            except Unreadable:
+                return 0
+    return len(gradients)
 
 
 def _user_place(foreign: tuple[str, ...]) -> str:

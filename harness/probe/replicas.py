@@ -47,6 +47,8 @@ class LiveReplica:
         parts = [[names[0], names[-1]] for names, _ in _parts(every)]
         sent = bool(every) and all(parameter.data_ptr() in _broadcast for _, parameter in every)
         known = {"wrapped": self.wrapped, "broadcast": sent, "ranks": ranges(members), "parts": parts}
+        if not self.wrapped:
+            known["reduced"] = _all_reduced(every)
         return {"at": "made", "ddp": self.number, **known, **self.look()}
 
     def parameters(self) -> set[int]:
@@ -67,12 +69,30 @@ class LiveReplica:
 
 
 _broadcast: set[int] = set()  # addresses
+_reduced: dict[int, int] = {}  # address: elements; since the newest backward pass began
 
 
 def note_broadcast(tensor: Any) -> None:
     """That every rank has this tensor from one of them: what lies there is meant to be equal."""
     if len(_broadcast) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _broadcast.add(tensor.data_ptr())
+
+
+def note_reduced(tensor: Any) -> None:
+    """That all ranks of the job have summed this."""
+    if len(_reduced) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
+        _reduced[tensor.data_ptr()] = tensor.numel()
+
+
+def forget_reduced() -> None:
+    """A backward pass begins: what was summed before it are not its gradients, whatever comes to lie there."""
+    _reduced.clear()
+
+
+def _all_reduced(every: list[tuple[str, Any]]) -> bool:
+    """Each gradient there is has been summed over the whole job, so whoever wrote this means one model."""
+    gradients = [parameter.grad for _, parameter in every if parameter.grad is not None]
+    return bool(gradients) and all(_reduced.get(one.data_ptr()) == one.numel() for one in gradients)
 
 
 def alone(models: Iterable[Any], known: Iterable[LiveReplica]) -> Iterator[Any]:

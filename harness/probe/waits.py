@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import protocol
-from .board import BoardWriter
+from .board import BoardWriter, Inside
 from .chains import Chains
 from .places import innermost, place_text
 from .trouble import TroubleLog
@@ -53,12 +53,6 @@ class OngoingWait:
         self.number = 0  # of the call on the board, once the wait has lasted
 
 
-class Inside(_thread._local):
-    """The collective that a thread is in: its number, 0 = none, -1 = one that is not on the board."""
-
-    number = 0
-
-
 class Waits:
     def __init__(self, board: BoardWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._board = board
@@ -90,7 +84,7 @@ class Waits:
         thread = _thread.get_ident()
         if thread in self._open:
             return call()
-        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.number)
+        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.call[0])
         try:
             return call()
         finally:
@@ -172,7 +166,7 @@ class _Keys:
     def note(self, caller: Any, key: object) -> None:
         if caller.f_code.co_filename.startswith(self._foreign):
             return
-        _, chain, _ = self._chains.of(caller)
+        chain = self._chains.of(caller).node
         if chain and (chain in self._counts or len(self._counts) < protocol.KEYS):
             self._counts[chain] = count = self._counts.get(chain, 0) + 1
             slot = list(self._counts).index(chain)
@@ -185,7 +179,7 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 
     @functools.wraps(method)
     def wait(self: Any, *arguments: Any, **options: Any) -> Any:
-        if is_compiling() or waits.inside.number:
+        if is_compiling() or waits.inside.call[0]:
             return method(self, *arguments, **options)
         return waits.during(waits.handle_of(self), None, lambda: method(self, *arguments, **options))
 

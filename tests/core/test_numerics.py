@@ -173,10 +173,30 @@ def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -
             alone(*"abbccd", over="e", broadcast=True), alone(*"axxyyz", over="e", broadcast=True), id="averaged last"
         ),
         pytest.param(alone(*"abbccd", over="d"), alone(*"abbccd", over="b", part=OTHER), id="the best one, loaded"),
+        pytest.param(alone(*"abbccd", reduced=True), alone(*"wxxyyz", part=OTHER), id="one rank sums its gradients"),
+        pytest.param(alone(*"abb", reduced=True), alone(*"wxx", part=OTHER, reduced=True), id="few looks"),
+        pytest.param(
+            alone(*"abbccd", reduced=True), alone(*"wxxccz", part=OTHER, reduced=True), id="summed and averaged"
+        ),
     ],
 )
 def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(first: Looks, second: Looks) -> None:
     assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
+
+
+def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_to_be() -> None:
+    first, second = alone(*"abbccd", reduced=True), alone(*"wxxyyz", part=OTHER, reduced=True)
+    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
+    assert one.claim == (
+        "the replicas differ since the start, before the first step: ranks 0, 1 began with values of their own, and"
+        " reduce gradients alike; at the last look head.weight differs by 0.2 of the size"
+    )
+    assert one.advice.startswith("Broadcast every parameter from one rank")
+    members = {"ranks": (0, 1, 2), "reduced": True}
+    three = [alone(*"abbccd", **members), alone(*"abbccd", **members), alone(*"wxxyyz", part=OTHER, **members)]
+    one = found(of_silence.replica_divergence, *(rank(number, looks) for number, looks in enumerate(three)))
+    assert (one.ranks, "rank 2 began with other values" in one.claim) == ((2,), True)
 
 
 # Files.
@@ -270,6 +290,20 @@ def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
     one = found(of_silence.no_gradient, rank(0), rank(1, looks))
     assert one.place == replace(used, parameter="encoder.weight", module="encoder")
     assert one.claim.endswith("encoder.weight; used at ada/train.py:30")
+
+
+def test_gradients_that_are_zero_at_every_look_are_told_of_the_ranks_that_have_them() -> None:
+    one = found(of_silence.no_gradient, rank(0, Looks(looks=9)), rank(1, Looks(looks=9, still_count=8, still_looks=9)))
+    assert (one.code, one.ranks) == ("no_gradient", (1,))
+    assert one.claim == "the gradients of all 8 parameters of the optimizer were zero at each of 9 looks on rank 1"
+    assert found(of_silence.no_gradient, rank(1, Looks(looks=3, still_count=8, still_looks=3))) is None
+
+
+def test_of_several_optimizers_one_that_is_given_zeros_alone_is_told_and_one_that_was_not_once_is_not() -> None:
+    seen = [(0, 1, 4), (1, 1, 6), (0, 2, 0), (1, 2, 6)]
+    read = read_looks(step(number, optimizer=optimizer, still=still) for optimizer, number, still in seen)
+    assert read is not None
+    assert (read.still_count, read.still_looks) == (6, 2)
 
 
 def test_after_few_looks_nothing_is_said_of_gradients() -> None:

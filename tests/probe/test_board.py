@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import answered, parse
 from nsa_harness.core.report import Place
+from nsa_harness.probe import board as board_module
 from nsa_harness.probe.board import BoardWriter
 
 
@@ -22,7 +25,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "1.board"
 
 
-def test_what_is_written_is_what_is_read(path: Path) -> None:
+def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = itertools.count(time.monotonic_ns(), 1_000_000)
+    monkeypatch.setattr(board_module, "_monotonic_ns", lambda: next(now_ns))
     board = BoardWriter(str(path), rank=3, world_size=8)
     board.mark(board.what("forward", "blocks.2.attn"))
     board.finish_step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
@@ -13,7 +14,7 @@ from nsa_harness.core.alignment.timeline import comparable, timeline
 from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Loader, Mode
 from nsa_harness.probe.board import BoardWriter
-from nsa_harness.probe.chains import KNOWN_LIMIT, Chains
+from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
 
 GUEST = PROGRAMS / "guest_timeline.py"
 # The ancient ones have layout 1, which is not read.
@@ -173,5 +174,63 @@ def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_hel
         exec(compile("def call():\n    return of()", f"made{number % 3}.py", "exec"), names)
         call = names["call"]
         assert callable(call)
-        assert call() == call()
+        first, again = [call() for _ in range(2)]
+        assert first is again
     assert len(chains._known) < KNOWN_LIMIT
+    assert sum(map(len, chains._near.values())) <= NEAR_LIMIT
+
+
+def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path: Path) -> None:
+    import sys
+
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    chains = Chains(board, ("<frozen ",))
+
+    def call() -> Chain:
+        return chains.of(sys._getframe(0))
+
+    def through(depth: int) -> Chain:
+        return through(depth - 1) if depth else call()
+
+    depths = [*range(NEAR_LIMIT + 4), *reversed(range(NEAR_LIMIT + 4)), 3, 0, 3, 200, 201]
+    found = [(depth, through(depth)) for depth in depths]
+    lengths = [len(chain.frames) for _, chain in found[: NEAR_LIMIT + 4]]
+    assert lengths == list(range(lengths[0], lengths[0] + NEAR_LIMIT + 4))
+    assert all(chain is found[depth][1] for depth, chain in found if depth < NEAR_LIMIT + 4)
+    assert len(found[-1][1].frames) == FRAMES_LIMIT
+    assert found[2][1].node != found[3][1].node
+
+    def twice() -> list[Chain]:
+        first = call()
+        return [first, call()]
+
+    first, second = twice()
+    assert [frame for frame in first.frames if frame not in second.frames] == [first.frames[1]]
+    assert first.node != second.node
+
+
+def test_a_stack_that_ends_earlier_or_goes_on_is_another(path: Path) -> None:
+    def frame(back: SimpleNamespace | None) -> SimpleNamespace:
+        return SimpleNamespace(f_code=code, f_lasti=4, f_lineno=1, f_back=back)
+
+    code = compile("1", "same.py", "eval")
+    chains = Chains(BoardWriter(str(path), rank=0, world_size=1), ("<frozen ",))
+    stacks = [frame(frame(None)), frame(None), frame(frame(frame(None)))]
+    for _ in range(2):
+        assert [len(chains.of(stack).frames) for stack in stacks] == [2, 1, 3]
+
+
+def test_two_lines_that_call_in_turn_have_each_its_own_chain(path: Path) -> None:
+    import sys
+
+    chains = Chains(BoardWriter(str(path), rank=0, world_size=1), ("<frozen ",))
+    texts = ["def call():\n    return of()", "\ndef call():\n    return of()", "\n\ndef call():\n    return of()"]
+    calls = []
+    for text in texts:
+        names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
+        exec(compile(text, "same.py", "exec"), names)
+        calls.append(names["call"])
+    found = [[call() for call in calls] for _ in range(3)]  # type: ignore[operator]
+    assert found[0] == found[1] == found[2]
+    assert len({chain.place for chain in found[0]}) == 3
+    assert len({chain.frames[0][1] for chain in found[0]}) == 1

@@ -17,7 +17,8 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
-from nsa_harness.probe.looks import due
+from nsa_harness.probe.looks import ZEROS_BYTES, _all_zero, due
+from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -74,6 +75,41 @@ def test_what_has_no_plain_memory_on_the_host_is_refused(tensor: torch.Tensor) -
 def test_an_empty_tensor_has_nothing_to_say() -> None:
     data, dtype = data_of(torch.ones(0))
     assert (data, broken(data, dtype), size_and_sum(numbers(data, dtype))) == (b"", None, (0.0, 0))
+
+
+@pytest.mark.parametrize(
+    ("gradients", "still"),
+    [
+        ([torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16) * -1], 2),
+        ([torch.zeros(3), torch.tensor([0.0, 1e-30])], 0),
+        ([torch.tensor([2.0**-17, 0.0], dtype=torch.float16)], 0),  # its bytes are 0x00 and 0x80, as those of -0.0
+        ([torch.cat([torch.zeros(5000), torch.ones(1), torch.zeros(5000)])], 0),  # the sample of it is zero
+        ([torch.zeros(ZEROS_BYTES // 4 + 1)], 0),
+        ([torch.zeros(3).to_sparse()], 0),
+        ([], 0),
+    ],
+    ids=["all zero", "one number", "bytes of zeros", "in the middle", "too much to read", "not to be read", "none"],
+)
+def test_gradients_are_zero_where_every_number_of_them_was_read_and_is(
+    gradients: list[torch.Tensor], still: int
+) -> None:
+    assert _all_zero(gradients) == still
+
+
+def test_gradients_are_reduced_where_each_was_summed_since_the_newest_backward_began() -> None:
+    model = torch.nn.Linear(2, 3)
+    every = list(model.named_parameters())
+    assert not _all_reduced(every)
+    model(torch.ones(2)).sum().backward()
+    for parameter in model.parameters():
+        assert not _all_reduced(every)
+        note_reduced(parameter.grad)
+    assert _all_reduced(every)
+    forget_reduced()
+    assert not _all_reduced(every)
+    note_reduced(model.weight.grad[:1])
+    note_reduced(model.bias.grad)
+    assert not _all_reduced(every), "another tensor begins where the gradient does"
 
 
 def test_the_first_steps_are_looked_at_and_then_eight_an_octave() -> None:

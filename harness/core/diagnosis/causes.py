@@ -1350,11 +1350,16 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         signatures=(re.compile(r"does not require grad and does not have a grad_fn"),),
-        shown_by=(by_program("silent_no_gradient_detached"), by_program("silent_no_gradient_no_grad")),
+        shown_by=(
+            by_program("silent_no_gradient_detached"),
+            by_program("silent_no_gradient_no_grad"),
+            by_program("silent_no_gradient_masked"),
+        ),
         means="""
         parameters received no gradient in a traced step of `nsa.train`. In any other program: an optimizer holds them,
         their module was called, and at none of at least four looks did they have a gradient; that is *likely*, since an
-        output may be left out of the loss on purpose. Frozen parameters do not count. Noted beside the verdict, also of
+        output may be left out of the loss on purpose. Frozen parameters do not count. Or every gradient that an
+        optimizer was given was zero at each of at least four looks, in host memory. Noted beside the verdict, also of
         a PASS. It is the cause of a FAIL, and *likely*, where a backward pass began at a tensor that no parameter leads
         to. The place is the line that uses the whole part of the model that never learns.
         """,
@@ -1399,14 +1404,19 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
-        shown_by=(by_program("silent_replicas_edited"), by_program("silent_replicas_extra_step")),
+        shown_by=(
+            by_program("silent_replicas_edited"),
+            by_program("silent_replicas_extra_step"),
+            by_program("silent_replicas_own_seed"),
+        ),
         advice=(
             "DDP never compares parameters again, and reduces no gradient of a forward past it (its .module): change"
             " them on every rank alike, or broadcast them. Results from that step on are of several models."
         ),
         means="""
         the replicas of a model differ at the last look that all its ranks have: under DistributedDataParallel, or
-        outside of it where all parameters were broadcast before the first step, or a step had changed them alike.
+        outside of it where all parameters were broadcast before the first step, or a step had changed them alike, or
+        every gradient of the first step was summed over all ranks, although no two looks ever found them equal.
         Parameters are compared as DDP has made them equal, before a forward, and after an optimizer step; a rank that
         changed them between a step and the next forward, or stepped more often than it went backward, is named, or the
         ranks that are fewer. Of two that came out of a step unequal neither is. What is equal again later, differs by

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from nsa_harness import protocol
@@ -27,6 +28,7 @@ _STEP_DIGITS = 12
 _RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
 _ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
 _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
+_AGAIN = re.compile(r"[0-9]+ ([0-9]{10}) ([0-9]{10}) ([0-9]{10})")
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 _MAX_CHAIN = 64  # frames
@@ -79,7 +81,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         gradients={step: gradients for step, _, gradients, _ in steps},
         marked={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
-        caught=_caught(facts),
+        caught=_caught(facts, chains),
         mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
         backend=facts.get(protocol.FACT_BACKEND, ""),
         device_pending=max(0, recorded - reached),
@@ -247,14 +249,24 @@ def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
     return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
 
 
-def _caught(facts: dict[str, str]) -> tuple[CaughtException, ...]:
+def _caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
     """What does not read as step, type and place is left out."""
-    noted = [value.split(" ", 2) for name, value in sorted(facts.items()) if name.startswith(protocol.FACT_CAUGHT)]
-    return tuple(
-        CaughtException(step=int(step), type=kind, place=read_place(place))
-        for step, kind, place in (parts for parts in noted if len(parts) == 3)
-        if step.isascii() and step.isdecimal() and len(step) < _STEP_DIGITS
-    )
+    caught: list[CaughtException] = []
+    for name, value in sorted(facts.items()):
+        parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
+        if len(parts) == 3 and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < _STEP_DIGITS:
+            one = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
+            again = facts.get(protocol.FACT_CAUGHT_AGAIN + name[len(protocol.FACT_CAUGHT) :], "")
+            caught.append(_counted(one, again, chains))
+    return tuple(caught)
+
+
+def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
+    numbers = _AGAIN.fullmatch(again)
+    if numbers is None:
+        return one
+    count, last_step, node = map(int, numbers.groups())
+    return replace(one, count=max(1, count), last_step=max(one.step, last_step), chain=_at(chains, node, ()))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

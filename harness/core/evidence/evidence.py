@@ -60,11 +60,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """An exception that left a module's forward. What became of it the rest of the evidence tells."""
+    """A kind of exception that left a module's forward. What became of it the rest of the evidence tells."""
 
-    step: int
+    step: int  # of the first
     type: str
     place: Place | None
+    count: int = 1
+    last_step: int | None = None  # None: a board that tells the first ones alone
+    chain: tuple[Frame, ...] = ()  # the program's own lines, innermost first; empty: not told
 
 
 @dataclass(frozen=True, kw_only=True)

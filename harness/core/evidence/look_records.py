@@ -34,6 +34,7 @@ class _Reader:
         self._memory: list[Memory] = []
         self._replicas: dict[int, Replica] = {}
         self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # of each optimizer, at its last look
+        self._still: dict[int, int] = {}  # of each optimizer, at its last look
         self._looks: Counter[int] = Counter()
         self._broken: dict[int, Broken | None] = {}
 
@@ -60,6 +61,7 @@ class _Reader:
     def looks(self) -> Looks:
         never = [found for found in self._never.values() if found[0]]
         broken = [one for one in self._broken.values() if one is not None]
+        still = max(((self._looks[one], count) for one, count in self._still.items() if count), default=(0, 0))
         return replace(
             self._state,
             memory=tuple(_thinned(self._memory)),
@@ -67,6 +69,8 @@ class _Reader:
             never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
             never_count=sum(count for count, _, _ in never),
             never_place=never[0][2] if never else None,
+            still_count=still[1],
+            still_looks=still[0],
             looks=max(self._looks.values(), default=0),
             parameters=min(broken, key=lambda one: one.step, default=None),
         )
@@ -95,6 +99,7 @@ class _Reader:
         self._looks[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
+        self._still[optimizer] = int(record.get("still", 0))
         before = self._broken.get(optimizer)
         now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
         self._broken[optimizer] = before or now if now else None
@@ -126,6 +131,7 @@ def _replica(record: dict[str, Any]) -> Replica:
         parts=(),
         wrapped=bool(record.get("wrapped", True)),
         broadcast=bool(record.get("broadcast", False)),
+        reduced=bool(record.get("reduced", False)),
     )
 
 

@@ -49,6 +49,7 @@ class Replica:
     hook: str = ""  # a communication hook that may leave replicas unequal on purpose
     wrapped: bool = True  # in DDP, which means them to be equal
     broadcast: bool = False  # every parameter, before the first step
+    reduced: bool = False  # every gradient of the first step, over all ranks, by the program itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,8 @@ class Looks:
     never: tuple[str, ...] = ()  # had no gradient at any look, though their module was called
     never_count: int = 0
     never_place: Place | None = None  # the line that uses the first of them
+    still_count: int = 0  # parameters of an optimizer whose gradients were all zero, each at every look
+    still_looks: int = 0  # so many
     replicas: tuple[Replica, ...] = ()
     wrote: tuple[Written, ...] = ()
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end

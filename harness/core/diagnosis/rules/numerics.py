@@ -100,13 +100,19 @@ def replica_divergence(case: Case) -> Explanation | None:
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
         confidence=0.95 if first.told and first.wrapped else 0.85,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
-        advice=None if first.wrapped else _UNWRAPPED,
+        advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
     )
 
 
 _UNWRAPPED = (
     "Call the model through DistributedDataParallel, or all_reduce the gradient of every parameter before each step."
     " What one rank alone changes, broadcast. If each rank is to learn a model of its own, this is none."
+)
+
+
+_UNLIKE = (
+    "Broadcast every parameter from one rank before the first step, or seed all ranks alike before the model is made:"
+    " gradients that are reduced keep equal models equal, and others apart."
 )
 
 
@@ -144,7 +150,7 @@ def _replicas(ranks: Sequence[RankEvidence]) -> list[dict[int, Replica]]:
 
 def _moment(first: Parting) -> str:
     if first.at == "made":
-        return "DDP's constructor"
+        return "DDP's constructor" if first.wrapped else "the start, before the first step"
     if first.at == "begun":
         if first.round == 0:
             return "the time before the first step"
@@ -160,6 +166,10 @@ def _departed(first: Parting) -> str:
         return f"{ranks} changed parameters outside of an optimizer step, and the others did not"
     if first.told == "extra step":
         return f"{ranks} took another number of optimizer steps than backward passes"
+    if first.at == "made" and not first.wrapped:
+        return (
+            f"{ranks} began with {'other values' if first.told else 'values of their own'}, and reduce gradients alike"
+        )
     if first.told == "fewer":
         return f"{ranks} came out of it unlike the others"
     return f"{ranks} came out of it unequal, and which one departed cannot be told"
@@ -264,7 +274,7 @@ def _never_a_gradient(case: Case) -> Explanation | None:
         if rank.looks is not None and rank.looks.never_count and rank.looks.looks >= _LOOKS_WITHOUT
     }
     if not without:
-        return None
+        return _zero_gradients(case)
     names = list(dict.fromkeys(name for looks in without.values() for name in looks.never))
     most = max(looks.never_count for looks in without.values())
     shown = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")
@@ -279,6 +289,28 @@ def _never_a_gradient(case: Case) -> Explanation | None:
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
         advice="What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
         " If that is meant, leave its parameters out of the optimizer.",
+    )
+
+
+def _zero_gradients(case: Case) -> Explanation | None:
+    """Every gradient that an optimizer was given was zero, at every look: it changes nothing."""
+    still = {
+        rank.rank: rank.looks
+        for rank in case.evidence.ranks
+        if rank.looks is not None and rank.looks.still_count and rank.looks.still_looks >= _LOOKS_WITHOUT
+    }
+    if not still:
+        return None
+    most = max(still.values(), key=lambda looks: looks.still_count)
+    return explained(
+        Cause.NO_GRADIENT,
+        f"the gradients of all {counted(most.still_count, 'parameter')} of the optimizer were zero at each of"
+        f" {most.still_looks} looks on {ranks_text(tuple(sorted(still)))}",
+        ranks=tuple(sorted(still)),
+        confidence=0.85,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(still)),
+        advice="Nothing is learnt there: look for a loss that is multiplied by zero, a mask or a clamp that cuts"
+        " everything, activations that are dead, or a loss too small for the type of its gradients.",
     )
 
 
@@ -377,10 +409,13 @@ def _meant_to_be_equal(
 
     Equal at first alone is one seed: parts of one model, or models of their own, begin so too. What is equal again
     between two differences is averaged now and then, and what differs only at the end was put there for an evaluation.
+    What was never equal is meant to be where every gradient is summed over all ranks.
     """
     parted = common.index(differing[0])
     if len(differing) < len(common) - parted or differing[0][0] == "over":
         return False
+    if not parted:
+        return len(common) >= _LOOKS_WITHOUT and all(one.reduced for one in replicas.values())
     of_one = next(iter(looks.values()))
     equal = {of_one[key].checksum for key in common[:parted]}
     return len(equal) > 1 or (bool(equal) and all(one.broadcast for one in replicas.values()))
