@@ -21,6 +21,7 @@ from nsa_harness.core.alignment.reasons import (
 )
 from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen, confidence
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
@@ -212,6 +213,7 @@ class Explanation:
 
     cause: Cause
     finding: Finding
+    seen: Seen  # by which it stands
     step: int | None  # that it speaks of; None: the one that its first rank is in
     collective: CollectiveRef | None
     parties: tuple[int, ...] | None  # who does not go together; None: whose calls differ, else every rank
@@ -229,7 +231,7 @@ def explained(
     cause: Cause,
     claim: str,
     *,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,  # None: that of the cause
     ranks: tuple[int, ...] = (),
     place: Place | None = None,
@@ -243,11 +245,11 @@ def explained(
         claim=claim,
         ranks=ranks,
         place=place,
-        confidence=confidence,
+        confidence=confidence(seen, cause.row.certain_by),
         proof=proof,
         advice=cause.row.advice if advice is None else advice,
     )
-    return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
+    return Explanation(cause=cause, finding=found, seen=seen, step=step, collective=collective, parties=parties)
 
 
 def raised_alike(one: Failure, other: Failure) -> bool:

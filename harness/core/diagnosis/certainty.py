@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
 from nsa_harness.core.diagnosis.causes import Doubt
+from nsa_harness.core.diagnosis.grades import CERTAIN, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
@@ -17,8 +18,6 @@ from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
-CERTAIN = 0.9
-LIKELY = 0.85
 _RACE_S = 1.0  # two ranks that fail of themselves so close together: the later one need not follow from the first
 _NOT_TOLD_APART = "which of them is wrong the run does not show"
 _OUT_OF_A_COLLECTIVE = "that came out of a collective, so another rank may be to blame"
@@ -39,7 +38,8 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     if left_open is None:
         return found
     claim = found.claim if left_open in found.claim else f"{found.claim}; {left_open}"
-    return replace(found, claim=claim, confidence=LIKELY)
+    sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)
+    return replace(found, claim=claim, confidence=sure)
 
 
 def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:

@@ -20,6 +20,7 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
@@ -30,7 +31,6 @@ from nsa_harness.core.verdict.verdict import Failure, FailureKind
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
 _OF_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints
 _SHOWN = 3
-_UNSURE = 0.75  # the others may only have been late
 _FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 
 
@@ -49,7 +49,7 @@ def static_graph_changed(case: Case) -> Explanation | None:
         " static_graph=True",
         cause=Cause.STATIC_GRAPH_CHANGED,
         step=_step_of(case, first),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
@@ -64,7 +64,7 @@ def ready_twice(case: Case) -> Explanation | None:
         f"the gradient of {_names(twice[0])} was ready twice in one backward pass of step {_step_of(case, twice[0])}",
         cause=Cause.READY_TWICE,
         step=_step_of(case, twice[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
@@ -82,7 +82,7 @@ def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
         f" {shorten(mismatch[0].text.partition('checkpoint: ')[2])}",
         cause=Cause.CHECKPOINT_RECOMPUTE_MISMATCH,
         step=_step_of(case, mismatch[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
@@ -102,7 +102,7 @@ def inplace_modification(case: Case) -> Explanation | None:
         f" {_step_of(case, modified[0])} needed it",
         cause=Cause.INPLACE_MODIFICATION,
         step=_step_of(case, modified[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
         advice="Write y = x + ... instead of x += ..., or clone before. "
         + ("" if where else "The line is not known from one run: run again with --deepen for the forward line."),
     )
@@ -124,7 +124,7 @@ def model_mismatch(case: Case) -> Explanation | None:
         f"DDP was given different models: {on_ranks(sorted(models.items()))}",
         ranks=odd if clear else tuple(sorted(models)),
         cause=Cause.MODEL_MISMATCH,
-        confidence=0.95 if clear else 0.85,
+        seen=Seen.RAISED if clear else Seen.EFFECT,
     )
 
 
@@ -155,7 +155,7 @@ def reentrant_no_grad_input(case: Case) -> Explanation | None:
         f"a reentrant checkpoint{at(place)} got inputs of which none requires a gradient, so"
         f" {_names(unfinished[0])} had none",
         cause=Cause.REENTRANT_NO_GRAD_INPUT,
-        confidence=0.9 if used and set(used) == {place.function} else 0.75,
+        seen=Seen.RAISED if used and set(used) == {place.function} else Seen.OPEN,
     )
     return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
@@ -172,7 +172,7 @@ def nothing_to_differentiate(case: Case) -> Explanation | None:
         f"the backward pass of {ranks_text(ranks_of(refused))} began at a tensor that no parameter that requires a"
         " gradient leads to",
         cause=Cause.NO_GRADIENT,
-        confidence=0.85,
+        seen=Seen.RAISED,
         advice="Look for what ended the graph: gradients switched off and not on again (set_grad_enabled, no_grad,"
         " inference_mode), detach or .item() before the loss, a model that is frozen whole.",
     )
@@ -197,7 +197,7 @@ def silent_checkpoint(case: Case) -> Explanation | None:
         f" had one: {names}",
         ranks=tuple(sorted(without)),
         place=_with_parameter(unfed[first], Place(parameter=without[first][0])),
-        confidence=0.85,
+        seen=Seen.RECORD,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
     )
 
@@ -213,7 +213,7 @@ def find_unused_needless(case: Case) -> Explanation | None:
         "DDP was given find_unused_parameters=True and found nothing unused in its first step: it walks the graph in"
         " every step for that",
         ranks=ranks,
-        confidence=0.7,
+        seen=Seen.OPEN,
         proof=(f"rank{ranks[0]}/stderr.log",),
     )
 
@@ -230,7 +230,7 @@ def gradient_order_differs(case: Case) -> Explanation | None:
         f" number {one.position} was {one.name}, there {one.expected}",
         ranks=(one.rank,),
         place=_with_parameter(Place(), Place(parameter=one.name)),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=(f"grad_order_rank{one.rank}.jsonl", f"grad_order_rank{one.other}.jsonl"),
     )
 
@@ -241,9 +241,9 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     unfinished = _raising(case, Cause.UNUSED_PARAMS)
     if not unfinished or not (differing := _differing(case, unfinished)):
         return None
-    ranks, confidence = differing
+    ranks, seen = differing
     others = [rank.rank for rank in case.evidence.ranks if rank.rank not in ranks]
-    did = "computed it and waited" if confidence > _UNSURE else "did not finish that step"
+    did = "computed it and waited" if seen is not Seen.OPEN else "did not finish that step"
     waiting = f"; {ranks_text(others)} {did}" if others else ", each another"
     return _left_without(
         case,
@@ -252,7 +252,7 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
         f"{ranks_text(ranks)} computed no gradient for {_names(unfinished[0])}",
         tail=waiting,
         cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
-        confidence=confidence,
+        seen=seen,
         advice=Cause.UNUSED_PARAMS.row.advice,
     )
 
@@ -268,24 +268,25 @@ def unused_params(case: Case) -> Explanation | None:
         tuple(rank.rank for rank in case.evidence.ranks),
         f"no rank computed a gradient for {_names(unfinished[0])}",
         cause=Cause.UNUSED_PARAMS,
-        confidence=0.95 if len(unfinished) == len(case.evidence.ranks) else 0.85,
+        seen=Seen.RAISED if len(unfinished) == len(case.evidence.ranks) else Seen.EFFECT,
     )
 
 
-def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], float] | None:
+def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], Seen] | None:
     """The ranks that lacked gradients which others had, and how sure that is; None where all lacked the same."""
     ranks = ranks_of(unfinished)
     others = [rank for rank in case.evidence.ranks if rank.rank not in ranks]
     if not others:
         missing = {frozenset(hint.name for hint in _hints(one, "without gradient")) for one in unfinished}
-        return (ranks, 0.9) if len(missing) > 1 else None
+        return (ranks, Seen.RAISED) if len(missing) > 1 else None
     step = _step_of(case, unfinished[0])
     entered = max(_entered(rank) for rank in case.evidence.ranks if rank.rank in ranks)
     waited = [_waited(other) or (other.board is not None and other.board.enqueued > entered) for other in others]
     late = [other.board is not None and step is not None and _never_finished(other.board, step) for other in others]
     if not any(late):
         return None
-    return ranks, 0.95 if all(waited) and all(late) else _UNSURE
+    # The others may only have been late.
+    return ranks, Seen.RECORD if all(waited) and all(late) else Seen.OPEN
 
 
 def _waited(rank: RankEvidence) -> bool:
@@ -313,7 +314,7 @@ def _left_without(
     claim: str,
     *,
     cause: Cause,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,
     tail: str = "",
 ) -> Explanation:
@@ -327,7 +328,7 @@ def _left_without(
         f"{claim} in step {step}{tail}{had}",
         cause=cause,
         ranks=ranks,
-        confidence=confidence,
+        seen=seen,
         advice=advice,
         step=step,
     )
@@ -367,7 +368,7 @@ def _refusal(
     claim: str,
     *,
     cause: Cause,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,
     ranks: tuple[int, ...] | None = None,
     step: int | None = None,
@@ -377,7 +378,7 @@ def _refusal(
         claim,
         ranks=ranks_of(failures) if ranks is None else ranks,
         place=_place(case, failures[0]),
-        confidence=confidence,
+        seen=seen,
         proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
         advice=advice,
         step=step,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -19,6 +18,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence
@@ -48,7 +48,7 @@ def rendezvous_missing_rank(case: Case) -> Explanation | None:
         f"{_elsewhere(case, absent)}",
         ranks=absent,
         place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=dump_proof(case, waiting[0]),
     )
 
@@ -67,7 +67,7 @@ def rendezvous_given_up(case: Case) -> Explanation | None:
         f" {shorten(raised.message, 120)}",
         ranks=(absent,),
         place=place_of(case, first.rank, user_frame(raised.frames)),
-        confidence=0.9,
+        seen=Seen.RAISED,
         proof=(raised.proof,),
     )
 
@@ -89,7 +89,7 @@ def group_creation_subset(case: Case) -> Explanation | None:
         f" the job{_elsewhere(case, absent)}",
         ranks=absent,
         place=call.place or wait_place(case, waiting[0]),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=dump_proof(case, waiting[0]),
     )
 
@@ -136,9 +136,9 @@ def store_key_missing(case: Case) -> Explanation | None:
         return None
     root, call = roots[0], roots[0].call
     others = " and every other rank waits too" if root.closed else ""
-    found = _unset(case, call.key, [one.rank for one in roots], call.place or wait_place(case, root), others)
-    sure = found.finding.confidence if root.closed else 0.7
-    return replace(found, finding=replace(found.finding, confidence=sure, proof=dump_proof(case, root)))
+    place = call.place or wait_place(case, root)
+    seen = Seen.CLOSED if root.closed else Seen.OPEN
+    return _unset(case, call.key, [one.rank for one in roots], place, others, seen, dump_proof(case, root))
 
 
 @rule(RulePhase.FIRST_FAILURE, Cause.STORE_KEY_MISSING, outranks=("exception",), outranked_by=("rendezvous_given_up",))
@@ -149,15 +149,23 @@ def store_key_given_up(case: Case) -> Explanation | None:
     key = _KEY.search(raised.message) if raised else None
     if first is None or first.rank is None or raised is None or key is None:
         return None
-    found = _unset(case, key[1], [first.rank], place_of(case, first.rank, user_frame(raised.frames)), " in time")
-    return replace(found, finding=replace(found.finding, proof=(raised.proof,)))
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,))
 
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
 _THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
 
 
-def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, others: str) -> Explanation:
+def _unset(
+    case: Case,
+    key: str,
+    waiting: Sequence[int],
+    place: Place | None,
+    others: str,
+    seen: Seen,
+    proof: tuple[str, ...],
+) -> Explanation:
     """Beside the line that waits the one that sets such a key, and the rank of which the source says so."""
     sources = case.evidence.sources
     line, found = next(key_setters(sources, key), (None, None))
@@ -175,7 +183,8 @@ def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, ot
         f"{others}{by}",
         ranks=tuple(who or waiting),
         place=line or place,
-        confidence=0.85 if line else 0.9,
+        seen=Seen.SOURCE if line and seen is not Seen.OPEN else seen,
+        proof=proof,
     )
 
 
@@ -196,7 +205,7 @@ def transport(case: Case) -> Explanation | None:
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
         ranks=tuple(sorted({one for one, _ in stuck})),
         place=wait_place(case, roots[0]),
-        confidence=0.9 if both else 0.75,
+        seen=Seen.KERNEL if both else Seen.OPEN,
         proof=dump_proof(case, roots[0]),
     )
 

@@ -8,6 +8,7 @@ from nsa_harness.core.alignment.alignment import departure, last_round
 from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
@@ -43,7 +44,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         place=(departed[1] if departed else None) or wait_place(case, roots[0]),
         step=departed[3] if departed else None,
         parties=_parties(case),
-        confidence=0.9 if departed or _in_transfers(roots) else 0.8,
+        seen=Seen.CLOSED if departed or _in_transfers(roots) else Seen.PART,
         proof=dump_proof(case, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
         " same half, let one of them begin with the other, or use batch_isend_irecv.",
@@ -64,7 +65,7 @@ def _past_each_other(case: Case) -> Explanation | None:
         ranks=tuple(sorted(root.rank for root in roots)),
         place=wait_place(case, roots[0]),
         parties=_parties(case),
-        confidence=0.75,
+        seen=Seen.OPEN,
         proof=dump_proof(case, roots[0]),
         advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
     )

@@ -18,6 +18,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
@@ -53,7 +54,7 @@ def thread_died(case: Case) -> Explanation | None:
         " thread is left that could end that",
         ranks=(root.rank,),
         place=dead.place,
-        confidence=0.85,
+        seen=Seen.PRINTED,
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
         advice="A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
         " queue that carries errors), or end the process.",
@@ -78,7 +79,7 @@ def pool_worker_lost(case: Case) -> Explanation | None:
         " pool waits for work: the worker that had the task is gone, and its result never comes",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85,
+        seen=Seen.CLOSED,
         proof=dump_proof(case, root),
     )
 
@@ -99,7 +100,7 @@ def livelock(case: Case) -> Explanation | None:
         " comes, and no step is done",
         ranks=ranks,
         place=place,
-        confidence=0.85,
+        seen=Seen.SAMPLES,
         proof=(*dump_proof(case, root), "watch.jsonl"),
     )
 
@@ -117,7 +118,7 @@ def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
         f" in {syscall or 'a wait'}{at(place)}",
         ranks=(root.rank,),
         place=place,
-        confidence=0.75,
+        seen=Seen.OPEN,
         proof=dump_proof(case, root),
         advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
     )
@@ -216,7 +217,7 @@ def gil_held_native(case: Case) -> Explanation | None:
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        confidence=0.95 if stack.native else 0.85,
+        seen=Seen.HOLDER if stack.native else Seen.STACKS,
         proof=dump_proof(case, root),
         advice="Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
         " call_guard), and give the wait a limit.",
@@ -239,7 +240,7 @@ def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Expla
         " keeps the interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85,
+        seen=Seen.SAMPLES,
         proof=dump_proof(case, root),
         advice="Look at what the call is given: a regular expression with nested repetitions, a number with very many"
         " digits, a huge list. Check sizes before it, or run it in a process that can be ended.",
@@ -269,7 +270,7 @@ def native_busy_loop(case: Case) -> Explanation | None:
         f"{at(place)}: no mark, no step",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85 if stack.gil else 0.9,  # a lock that is kept is a fault of its own
+        seen=Seen.STACKS if stack.gil else Seen.SAMPLES,  # a lock that is kept is a fault of its own
         proof=dump_proof(case, root),
     )
 
