@@ -39,7 +39,7 @@ FAMILIES = {
     },
     "uneven_data": {"uneven_inputs"},
     "exception": {"exception", "cuda_oom", "cuda_assert", "model_mismatch", "no_gradient"},
-    "swallowed_exception": {"swallowed_exception"},
+    "swallowed_exception": {"swallowed_exception", "thread_died"},
     "host_wait": {
         "blocked_io", "pipe_full", "lock_cycle", "fork_lock", "backward_function_blocked", "pool_worker_lost",
         "stopped_process", "starved", "gil_held_native",

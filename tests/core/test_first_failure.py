@@ -282,7 +282,7 @@ def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, de
     assert found.place.line == line
 
 
-@pytest.mark.parametrize(("dead", "cause"), [(DIED, "swallowed_exception"), (UNNAMED, "lock_cycle")])
+@pytest.mark.parametrize(("dead", "cause"), [(DIED, "thread_died"), (UNNAMED, "lock_cycle")])
 def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: LastWords, cause: str) -> None:
     seen = stalled(rank_snapshot(0, frame(327, file="/usr/lib/python3.11/threading.py", function="wait"), frame(30)))
     assert seen.ending is Ending.STALL

@@ -72,14 +72,14 @@ def waits_after(error: Raised | None) -> Evidence:
 
 def test_a_thread_that_printed_its_exception_and_died_explains_the_one_that_waits() -> None:
     found = diagnosed(waits_after(printed()))
-    assert (found.cause, found.findings[0].place) == ("swallowed_exception", line(17, "decode"))
+    assert (found.cause, found.findings[0].place) == ("thread_died", line(17, "decode"))
     assert found.findings[0].confidence < 0.9, "it may have been another thread"
     assert found.findings[0].proof[0] == "rank0/stderr.log"
 
 
 def test_so_it_does_where_nobody_saw_how_the_rank_ended() -> None:
     seen = waits_after(printed())
-    assert diagnosed(replace(seen, ranks=(replace(seen.ranks[0], exit=None),))).cause == "swallowed_exception"
+    assert diagnosed(replace(seen, ranks=(replace(seen.ranks[0], exit=None),))).cause == "thread_died"
 
 
 @pytest.mark.parametrize("error", [None, printed(frames=(frame(17), frame(30))), printed(frames=(BEGAN,))])

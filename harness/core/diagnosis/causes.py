@@ -396,20 +396,39 @@ class Cause(StrEnum):
             " and leave the batch out on every one, or let the exception end the run."
         ),
         means="""
-        an exception was raised and went no further, and the job stands because of it. In a thread it is printed and the
-        thread is gone, while another one waits for what it would have brought. In a training loop one rank gives up a
-        batch and takes the next one; it comes to its end while the others have another step to do. Or it goes on
+        an exception was raised in a training loop and went no further, and the job stands because of it. One rank gives
+        up a batch and takes the next one; it comes to its end while the others have another step to do. Or it goes on
         without a call that the others make in that step.
         """,
         proven_by="""
-        of a batch `rank<r>/calls.txt` and the board: in one step the rank began again, as no other rank and no other
-        step did. Where the exception left a module's forward, its type and line are known, and it is *certain*; else a
-        `continue` looks the same, and it is *likely*. Of a thread `rank<r>/stderr.log`, which has its traceback, and
-        the stack of the waiting thread in `dumps/`. Another thread may have been meant, so it is *likely* at most.
+        `rank<r>/calls.txt` and the board: in one step the rank began again, as no other rank and no other step did.
+        Where the exception left a module's forward, its type and line are known, and it is *certain*; else a `continue`
+        looks the same, and it is *likely*.
         """,
         remedy="""
-        hand the exception to whoever waits: a future, a queue that carries errors. Or end the process. A batch is left
-        out on every rank or on none: reduce a flag first.
+        let the exception end the process, or leave the batch out on every rank or on none: reduce a flag first.
+        """,
+    )
+
+    THREAD_DIED = Row(
+        code="thread_died",
+        verdicts=(Status.HANG,),
+        kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        shown_by=(by_program("thread_producer_died"),),
+        advice=(
+            "A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
+            " queue that carries errors), or end the process."
+        ),
+        means="""
+        an exception ended a thread of a rank, or a child process. It was printed and the thread is gone, while the rank
+        waits for what it would have brought.
+        """,
+        proven_by="""
+        `rank<r>/stderr.log`, which has its traceback, and the stack of the waiting thread in `dumps/`. Another thread
+        may have been meant, so it is *likely* at most.
+        """,
+        remedy="""
+        hand the exception to whoever waits: a future, a queue that carries errors. Or end the process.
         """,
     )
 
@@ -759,11 +778,13 @@ class Cause(StrEnum):
         means="""
         a rank sleeps, looks for something and sleeps again on the same line, and what it looks for never comes. It
         moves, it may even write a line each time that it tries again, and no step is done. The run is HANG, kind
-        livelock, after `limits.open_wait_s`, since somebody outside the job may still bring it.
+        livelock: at once where the loop looks at nothing but objects of its own process and no other thread of it can
+        run, else after `limits.open_wait_s`, since somebody may still bring it.
         """,
         proven_by="""
         the samples in `watch.jsonl` and the snapshots in `dumps/`: one sleep after another on one line, with no mark,
-        no connection that carries bytes and less than 64 KiB/s read or written.
+        no connection that carries bytes and less than 64 KiB/s read or written. What the loop looks at is read from its
+        source.
         """,
         remedy="""
         find who should bring what the loop looks for. Give the loop a limit, and fail when it is met.

@@ -40,7 +40,7 @@ _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
 def thread_died(case: Case) -> Explanation | None:
     """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
     alone = [root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None]
@@ -49,15 +49,13 @@ def thread_died(case: Case) -> Explanation | None:
         return None
     root, dead = found
     return explained(
-        Cause.SWALLOWED_EXCEPTION,
+        Cause.THREAD_DIED,
         f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
         " thread is left that could end that",
         ranks=(root.rank,),
         place=dead.place,
         seen=Seen.PRINTED,
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
-        advice="A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
-        " queue that carries errors), or end the process.",
     )
 
 
