@@ -303,6 +303,8 @@ def test_tracebacks_of_threads_and_children_are_told_from_the_ranks_own() -> Non
         ("child process", "Process-1", 13),
         ("child process", "child process", 14),
     ]
+    last = raised(0, at_s=None, frames=(frame(12),))
+    assert deaths(log, last)[0].name == "Thread-1 (produce)", "the last traceback of a rank may be that of a thread"
     assert deaths("".join(f"[rank0]: {line}\n" for line in TRACE.format(3).splitlines()), None) == ()
 
 

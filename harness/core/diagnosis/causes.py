@@ -22,8 +22,7 @@ class Doubt(StrEnum):
     A_RANK_STANDS_ELSEWHERE = "a rank stands elsewhere"
     A_RANK_IS_UNSEEN = "a rank is unseen"
     ANOTHER_FAILED_TOO = "another failed too"
-    RAISED_IN_A_COLLECTIVE = "raised in a collective"
-    DIED_IN_A_COLLECTIVE = "died in a collective"
+    ENDED_IN_A_COLLECTIVE = "ended in a collective"
     NO_LINE_OF_THE_PROGRAM = "no line of the program"
     CAUGHT_SOMETHING = "caught something"
     WAITS_FOR_ANYBODY = "waits for anybody"
@@ -1156,7 +1155,7 @@ class Cause(StrEnum):
         code="exception",
         verdicts=(Status.FAIL,),
         certain_by=(Seen.RAISED,),
-        certain_unless=(Doubt.RAISED_IN_A_COLLECTIVE,),
+        certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         second_run=(SecondRun.ANOMALY,),
         shown_by=(by_program("backward_hook_raises"), by_program("backward_twice")),
         advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
@@ -1335,7 +1334,7 @@ class Cause(StrEnum):
         code="aborted",
         verdicts=(Status.FAIL,),
         certain_by=(Seen.ENDED,),
-        certain_unless=(Doubt.DIED_IN_A_COLLECTIVE,),
+        certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         shown_by=(by_program("signal_abort"),),
         advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
         means="""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -22,7 +23,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import Rule, RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.report import Place
@@ -34,11 +35,28 @@ _SHOWN = 3
 _FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
-def static_graph_changed(case: Case) -> Explanation | None:
-    changed = _raising(case, Cause.STATIC_GRAPH_CHANGED)
-    if not changed:
-        return None
+def refusal(
+    cause: Cause, *, outranks: tuple[str, ...]
+) -> Callable[[Callable[[Case, Sequence[Failure]], Explanation | None]], Rule]:
+    """Makes a rule of a function that is asked where torch refused something in the words of that cause.
+
+    It is given the failures that say so, the first in time in front; where something else failed first it is not asked.
+    """
+
+    def made(explain: Callable[[Case, Sequence[Failure]], Explanation | None]) -> Rule:
+        @wraps(explain, assigned=("__name__", "__doc__"))
+        def asked(case: Case) -> Explanation | None:
+            said = [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
+            first = said[0] if said and said[0] is case.first_failure else None
+            return explain(case, said) if first and first.kind is FailureKind.RAISED else None
+
+        return rule(RulePhase.FIRST_FAILURE, cause, outranks=outranks)(asked)
+
+    return made
+
+
+@refusal(Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
+def static_graph_changed(case: Case, changed: Sequence[Failure]) -> Explanation:
     first = changed[0]
     grown = f": {_names(first)} took part for the first time" if _hints(first, "newly used") else ""
     named = f": {_names(first)} took no part" if _hints(first, "without gradient") else grown
@@ -53,11 +71,8 @@ def static_graph_changed(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
-def ready_twice(case: Case) -> Explanation | None:
-    twice = _raising(case, Cause.READY_TWICE)
-    if not twice:
-        return None
+@refusal(Cause.READY_TWICE, outranks=("exception",))
+def ready_twice(case: Case, twice: Sequence[Failure]) -> Explanation:
     return _refusal(
         case,
         twice,
@@ -68,11 +83,8 @@ def ready_twice(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
-def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
-    mismatch = _raising(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
-    if not mismatch:
-        return None
+@refusal(Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
+def checkpoint_recompute_mismatch(case: Case, mismatch: Sequence[Failure]) -> Explanation:
     again = next(iter(_hints(mismatch[0], "recomputed")), None)
     return _refusal(
         case,
@@ -86,11 +98,8 @@ def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
-def inplace_modification(case: Case) -> Explanation | None:
-    modified = _raising(case, Cause.INPLACE_MODIFICATION)
-    if not modified:
-        return None
+@refusal(Cause.INPLACE_MODIFICATION, outranks=("exception",))
+def inplace_modification(case: Case, modified: Sequence[Failure]) -> Explanation:
     hints = _hints(modified[0], "in place")
     what = Cause.INPLACE_MODIFICATION.said_in(modified[0].text)
     saved = f"the output of {what[2]}, shape [{what[1]}]" if what else "a saved tensor"
@@ -108,12 +117,9 @@ def inplace_modification(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
-def model_mismatch(case: Case) -> Explanation | None:
+@refusal(Cause.MODEL_MISMATCH, outranks=("exception",))
+def model_mismatch(case: Case, differing: Sequence[Failure]) -> Explanation:
     """DDP compares the models as it is made; the ranks that differ from the most are the culprits."""
-    differing = _raising(case, Cause.MODEL_MISMATCH)
-    if not differing:
-        return None
     models = _models(case, differing)
     common, most = Counter(models.values()).most_common(1)[0]
     odd = tuple(rank for rank, model in sorted(models.items()) if model != common)
@@ -139,12 +145,11 @@ def _models(case: Case, differing: Sequence[Failure]) -> dict[int, str]:
     return {rank.rank: models.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
-def reentrant_no_grad_input(case: Case) -> Explanation | None:
+@refusal(Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
+def reentrant_no_grad_input(case: Case, unfinished: Sequence[Failure]) -> Explanation | None:
     """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
     unfed = _unfed(case)
-    if not unfinished or unfinished[0].rank not in unfed:
+    if unfinished[0].rank not in unfed:
         return None
     place = unfed[unfinished[0].rank]
     used = [hint.frame.function for hint in _hints(unfinished[0], "without gradient") if hint.frame]
@@ -160,12 +165,9 @@ def reentrant_no_grad_input(case: Case) -> Explanation | None:
     return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
-def nothing_to_differentiate(case: Case) -> Explanation | None:
+@refusal(Cause.NO_GRADIENT, outranks=("exception",))
+def nothing_to_differentiate(case: Case, refused: Sequence[Failure]) -> Explanation:
     """A backward pass from a tensor that no parameter leads to."""
-    refused = _raising(case, Cause.NO_GRADIENT)
-    if not refused:
-        return None
     return _refusal(
         case,
         refused,
@@ -235,11 +237,11 @@ def gradient_order_differs(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
-def rank_conditional_unused_params(case: Case) -> Explanation | None:
+@refusal(Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
+def rank_conditional_unused_params(case: Case, unfinished: Sequence[Failure]) -> Explanation | None:
     """Some ranks computed no gradient for parameters for which the others did, and waited."""
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
-    if not unfinished or not (differing := _differing(case, unfinished)):
+    differing = _differing(case, unfinished)
+    if differing is None:
         return None
     ranks, seen = differing
     others = [rank.rank for rank in case.evidence.ranks if rank.rank not in ranks]
@@ -257,11 +259,8 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
-def unused_params(case: Case) -> Explanation | None:
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
-    if not unfinished:
-        return None
+@refusal(Cause.UNUSED_PARAMS, outranks=("exception",))
+def unused_params(case: Case, unfinished: Sequence[Failure]) -> Explanation:
     return _left_without(
         case,
         unfinished,
@@ -282,7 +281,13 @@ def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ..
     step = _step_of(case, unfinished[0])
     entered = max(_entered(rank) for rank in case.evidence.ranks if rank.rank in ranks)
     waited = [_waited(other) or (other.board is not None and other.board.enqueued > entered) for other in others]
-    late = [other.board is not None and step is not None and _never_finished(other.board, step) for other in others]
+    late = [
+        other.board is not None
+        and step is not None
+        and other.board.step <= step
+        and all(done < step for done, _ in other.board.steps_s)
+        for other in others
+    ]
     if not any(late):
         return None
     # The others may only have been late.
@@ -301,10 +306,6 @@ def _entered(rank: RankEvidence) -> int:
     for one in rank.collectives:
         newest[one.group] = max(one.seq, newest.get(one.group, 0))
     return max(sum(newest.values()), rank.board.enqueued if rank.board else 0)
-
-
-def _never_finished(board: Board, step: int) -> bool:
-    return board.step <= step and all(done < step for done, _ in board.steps_s)
 
 
 def _left_without(
@@ -346,20 +347,11 @@ def _with_parameter(place: Place, parameter: Place | None) -> Place:
 
 def _step_of(case: Case, failure: Failure) -> int | None:
     """The step whose backward pass went wrong: the one before, where the next forward pass of DDP found out."""
-    rank = case.rank(failure.rank) if failure.rank is not None else None
-    board = rank.board if rank else None
+    board = case.board(failure.rank)
     if board is None:
         return None
     unfinished = Cause.UNUSED_PARAMS.said_in(failure.text) is not None
     return board.step - 1 if unfinished and _found_out_later(case, board) else board.step
-
-
-def _raising(case: Case, cause: Cause) -> list[Failure]:
-    """Those that say so, the first in time in front; none where something else failed first."""
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not cause.said_in(first.text):
-        return []
-    return [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
 
 
 def _refusal(

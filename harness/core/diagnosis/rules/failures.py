@@ -269,7 +269,7 @@ _IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 def _died_before(case: Case, first: Failure) -> LastWords | None:
     """A thread or child that printed why it ended, where the rank raised what follows from that."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     kind = first.raised.type if first.raised else ""
     # A traceback without a name may be one that was caught and printed.
     dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
@@ -286,7 +286,7 @@ def _beneath(raised: Raised, place: Place | None) -> str:
 
 def _met_as(case: Case, first: Failure) -> str:
     """What the rank itself raised, of what a worker handed on or something else led to."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     if rank is None or rank.raised is None or first.raised is None or rank.raised.frames == first.raised.frames:
         return ""
     place = place_of(case, None, user_frame(rank.raised.frames))
@@ -381,7 +381,7 @@ def crashed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
         return None
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
     return explained(
@@ -417,23 +417,14 @@ def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
     if case.evidence.ending is Ending.DETACHED:
-        return _still_running(case)
+        cause = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
+        return explained(cause, case.judgement.error or "", seen=Seen.FACT, proof=("watch.jsonl",))
     interrupted = case.evidence.ending in (Ending.INTERRUPTED, Ending.ABANDONED)
     return explained(
         Cause.INTERRUPTED if interrupted else Cause.HARNESS_ERROR,
         case.judgement.error or "the run could not be judged",
         seen=Seen.FACT,
         proof=("interrupted",) if case.evidence.ending is Ending.ABANDONED and not case.evidence.observed else (),
-    )
-
-
-def _still_running(case: Case) -> Explanation:
-    moving = still_moving(case.evidence)
-    return explained(
-        Cause.STILL_RUNNING if moving else Cause.SUSPECTED,
-        case.judgement.error or "",
-        seen=Seen.FACT,
-        proof=("watch.jsonl",),
     )
 
 

@@ -21,7 +21,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence
+from nsa_harness.core.evidence.evidence import Call, Evidence
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.sources import branches, key_setters
 from nsa_harness.core.evidence.stacks import user_frame
@@ -53,25 +53,6 @@ def rendezvous_missing_rank(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
-def rendezvous_given_up(case: Case) -> Explanation | None:
-    """The others waited for a rank at the rendezvous, gave up and said whose key was missing."""
-    first = case.first_failure
-    raised = first.raised if first else None
-    absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
-    if first is None or first.rank is None or raised is None or absent is None:
-        return None
-    return explained(
-        Cause.RENDEZVOUS_MISSING_RANK,
-        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
-        f" {shorten(raised.message, 120)}",
-        ranks=(absent,),
-        place=place_of(case, first.rank, user_frame(raised.frames)),
-        seen=Seen.RAISED,
-        proof=(raised.proof,),
-    )
-
-
 @rule(RulePhase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
 def group_creation_subset(case: Case) -> Explanation | None:
     waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
@@ -99,14 +80,12 @@ def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     boards = {wait.rank: case.boards.get(wait.rank) for wait in waiting}
-    made = {rank: _groups_made(board) for rank, board in boards.items() if board is not None}
+    made = {
+        rank: sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls) for rank, board in boards.items() if board
+    }
     fewest = min(made.values(), default=0)
     behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
     return behind if len(behind) < len(waiting) else ()
-
-
-def _groups_made(board: Board) -> int:
-    return sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls)
 
 
 def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
@@ -141,16 +120,26 @@ def store_key_missing(case: Case) -> Explanation | None:
     return _unset(case, call.key, [one.rank for one in roots], place, others, seen, dump_proof(case, root))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.STORE_KEY_MISSING, outranks=("exception",), outranked_by=("rendezvous_given_up",))
-def store_key_given_up(case: Case) -> Explanation | None:
-    """A rank waited for a key of the program's own for as long as the store allows."""
+@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, Cause.STORE_KEY_MISSING, outranks=("exception",))
+def store_given_up(case: Case) -> Explanation | None:
+    """A rank waited for a key as long as the store allows: another rank's at the rendezvous, or one of the program."""
     first = case.first_failure
     raised = first.raised if first and "DistStoreError" in first.text else None
-    key = _KEY.search(raised.message) if raised else None
-    if first is None or first.rank is None or raised is None or key is None:
+    if first is None or first.rank is None or raised is None:
         return None
     place = place_of(case, first.rank, user_frame(raised.frames))
-    return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,))
+    absent, key = missing_rank(raised.message), _KEY.search(raised.message)
+    if absent is None:
+        return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,)) if key else None
+    return explained(
+        Cause.RENDEZVOUS_MISSING_RANK,
+        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
+        f" {shorten(raised.message, 120)}",
+        ranks=(absent,),
+        place=place,
+        seen=Seen.RAISED,
+        proof=(raised.proof,),
+    )
 
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
@@ -212,10 +201,9 @@ def transport(case: Case) -> Explanation | None:
 
 def _waits(case: Case, kind: WaitKind) -> list[Wait]:
     """Waits of the kind anywhere in the graph, if one of them is at its root or holds others up."""
-    proof = case.judgement.proof
-    if not any(root.kind is kind for root in hung_roots(case)) or proof is None:
+    if not any(root.kind is kind for root in hung_roots(case)):
         return []
-    return [wait for wait in proof.graph.waits if wait.kind is kind]
+    return [wait for wait in case.waits.values() if wait.kind is kind]
 
 
 def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
@@ -225,15 +213,14 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
 
 
 def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
-    graph = case.judgement.proof.graph if case.judgement.proof else None
-    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
-    return f"; rank {wait.rank} stands in {wait.stands_in}" if wait else "; nothing was seen of it" if graph else ""
+    seen = next((wait for rank, wait in case.waits.items() if rank in ranks), None)
+    if seen is not None:
+        return f"; rank {seen.rank} stands in {seen.stands_in}"
+    return "; nothing was seen of it" if case.judgement.proof else ""
 
 
 def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
-    graph = case.judgement.proof.graph if case.judgement.proof else None
-    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
-    return wait_place(case, wait) if wait else None
+    return next((wait_place(case, wait) for rank, wait in case.waits.items() if rank in ranks), None)
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:

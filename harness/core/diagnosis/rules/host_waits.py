@@ -152,6 +152,7 @@ def lock_cycle(case: Case) -> Explanation | None:
     root, ranks = locked[0], _alike(locked)
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
+    joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
     what, why = "a lock", f"{_holder(case, root)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in locked)
@@ -159,7 +160,7 @@ def lock_cycle(case: Case) -> Explanation | None:
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
     return explained(
         Cause.LOCK_CYCLE,
-        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{_held_by_thread(behind)}; {why}",
+        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{joined}; {why}",
         ranks=ranks,
         place=place,
         seen=Seen.CLOSED,
@@ -170,8 +171,7 @@ def lock_cycle(case: Case) -> Explanation | None:
 
 def _holder(case: Case, root: Wait) -> str:
     """The thread that took the lock, as the source of the lines shows that it stands in."""
-    looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
-    for stack in (one for rank in looked if rank.rank == root.rank for one in rank.stacks):
+    for stack in case.looked[root.rank].stacks if root.rank in case.looked else ():
         own = root.user is not None and root.user in stack.frames
         held = taken_at(case.evidence.sources, root.user, stack.frames) if root.user else None
         if held is not None:
@@ -182,10 +182,6 @@ def _holder(case: Case, root: Wait) -> str:
 def _sleeps(root: Wait) -> bool:
     """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
     return (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
-
-
-def _held_by_thread(behind: Place | None) -> str:
-    return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))

@@ -53,7 +53,8 @@ def p2p_unmatched(case: Case) -> Explanation | None:
 
 def _past_each_other(case: Case) -> Explanation | None:
     """Both halves are there, the network has nothing left to deliver, and still neither ends."""
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
+    roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
     if not roots or any(stuck_sockets(case.evidence)):
         return None
     both = ", and ".join(
@@ -69,10 +70,6 @@ def _past_each_other(case: Case) -> Explanation | None:
         proof=dump_proof(case, roots[0]),
         advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
     )
-
-
-def _in_transfer(root: Wait) -> bool:
-    return root.call is not None and operation(root.call) in TRANSFERS
 
 
 def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:

@@ -90,7 +90,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanati
 
 def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
     """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     named = rank is not None and rank.pid in _kernel_killed(case)
     memory = case.evidence.memory
     if not named and not (memory is not None and memory.oom_kills):
@@ -143,7 +143,7 @@ def cuda_oom(case: Case) -> Explanation | None:
 @rule(RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
 def cuda_assert(case: Case) -> Explanation | None:
     first = case.first_failure
-    rank = case.rank(first.rank) if first and first.rank is not None else None
+    rank = case.rank(first.rank) if first else None
     if first is None or first.collateral or rank is None:
         return None
     said = " ".join(rank.error_lines)
@@ -229,9 +229,8 @@ def _words(text: str) -> str | None:
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
 def shutdown_hang(case: Case) -> Explanation | None:
     """The program is over on this rank, and its process is not."""
-    last = case.evidence.snapshots[-1:]
-    looks = {rank.rank: rank for look in last for rank in look.ranks}
-    roots = [root for root in hung_roots(case) if root.rank in looks and is_shutting_down(looks[root.rank])]
+    looked = case.looked
+    roots = [root for root in hung_roots(case) if root.rank in looked and is_shutting_down(looked[root.rank])]
     if not roots:
         return None
     root, ranks = roots[0], tuple(root.rank for root in roots)
