@@ -39,10 +39,10 @@ FAMILIES = {
     },
     "uneven_data": {"uneven_inputs"},
     "exception": {"exception", "cuda_oom", "cuda_assert", "model_mismatch", "no_gradient"},
-    "swallowed_exception": {"swallowed_exception"},
+    "swallowed_exception": {"swallowed_exception", "thread_died"},
     "host_wait": {
         "blocked_io", "pipe_full", "lock_cycle", "fork_lock", "backward_function_blocked", "pool_worker_lost",
-        "stopped_process", "starved", "gil_held_native",
+        "stopped_process", "starved", "gil_held_native", "thread_died",
     },
     "loader": {"dataloader_worker_blocked", "dataloader_worker_died", "fork_lock"},
     "p2p": {"p2p_unmatched"},

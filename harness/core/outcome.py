@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from nsa_harness.core.alignment.reasons import last_agreed
-from nsa_harness.core.diagnosis.case import at, counted, layer_of, shorten
+from nsa_harness.core.diagnosis.case import at, counted, explained, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.diagnosis.phases import Rule
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
@@ -261,15 +262,7 @@ def missed(expect: Expect, evidence: Evidence, metrics: Mapping[str, float]) -> 
     """One finding for each number that was expected and not met, or not reported at all."""
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     return tuple(
-        Finding(
-            code=Cause.EXPECTATION_MISSED,
-            claim=claim,
-            ranks=ranks,
-            place=None,
-            confidence=1.0,
-            proof=("spec.json",),
-            advice=Cause.EXPECTATION_MISSED.row.advice,
-        )
+        explained(Cause.EXPECTATION_MISSED, claim, ranks=ranks, seen=Seen.FACT, proof=("spec.json",)).finding
         for claim, ranks in claims
     )
 
@@ -547,12 +540,6 @@ def _names(texts: Sequence[str]) -> list[str]:
 
 
 def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
-    return Finding(
-        code=Cause.DEEPENED,
-        claim=claim,
-        ranks=(rank.rank,),
-        place=place,
-        confidence=0.95,
-        proof=(proof,),
-        advice=advice,
-    )
+    return explained(
+        Cause.DEEPENED, claim, ranks=(rank.rank,), place=place, seen=Seen.RECORD, proof=(proof,), advice=advice
+    ).finding

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from nsa_harness.core.diagnosis.causes import row_of
+from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place, Report, Standing, Status, Trouble, counts
 
 
@@ -71,7 +72,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def certainty(confidence: float) -> str:
-    if confidence >= 0.9:
+    if confidence >= CERTAIN:
         return "certain"
     return "likely" if confidence >= 0.6 else "unknown"
 

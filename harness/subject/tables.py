@@ -6,6 +6,7 @@ import math
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
@@ -65,7 +66,7 @@ def gate_collapse(case: Case) -> Explanation | None:
         f"{counted(len(shut), 'gate')} shut for every token in step {int(first['step'])}: first branch"
         f" {first['branch']} of layer {layer}, mean {float(first['mean']):.2g}",
         place=Place(layer=layer, module=f"blocks.{layer}.attn"),
-        confidence=0.8,
+        seen=Seen.PART,
         proof=("gate_health.csv",),
     )
 

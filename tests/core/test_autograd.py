@@ -142,7 +142,7 @@ def test_ranks_that_each_left_out_another_part_are_told_from_ranks_that_left_out
     found = diagnosed(
         refused(0, UNFINISHED, in_forward_of(3), *LEFT_OUT), refused(1, UNFINISHED, in_forward_of(3, 1), other)
     )
-    assert told(found) == ("rank_conditional_unused_params", (0, 1), 2, 20, 0.9)
+    assert told(found) == ("rank_conditional_unused_params", (0, 1), 2, 20, 0.95)
 
 
 def test_a_second_forward_of_the_same_step_blames_that_step() -> None:
@@ -248,7 +248,7 @@ def test_a_reentrant_checkpoint_without_a_gradient_explains_what_ddp_misses() ->
     both = [
         refused(rank, UNFINISHED, in_forward_of(2, rank, unfed_checkpoint=CHECKPOINT), *LEFT_OUT) for rank in (0, 1)
     ]
-    assert told(diagnosed(*both)) == ("reentrant_no_grad_input", (0, 1), 1, 20, 0.9)
+    assert told(diagnosed(*both)) == ("reentrant_no_grad_input", (0, 1), 1, 20, 0.95)
 
 
 def test_a_checkpoint_elsewhere_in_the_program_makes_it_likely_only() -> None:
@@ -285,7 +285,7 @@ def test_a_needless_search_for_unused_parameters_is_torchs_own_word() -> None:
         "nothing else",
     ]
     found = diagnosed(rank_evidence(0, exit=ended(0), warned=warnings_of(log)), launcher=ended(None)).findings
-    assert [(one.code, one.ranks, one.confidence) for one in found] == [("find_unused_needless", (0,), 0.7)]
+    assert [(one.code, one.ranks, one.confidence) for one in found] == [("find_unused_needless", (0,), 0.75)]
 
 
 # The step that a rank is in.

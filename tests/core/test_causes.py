@@ -50,7 +50,11 @@ def said_by_a_rule(cause: Cause) -> bool:
 def used_elsewhere(cause: Cause) -> list[str]:
     """The modules beside the diagnosis and its readers that say this cause of a run."""
     paths = [*CORE.glob("*.py"), *CORE.glob("comparison/*.py")]
-    return [path.name for path in paths if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b", path.read_text())]
+    return [
+        path.name
+        for path in paths
+        if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b|explained\(\s*Cause\.{cause.name}\b", path.read_text())
+    ]
 
 
 @pytest.mark.parametrize("cause", Cause)

@@ -31,8 +31,9 @@ from builders import (
 
 from nsa_harness.core.diagnosis.case import Explanation, explained
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.certainty import LIKELY, as_sure_as_proven
+from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
 from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.grades import CERTAIN, LIKELY, Seen
 from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
@@ -45,9 +46,9 @@ def main(seen: Evidence) -> Finding:
 
 
 def said(cause: str, *ranks: int, **changes: Any) -> Explanation:
-    return explained(
-        Cause(cause), **{"claim": "so it is", "place": LINE, "confidence": 0.95, "ranks": ranks, **changes}
-    )
+    """As sure as the row allows."""
+    given = {"claim": "so it is", "place": LINE, "seen": Cause(cause).row.certain_by[0], "ranks": ranks, **changes}
+    return explained(Cause(cause), **given)
 
 
 def weighed(seen: Evidence, explanation: Explanation) -> tuple[float, str]:
@@ -67,7 +68,7 @@ def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wron
 
 
 def test_what_a_rule_held_for_likely_stays_as_it_is() -> None:
-    found = said("shape_mismatch", 0, 1, confidence=0.8)
+    found = said("shape_mismatch", 0, 1, seen=Seen.PART)
     assert as_sure_as_proven(case(CROSSED), found) is found.finding
 
 
@@ -92,7 +93,7 @@ def test_a_rank_of_which_nothing_is_known_may_be_the_one_to_blame() -> None:
     seen = stalled(locked_in_backward(0), in_all_reduce(1, collective(6)))
     unseen = replace(seen, ranks=(*seen.ranks, rank_evidence(2)))
     assert weighed(unseen, said("lock_cycle", 0)) == (LIKELY, "so it is; nothing is known of rank 2")
-    assert weighed(unseen, said("lock_cycle", 0, 2)) == (0.95, "so it is")
+    assert weighed(unseen, said("lock_cycle", 0, 2)) == (CERTAIN, "so it is")
 
 
 def failing(rank: int, at_s: float, message: str = "boom", *, type: str = "ValueError", at: int = 88) -> RankEvidence:
@@ -182,7 +183,7 @@ def test_an_exception_that_only_the_blamed_rank_caught_may_be_why() -> None:
     )
     alike = replace(seen, ranks=tuple(replace(one, board=board(caught=caught)) for one in seen.ranks))
     assert weighed(alike, said("uneven_inputs", 1))[0] == 0.95
-    assert weighed(seen, said("lock_cycle", 1, 0))[0] == 0.95
+    assert weighed(seen, said("lock_cycle", 1, 0))[0] == CERTAIN
 
 
 @pytest.mark.parametrize("code", ["store_key_missing", "fork_lock"])
@@ -193,4 +194,4 @@ def test_some_causes_never_show_who_began(code: str) -> None:
 def test_a_stack_is_enough_to_be_seen() -> None:
     seen = stalled(rank_snapshot(0, frame(10)), in_all_reduce(1, collective(6)))
     assert stack(frame(10)).frames == (frame(10),)
-    assert weighed(seen, said("lock_cycle", 0))[0] == 0.95
+    assert weighed(seen, said("lock_cycle", 0))[0] == CERTAIN

@@ -282,7 +282,7 @@ def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, de
     assert found.place.line == line
 
 
-@pytest.mark.parametrize(("dead", "cause"), [(DIED, "swallowed_exception"), (UNNAMED, "lock_cycle")])
+@pytest.mark.parametrize(("dead", "cause"), [(DIED, "thread_died"), (UNNAMED, "lock_cycle")])
 def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: LastWords, cause: str) -> None:
     seen = stalled(rank_snapshot(0, frame(327, file="/usr/lib/python3.11/threading.py", function="wait"), frame(30)))
     assert seen.ending is Ending.STALL
@@ -303,6 +303,8 @@ def test_tracebacks_of_threads_and_children_are_told_from_the_ranks_own() -> Non
         ("child process", "Process-1", 13),
         ("child process", "child process", 14),
     ]
+    last = raised(0, at_s=None, frames=(frame(12),))
+    assert deaths(log, last)[0].name == "Thread-1 (produce)", "the last traceback of a rank may be that of a thread"
     assert deaths("".join(f"[rank0]: {line}\n" for line in TRACE.format(3).splitlines()), None) == ()
 
 

@@ -208,7 +208,7 @@ def test_a_key_that_nobody_sets_is_named() -> None:
 
 def test_the_same_collective_on_all_ranks_with_bytes_that_nobody_acknowledges_is_the_network() -> None:
     found = main_finding(cut())
-    assert (found.code, found.ranks, found.confidence) == ("transport", (0, 1), 0.9)
+    assert (found.code, found.ranks, found.confidence) == ("transport", (0, 1), 0.95)
     assert found.claim == (
         "all ranks are in all_reduce #6, and the network does not deliver: rank 0 has 2432 bytes from 10.0.0.1:40 to"
         " 10.0.0.2:50 that are not acknowledged (5 retransmits in a row, and so has the other side)"

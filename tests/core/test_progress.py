@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
 
-from nsa_harness.core.diagnosis.certainty import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.diagnosis.progress import late_for, step_in_progress
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.report import Place

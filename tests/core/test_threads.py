@@ -25,6 +25,7 @@ from builders import (
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
+from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.verdict import judge
@@ -65,33 +66,39 @@ def printed(**changes: Any) -> Raised:
 # A thread that died.
 
 
-def waits_after(error: Raised | None) -> Evidence:
+DEAD = LastWords(kind="thread", name="Thread-1 (decode)", error="KeyError: 4", place=line(17, "decode"))
+
+
+def waits_after(*dead: LastWords) -> Evidence:
     seen = stalled(rank_snapshot(0, WAIT, frame(30)))
-    return replace(seen, ranks=(rank_evidence(0, raised=error, exit=seen.launcher and replace(seen.launcher, rank=0)),))
+    exit = seen.launcher and replace(seen.launcher, rank=0)
+    return replace(seen, ranks=(rank_evidence(0, raised=printed(), deaths=dead, exit=exit),))
 
 
 def test_a_thread_that_printed_its_exception_and_died_explains_the_one_that_waits() -> None:
-    found = diagnosed(waits_after(printed()))
-    assert (found.cause, found.findings[0].place) == ("swallowed_exception", line(17, "decode"))
+    found = diagnosed(waits_after(DEAD))
+    assert (found.cause, found.findings[0].place) == ("thread_died", line(17, "decode"))
     assert found.findings[0].confidence < 0.9, "it may have been another thread"
     assert found.findings[0].proof[0] == "rank0/stderr.log"
 
 
 def test_so_it_does_where_nobody_saw_how_the_rank_ended() -> None:
-    seen = waits_after(printed())
-    assert diagnosed(replace(seen, ranks=(replace(seen.ranks[0], exit=None),))).cause == "swallowed_exception"
+    seen = waits_after(DEAD)
+    assert diagnosed(replace(seen, ranks=(replace(seen.ranks[0], exit=None),))).cause == "thread_died"
 
 
-@pytest.mark.parametrize("error", [None, printed(frames=(frame(17), frame(30))), printed(frames=(BEGAN,))])
-def test_what_no_thread_died_of_is_a_lock_as_any(error: Raised | None) -> None:
-    assert diagnosed(waits_after(error)).cause == "lock_cycle"
+@pytest.mark.parametrize("dead", [(), (replace(DEAD, name="thread"),)])
+def test_what_no_thread_died_of_is_a_lock_as_any(dead: tuple[LastWords, ...]) -> None:
+    assert diagnosed(waits_after(*dead)).cause == "lock_cycle"
 
 
 def test_a_thread_that_died_does_not_say_in_which_step_its_rank_stands() -> None:
     led = (frame(33, function="main"),)
     between = board(mark("step", "SGD", step=4), steps_s=((4, 4.0),), stepped_from=tuple(_bare(one) for one in led))
     seen = stalled(rank_snapshot(0, WAIT, frame(30, function="main"), board=between))
-    died = rank_evidence(0, raised=printed(), board=between, exit=seen.launcher and replace(seen.launcher, rank=0))
+    died = rank_evidence(
+        0, raised=printed(), deaths=(DEAD,), board=between, exit=seen.launcher and replace(seen.launcher, rank=0)
+    )
     culprit = diagnosed(replace(seen, ranks=(died,))).culprit
     assert culprit is not None
     assert culprit.step == 5

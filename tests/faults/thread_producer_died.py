@@ -7,7 +7,7 @@ import torch
 from _job import FAULT, begin, blocks, end
 from torch.nn.parallel import DistributedDataParallel
 
-LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "swallowed_exception", "culprit": [1], "step": 5}
+LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "thread_died", "culprit": [1], "step": 5}
 
 STEPS = 8
 

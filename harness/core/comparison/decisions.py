@@ -21,9 +21,8 @@ from nsa_harness.core.comparison.comparison import (
 )
 from nsa_harness.core.comparison.configuration import Contrast, RunPair, is_evidence, is_number, pairs, passed, setting
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import Outcome
-
-_CERTAIN = 0.9
 
 
 class GateState(StrEnum):
@@ -299,7 +298,7 @@ def _command(question: TreeQuestion, bad: Sequence[Outcome]) -> str | None:
 
 def _certain(bad: Sequence[Outcome]) -> tuple[str, ...]:
     """Empty unless all of them are explained."""
-    sure = [one for one in bad if one.findings[:1] and one.findings[0].confidence >= _CERTAIN]
+    sure = [one for one in bad if one.findings[:1] and one.findings[0].confidence >= CERTAIN]
     causes = {one.verdict.cause for one in sure if one.verdict.cause not in (None, Cause.UNKNOWN, Cause.EXCEPTION)}
     return tuple(sorted(filter(None, causes))) if len(sure) == len(bad) else ()
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from nsa_harness import protocol
 from nsa_harness.core.comparison.repeats import place_word
+from nsa_harness.core.diagnosis.case import explained
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
+from nsa_harness.core.diagnosis.grades import CERTAIN, Seen
 from nsa_harness.core.plan import Deepening, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status
 
 MOST_RUNS = 3
-CERTAIN = 0.9
 
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 # DDP speaks of parameters by index; with INFO it names them.
@@ -148,7 +149,6 @@ FOLLOWS: Follows = {
     ("anomaly", PASSED): "so it does not come each time, or depends on time",
     ("checkpoint_debug", PASSED): "so it does not come each time, or depends on time",
 }
-_LIKELY, _SEEN = 0.7, 0.95
 
 
 def with_deeper_runs(outcomes: Sequence[Outcome], follows: Follows = FOLLOWS) -> tuple[Outcome, ...]:
@@ -170,15 +170,15 @@ def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Findin
     lead = "" if own else follows.get((asked.change, how), "")
     losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
     unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != SAME else ""
-    return Finding(
-        code=Cause.DEEPENED,
-        claim=f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {lead}' if lead else ''}{losses}{unlike}",
+    return explained(
+        Cause.DEEPENED,
+        f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {lead}' if lead else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
-        confidence=_SEEN if own and how == SAME else _LIKELY,
+        seen=Seen.RECORD if own and how == SAME else Seen.OPEN,
         proof=own.proof if own else ((f"{deeper.dir}/verdict.json",) if deeper.dir else ()),
         advice=own.advice if own else _advice(deeper, asked),
-    )
+    ).finding
 
 
 def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows) -> Outcome:

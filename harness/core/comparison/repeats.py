@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from nsa_harness.core.diagnosis.case import explained
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.report import Finding, Outcome, Place, Status, Verdict
 
 _BAD = {Status.HANG: "hang", Status.FAIL: "fail"}
@@ -23,15 +25,13 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
     ended = Counter((word, one.verdict.status) for one, word in bad).most_common()
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
     there = f"{most} of {len(told)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
-    return Finding(
-        code=Cause.SAME_PLACE,
-        claim="; ".join((there, *_elsewhere(told, ended, (word, status)))),
-        ranks=(),
+    return explained(
+        Cause.SAME_PLACE,
+        "; ".join((there, *_elsewhere(told, ended, (word, status)))),
         place=next(_place(one) for one, where in bad if where == word),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=tuple(f"{one.dir}/verdict.json" for one in told if one.dir),
-        advice=Cause.SAME_PLACE.row.advice,
-    )
+    ).finding
 
 
 def place_word(place: Place | None) -> str:

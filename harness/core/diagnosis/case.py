@@ -21,7 +21,8 @@ from nsa_harness.core.alignment.reasons import (
 )
 from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence
+from nsa_harness.core.diagnosis.grades import Seen, confidence
+from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import Failure, Judgement
@@ -37,8 +38,21 @@ class Case:
     evidence: Evidence
     judgement: Judgement
 
-    def rank(self, rank: int) -> RankEvidence | None:
+    def rank(self, rank: int | None) -> RankEvidence | None:
         return next((one for one in self.evidence.ranks if one.rank == rank), None)
+
+    def board(self, rank: int | None) -> Board | None:
+        return next((one.board for one in self.evidence.ranks if one.rank == rank), None)
+
+    @cached_property
+    def looked(self) -> dict[int, RankSnapshot]:
+        """Each rank at the last look."""
+        return {one.rank: one for look in self.evidence.snapshots[-1:] for one in look.ranks}
+
+    @property
+    def waits(self) -> dict[int, Wait]:
+        """What each rank stands in, where the run is proven to hang."""
+        return {one.rank: one for one in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
     def first_failure(self) -> Failure | None:
@@ -126,8 +140,8 @@ def layer_of(module: str | None) -> int | None:
 
 
 def module_of(case: Case, rank: int | None) -> dict[str, str | int | None]:
-    evidence = case.rank(rank) if rank is not None else None
-    mark = evidence.board.training if evidence and evidence.board else None
+    board = case.board(rank)
+    mark = board.training if board else None
     module = mark.name if mark and mark.kind in ("forward", "backward") else None
     return {"module": module, "layer": layer_of(module)}
 
@@ -145,8 +159,7 @@ def wait_place(case: Case, wait: Wait) -> Place | None:
 
 def last_place(case: Case, rank: int | None) -> Place | None:
     """Where a rank that could not be asked was seen last: by its beat thread, else in what it marked or called last."""
-    evidence = case.rank(rank) if rank is not None else None
-    board = evidence.board if evidence else None
+    board = case.board(rank)
     if board is None or (board.seen is not None and not is_library(board.seen.file)):
         return place_of(case, rank, board.seen if board else None)
     called = next((call for call in reversed(board.calls) if call.place), None)
@@ -158,18 +171,16 @@ def last_place(case: Case, rank: int | None) -> Place | None:
 
 def last_line(case: Case, rank: int | None) -> str:
     """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
-    evidence = case.rank(rank) if rank is not None else None
-    board = evidence.board if evidence else None
-    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
+    known, board = case.rank(rank), case.board(rank)
+    if known is None or board is None or board.seen is None or board.beat_s is None or known.exit is None:
         return ""
-    before_s = max(0.0, evidence.exit.at_s - board.beat_s)
+    before_s = max(0.0, known.exit.at_s - board.beat_s)
     place = Place(file=board.seen.file, line=board.seen.line)
     return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
 
 
 def last_seen(case: Case, rank: int | None) -> str:
-    evidence = case.rank(rank) if rank is not None else None
-    board = evidence.board if evidence else None
+    board = case.board(rank)
     mark = board.training or board.newest if board else None
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
@@ -179,16 +190,8 @@ def last_seen(case: Case, rank: int | None) -> str:
 
 def loop_place(case: Case, root: Wait) -> Place | None:
     """The loop's user line that most samples show."""
-    return with_module(case, root.rank, most_common_user(case, root.rank)) or wait_place(case, root)
-
-
-def with_module(case: Case, rank: int, frame: Frame | None) -> Place | None:
-    return place_of(case, rank, frame) if frame else None
-
-
-def most_common_user(case: Case, rank: int) -> Frame | None:
-    lines = Counter(sample.user for sample in case.evidence.samples if sample.rank == rank and sample.user)
-    return lines.most_common(1)[0][0] if lines else None
+    lines = Counter(one.user for one in case.evidence.samples if one.rank == root.rank and one.user)
+    return place_of(case, root.rank, lines.most_common(1)[0][0] if lines else root.user)
 
 
 def hung_roots(case: Case) -> Sequence[Wait]:
@@ -196,14 +199,12 @@ def hung_roots(case: Case) -> Sequence[Wait]:
 
 
 def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
-    last = case.evidence.snapshots[-1] if case.evidence.snapshots else None
-    rank = next((one for one in last.ranks if one.rank == wait.rank), None) if last else None
-    return (rank.proof,) if rank and rank.proof else ()
+    looked = case.looked.get(wait.rank)
+    return (looked.proof,) if looked and looked.proof else ()
 
 
 def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
-    evidence = case.rank(rank)
-    return (f"rank{rank}/calls.txt",) if evidence and evidence.board else ()
+    return (f"rank{rank}/calls.txt",) if case.board(rank) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,7 @@ class Explanation:
 
     cause: Cause
     finding: Finding
+    seen: Seen  # by which it stands
     step: int | None  # that it speaks of; None: the one that its first rank is in
     collective: CollectiveRef | None
     parties: tuple[int, ...] | None  # who does not go together; None: whose calls differ, else every rank
@@ -229,7 +231,7 @@ def explained(
     cause: Cause,
     claim: str,
     *,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,  # None: that of the cause
     ranks: tuple[int, ...] = (),
     place: Place | None = None,
@@ -243,11 +245,11 @@ def explained(
         claim=claim,
         ranks=ranks,
         place=place,
-        confidence=confidence,
+        confidence=confidence(seen, cause.row.certain_by),
         proof=proof,
         advice=cause.row.advice if advice is None else advice,
     )
-    return Explanation(cause=cause, finding=found, step=step, collective=collective, parties=parties)
+    return Explanation(cause=cause, finding=found, seen=seen, step=step, collective=collective, parties=parties)
 
 
 def raised_alike(one: Failure, other: Failure) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from re import Match, Pattern
 
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.report import STILL_RUNNING, HangKind, Severity, Status
 
 
@@ -21,8 +22,7 @@ class Doubt(StrEnum):
     A_RANK_STANDS_ELSEWHERE = "a rank stands elsewhere"
     A_RANK_IS_UNSEEN = "a rank is unseen"
     ANOTHER_FAILED_TOO = "another failed too"
-    RAISED_IN_A_COLLECTIVE = "raised in a collective"
-    DIED_IN_A_COLLECTIVE = "died in a collective"
+    ENDED_IN_A_COLLECTIVE = "ended in a collective"
     NO_LINE_OF_THE_PROGRAM = "no line of the program"
     CAUGHT_SOMETHING = "caught something"
     WAITS_FOR_ANYBODY = "waits for anybody"
@@ -114,6 +114,7 @@ class Row:
     unfailed: Severity = Severity.INFO  # in a run that neither failed nor hung
     blames: bool = True  # a run that ends so has a culprit
     between_ranks: bool = False  # ranks do not go together: one side is wrong, and somebody of the other side is not
+    certain_by: tuple[Seen, ...] = ()  # of what a rule may go by; nothing else, however sure, makes it certain
     certain_unless: tuple[Doubt, ...] = ()  # besides the doubts that all causes share
     second_run: tuple[SecondRun, ...] | None = ()  # what tells more even where it is certain; None: no run tells more
     replay: Replay = Replay.NONE
@@ -159,6 +160,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("exit_destroyed_early"), by_program("fsdp_branch_skips")),
         means="""
         one rank left out a collective that the others called; afterwards a rank failed or waits for ever. With gloo it
@@ -186,6 +188,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("fsdp_state_rank0"), by_program("groups_rank0_barrier")),
         advice=(
             "Move the collective out of `if rank == 0`: every member of the group has to make it, with the saving"
@@ -213,6 +216,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.PYTHON_CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("groups_broadcast_root"), by_program("groups_gather_root")),
         advice=(
             "Decide on one rank who the root is and share it, or compute it from what all ranks have alike. The"
@@ -236,6 +240,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("groups_dict_order"), by_program("groups_wrong_lookup")),
         means="""
         at the same point of the same step the ranks called different collectives of one group. gloo and NCCL pair calls
@@ -259,6 +264,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("fsdp_width_differs"), by_program("groups_batch_smaller")),
         advice=(
             "Pad or gather the sizes first, so that every rank passes the same shape and dtype. gloo ends the"
@@ -285,6 +291,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("groups_dtype_autocast"),),
         advice=(
             "Pad or gather the sizes first, so that every rank passes the same shape and dtype. gloo ends the"
@@ -307,6 +314,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("groups_opposite_order"),),
         advice=(
             "Enter the collectives of these groups in the same order on every rank. Where the order depends on"
@@ -331,6 +339,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("groups_accumulation_differs"), by_program("groups_no_sync_once")),
         means="""
         in one step a rank did not reduce its gradients, and the others did. Shapes are equal, so the next step's
@@ -354,6 +363,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.CALLS,
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("data_sampler_stops"), by_program("data_uneven_shards")),
         advice=(
             "Give every rank the same number of batches: a DistributedSampler that pads, drop_last=True, or the"
@@ -378,26 +388,46 @@ class Cause(StrEnum):
         code="swallowed_exception",
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
+        certain_by=(Seen.REPAIRED,),
         shown_by=(by_program("data_error_swallowed"), by_program("data_loss_swallowed")),
         advice=(
             "Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a flag)"
             " and leave the batch out on every one, or let the exception end the run."
         ),
         means="""
-        an exception was raised and went no further, and the job stands because of it. In a thread it is printed and the
-        thread is gone, while another one waits for what it would have brought. In a training loop one rank gives up a
-        batch and takes the next one; it comes to its end while the others have another step to do. Or it goes on
+        an exception was raised in a training loop and went no further, and the job stands because of it. One rank gives
+        up a batch and takes the next one; it comes to its end while the others have another step to do. Or it goes on
         without a call that the others make in that step.
         """,
         proven_by="""
-        of a batch `rank<r>/calls.txt` and the board: in one step the rank began again, as no other rank and no other
-        step did. Where the exception left a module's forward, its type and line are known, and it is *certain*; else a
-        `continue` looks the same, and it is *likely*. Of a thread `rank<r>/stderr.log`, which has its traceback, and
-        the stack of the waiting thread in `dumps/`. Another thread may have been meant, so it is *likely* at most.
+        `rank<r>/calls.txt` and the board: in one step the rank began again, as no other rank and no other step did.
+        Where the exception left a module's forward, its type and line are known, and it is *certain*; else a `continue`
+        looks the same, and it is *likely*.
         """,
         remedy="""
-        hand the exception to whoever waits: a future, a queue that carries errors. Or end the process. A batch is left
-        out on every rank or on none: reduce a flag first.
+        let the exception end the process, or leave the batch out on every rank or on none: reduce a flag first.
+        """,
+    )
+
+    THREAD_DIED = Row(
+        code="thread_died",
+        verdicts=(Status.HANG,),
+        kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        shown_by=(by_program("thread_producer_died"),),
+        advice=(
+            "A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
+            " queue that carries errors), or end the process."
+        ),
+        means="""
+        an exception ended a thread of a rank, or a child process. It was printed and the thread is gone, while the rank
+        waits for what it would have brought.
+        """,
+        proven_by="""
+        `rank<r>/stderr.log`, which has its traceback, and the stack of the waiting thread in `dumps/`. Another thread
+        may have been meant, so it is *likely* at most.
+        """,
+        remedy="""
+        hand the exception to whoever waits: a future, a queue that carries errors. Or end the process.
         """,
     )
 
@@ -405,6 +435,7 @@ class Cause(StrEnum):
         code="starved",
         verdicts=(Status.HANG,),
         kinds=(HangKind.STARVED,),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("proc_child_sleeps"),),
         advice="Find what the sleep waits for (a file, a lock, another job), and give it a limit.",
         means="""
@@ -442,6 +473,7 @@ class Cause(StrEnum):
         code="pipe_full",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK,),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("io_full_pipe_to_self"), by_program("proc_child_pipe_full")),
         advice=(
             "Read what is written before waiting for the writer: `communicate()` in place of `wait()`, a thread"
@@ -464,6 +496,7 @@ class Cause(StrEnum):
         code="dataloader_worker_blocked",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("data_worker_lock"), by_program("data_worker_pipe")),
         advice=(
             "Open files, clients and locks inside the worker (worker_init_fn), not before the fork, or use"
@@ -491,6 +524,7 @@ class Cause(StrEnum):
                 r" (is killed by signal: \w[\w ]*|exited unexpectedly with exit code -?\d+|exited unexpectedly)"
             ),
         ),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("data_worker_killed"),),
         advice=(
             "Look for what ended the worker: memory (the kernel's log, a control group's limit), /dev/shm, a native"
@@ -515,6 +549,7 @@ class Cause(StrEnum):
         code="fork_lock",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK,),
+        certain_by=(Seen.CLOSED,),
         certain_unless=(Doubt.LOCK_OF_ITS_OWN,),
         shown_by=(by_program("proc_fork_holds_lock"),),
         advice=(
@@ -536,6 +571,7 @@ class Cause(StrEnum):
         code="rendezvous_missing_rank",
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
+        certain_by=(Seen.RECORD, Seen.RAISED),
         shown_by=(by_program("rdzv_world_size"),),
         advice=(
             "Every rank must call init_process_group, and world_size must be the number of ranks that are"
@@ -558,6 +594,7 @@ class Cause(StrEnum):
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK,),
         replay=Replay.PYTHON_CALLS,
+        certain_by=(Seen.RECORD,),
         shown_by=(by_program("groups_new_subset"),),
         advice=(
             "new_group must be called by every rank of the job in the same order, members or not. Move it out of"
@@ -583,6 +620,7 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         between_ranks=True,
         replay=Replay.PYTHON_CALLS,
+        certain_by=(Seen.CLOSED,),
         shown_by=(by_program("p2p_both_receive"), by_program("p2p_both_send")),
         means="""
         a rank waits in a send or receive for a partner that waits for it in something else: both receive, or the
@@ -603,6 +641,7 @@ class Cause(StrEnum):
         code="store_key_missing",
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        certain_by=(Seen.CLOSED, Seen.RAISED),
         certain_unless=(Doubt.WAITS_FOR_ANYBODY,),
         shown_by=(by_program("store_counter_short"), by_program("store_key_never_set")),
         advice=(
@@ -626,6 +665,7 @@ class Cause(StrEnum):
         verdicts=(Status.HANG,),
         kinds=(HangKind.STARVED,),
         second_run=(SecondRun.OTHER_BACKEND, SecondRun.AGAIN),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("net_cut"),),
         advice=(
             "Look at the path between these addresses: the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), a"
@@ -649,6 +689,7 @@ class Cause(StrEnum):
         code="backward_function_blocked",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK,),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("backward_lock"),),
         advice=(
             "Code that runs during backward (autograd functions, hooks) must not wait for what another rank or"
@@ -671,6 +712,7 @@ class Cause(StrEnum):
         code="lock_cycle",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        certain_by=(Seen.CLOSED,),
         certain_unless=(Doubt.LOST_WAKE_UP,),
         shown_by=(by_program("forward_lock"), by_program("groups_monitored_barrier")),
         means="""
@@ -690,6 +732,7 @@ class Cause(StrEnum):
         code="stopped_process",
         verdicts=(Status.HANG,),
         kinds=(HangKind.STOPPED,),
+        certain_by=(Seen.FACT,),
         shown_by=(by_program("proc_stopped_child"), by_program("signal_stop_self")),
         means="""
         a rank, or a child process that a rank waits for, is stopped by a signal (state T): a debugger, Ctrl-Z, a
@@ -707,6 +750,7 @@ class Cause(StrEnum):
         code="infinite_loop",
         verdicts=(Status.HANG,),
         kinds=(HangKind.LIVELOCK,),
+        certain_by=(Seen.SAMPLES,),
         certain_unless=(Doubt.LOOP_WITHOUT_A_BEAT,),
         shown_by=(by_program("thread_endless_forward"),),
         advice="Give the loop an end that every rank reaches, and check the condition that should have ended it.",
@@ -733,11 +777,13 @@ class Cause(StrEnum):
         means="""
         a rank sleeps, looks for something and sleeps again on the same line, and what it looks for never comes. It
         moves, it may even write a line each time that it tries again, and no step is done. The run is HANG, kind
-        livelock, after `limits.open_wait_s`, since somebody outside the job may still bring it.
+        livelock: at once where the loop looks at nothing but objects of its own process and no other thread of it can
+        run, else after `limits.open_wait_s`, since somebody may still bring it.
         """,
         proven_by="""
         the samples in `watch.jsonl` and the snapshots in `dumps/`: one sleep after another on one line, with no mark,
-        no connection that carries bytes and less than 64 KiB/s read or written.
+        no connection that carries bytes and less than 64 KiB/s read or written. What the loop looks at is read from its
+        source.
         """,
         remedy="""
         find who should bring what the loop looks for. Give the loop a limit, and fail when it is met.
@@ -771,6 +817,7 @@ class Cause(StrEnum):
         code="shutdown_hang",
         verdicts=(Status.HANG,),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        certain_by=(Seen.CLOSED,),
         shown_by=(by_program("exit_atexit_waits"), by_program("exit_executor_left")),
         advice=(
             "End threads and executors before the program does (a sentinel in their queue, `shutdown()`,"
@@ -794,6 +841,7 @@ class Cause(StrEnum):
         code="gil_held_native",
         verdicts=(Status.HANG,),
         kinds=(HangKind.LIVELOCK, HangKind.STARVED),
+        certain_by=(Seen.HOLDER,),
         shown_by=(by_program("thread_gil_in_c"),),
         means="""
         a rank stands in a C function that keeps the interpreter's lock while it waits. No other Python thread of its
@@ -814,6 +862,7 @@ class Cause(StrEnum):
         code="native_busy_loop",
         verdicts=(Status.HANG,),
         kinds=(HangKind.LIVELOCK,),
+        certain_by=(Seen.SAMPLES,),
         shown_by=(by_program("thread_spin_lock"),),
         advice=(
             "The Python line only calls it: look at the arguments of that call (a size, a tolerance, a lock it"
@@ -840,6 +889,7 @@ class Cause(StrEnum):
         second_run=None,
         criteria="limits.",
         verdict_means="Slow, not stuck: it was still moving at its deadline.",
+        certain_by=(Seen.SAMPLES,),
         shown_by=(by_program("forward_slow_loop"),),
         means="""
         the run was still there at its deadline, and it is not proven to hang. It is FAIL, never HANG. The claim gives
@@ -866,6 +916,7 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL,),
         second_run=(SecondRun.NAMES,),
         signatures=(_UNFINISHED,),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("ddp_unused_branch"), by_program("ddp_unused_never")),
         advice=(
             "Let every parameter take part in the loss on every rank (add 0 * output.sum() for a skipped branch),"
@@ -891,6 +942,7 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL,),
         second_run=(SecondRun.NAMES,),
         signatures=(_UNFINISHED,),
+        certain_by=(Seen.RAISED, Seen.RECORD, Seen.REPAIRED),
         shown_by=(by_program("ddp_output_not_in_loss"), by_program("ddp_unused_at_once")),
         means="""
         some ranks left parameters out of the loss which took part in it on the others. Those wait in the reduction of
@@ -912,6 +964,7 @@ class Cause(StrEnum):
         beside=True,
         unfailed=Severity.WARNING,
         signatures=(_UNFINISHED,),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("gc_reentrant_first"), by_program("gc_reentrant_silent")),
         advice=(
             "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or call requires_grad_() on one of"
@@ -936,6 +989,7 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL,),
         second_run=(SecondRun.NAMES,),
         signatures=(re.compile(r"Expected to mark a variable ready only once"),),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("ddp_ready_twice_shared"), by_program("gc_ready_twice_outside")),
         advice=(
             "A module is used by several reentrant checkpoints, or inside one and outside: pass"
@@ -959,6 +1013,7 @@ class Cause(StrEnum):
         verdicts=(Status.FAIL,),
         second_run=(SecondRun.NAMES,),
         signatures=(re.compile(r"this is not compatible with static_graph set to True"),),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("ddp_static_graph_grows"), by_program("ddp_static_graph_shrinks")),
         advice=(
             "Use the same parameters in every step, or construct DDP without static_graph=True (with"
@@ -986,6 +1041,7 @@ class Cause(StrEnum):
                 r"|Recomputed values for the following|trying to save more tensors during recomputation)"
             ),
         ),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("gc_recompute_counts"), by_program("gc_recompute_shapes")),
         advice=(
             "What is checkpointed may depend on its arguments alone: look for a counter, a global, a random"
@@ -1011,6 +1067,7 @@ class Cause(StrEnum):
         signatures=(
             re.compile(r"modified by an inplace operation: \[\S+ \[(.*?)\]\], which is output \d+ of (\w+?),"),
         ),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("backward_inplace_add"), by_program("backward_inplace_mask")),
         means="""
         a tensor that an operation had saved for its backward pass was changed in place.
@@ -1035,6 +1092,7 @@ class Cause(StrEnum):
             ),
             re.compile(r"params\[(\d+)\] in this process with (sizes|strides) \[(.*?)\] appears not to match"),
         ),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_program("ddp_model_depth_differs"), by_program("ddp_model_width_differs")),
         advice=(
             "Build the model from the same configuration on every rank; look for what the rank, its data or a"
@@ -1074,6 +1132,7 @@ class Cause(StrEnum):
         code="gradient_order_differs",
         beside=True,
         severity=Severity.WARNING,
+        certain_by=(Seen.RECORD,),
         shown_by=(by_evidence("only the traces of this project's model tell the order"),),
         advice=(
             "The ranks computed their graphs in another order: look for a branch or an iteration over a set or"
@@ -1095,7 +1154,8 @@ class Cause(StrEnum):
     EXCEPTION = Row(
         code="exception",
         verdicts=(Status.FAIL,),
-        certain_unless=(Doubt.RAISED_IN_A_COLLECTIVE,),
+        certain_by=(Seen.RAISED,),
+        certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         second_run=(SecondRun.ANOMALY,),
         shown_by=(by_program("backward_hook_raises"), by_program("backward_twice")),
         advice="This is the first failure in time; what other ranks say about lost connections follows from it.",
@@ -1117,6 +1177,7 @@ class Cause(StrEnum):
         signatures=(  # torch's own, the C library's errno 12, and workers that found /dev/shm full.
             re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc"),
         ),
+        certain_by=(Seen.RAISED, Seen.KERNEL),
         shown_by=(by_program("exit_memory_error"), by_program("exit_tensor_too_large")),
         means="""
         a rank got no memory of the host: Python's `MemoryError`, torch's "can't allocate memory", or a SIGKILL by the
@@ -1137,6 +1198,7 @@ class Cause(StrEnum):
         signatures=(  # The name of torch's class moves between modules; its text begins like this, on ROCm with HIP.
             re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory"),
         ),
+        certain_by=(Seen.RAISED,),
         shown_by=(by_evidence("memory of a GPU"),),
         advice=(
             "The line asked last, not for most: compare peak_gpu_bytes of the ranks. Smaller batch or sequence,"
@@ -1201,6 +1263,7 @@ class Cause(StrEnum):
     EARLY_EXIT = Row(
         code="early_exit",
         verdicts=(Status.FAIL,),
+        certain_by=(Seen.KERNEL,),
         certain_unless=(Doubt.ENDED_AS_IF_DONE,),
         shown_by=(by_program("exit_os_exit_zero"), by_program("exit_zero_early")),
         advice="Find the return, sys.exit or exhausted iterator that only this rank reaches.",
@@ -1218,6 +1281,7 @@ class Cause(StrEnum):
     BAD_EXIT = Row(
         code="bad_exit",
         verdicts=(Status.FAIL,),
+        certain_by=(Seen.ENDED,),
         shown_by=(by_program("exit_bad_option"), by_program("exit_three")),
         advice="The program chose to leave: read the end of the rank's stderr.log.",
         means="""
@@ -1234,6 +1298,7 @@ class Cause(StrEnum):
     KILLED = Row(
         code="killed",
         verdicts=(Status.FAIL,),
+        certain_by=(Seen.KERNEL,),
         shown_by=(by_program("signal_kill_self"),),
         advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
         means="""
@@ -1251,6 +1316,7 @@ class Cause(StrEnum):
     SEGFAULT = Row(
         code="segfault",
         verdicts=(Status.FAIL,),
+        certain_by=(Seen.ENDED,),
         shown_by=(by_program("signal_bus"), by_program("signal_segfault")),
         advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
         means="""
@@ -1267,7 +1333,8 @@ class Cause(StrEnum):
     ABORTED = Row(
         code="aborted",
         verdicts=(Status.FAIL,),
-        certain_unless=(Doubt.DIED_IN_A_COLLECTIVE,),
+        certain_by=(Seen.ENDED,),
+        certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         shown_by=(by_program("signal_abort"),),
         advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
         means="""
@@ -1307,6 +1374,7 @@ class Cause(StrEnum):
         producer=Producer.EXPECTATION,
         criteria="expect.",
         verdict_means="The program ended by itself and missed what was expected of it.",
+        certain_by=(Seen.FACT,),
         shown_by=(
             by_test("tests/core/test_expectation.py", "a scenario announces the number, and the corpus has none"),
         ),
@@ -1350,6 +1418,7 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         signatures=(re.compile(r"does not require grad and does not have a grad_fn"),),
+        certain_by=(Seen.FACT,),
         shown_by=(
             by_program("silent_no_gradient_detached"),
             by_program("silent_no_gradient_no_grad"),
@@ -1378,6 +1447,7 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         second_run=(SecondRun.ANOMALY,),
+        certain_by=(Seen.RECORD,),
         shown_by=(by_program("silent_nan_loss_one_rank"), by_program("silent_nan_root_of_zero")),
         advice=(
             "Look at the loss of that step: a division, a logarithm or a root of zero, an overflow in half"
@@ -1404,6 +1474,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
+        certain_by=(Seen.RECORD,),
         shown_by=(
             by_program("silent_replicas_edited"),
             by_program("silent_replicas_extra_step"),
@@ -1508,6 +1579,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
+        certain_by=(Seen.ENDED,),
         shown_by=(by_program("silent_dirty_atexit"), by_program("silent_dirty_shared_memory")),
         advice=(
             "Close pools and queues, unlink shared segments, and call destroy_process_group before the program"
@@ -1532,6 +1604,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
         shown_by=(by_program("proc_orphan_left"),),
         advice="Join or end child processes before the program leaves.",
         means="""
@@ -1550,6 +1623,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.INFO,
         producer=Producer.ATTEMPTS,
+        certain_by=(Seen.RECORD,),
         shown_by=(by_test("tests/core/test_deepening.py", "a second run with one change"),),
         means="""
         under `--deepen` a further launch with one change was made, and this is what it showed: the forward line behind
@@ -1572,6 +1646,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.INFO,
         producer=Producer.ATTEMPTS,
+        certain_by=(Seen.RECORD,),
         shown_by=(by_test("tests/core/test_same_place.py", "several attempts of one launch"),),
         advice="One line each time is a fault of that line or of what it waits for; several are a race before them.",
         means="""
@@ -1590,6 +1665,7 @@ class Cause(StrEnum):
         code="missing_need",
         verdicts=(Status.SKIP,),
         producer=Producer.NEEDS,
+        certain_by=(Seen.FACT,),
         shown_by=(by_test("tests/core/test_outcome.py", "a machine that lacks something"),),
         means="""
         the machine lacks what the scenario needs: GPUs, nccl, flash-attn. The verdict is SKIP.
@@ -1608,6 +1684,7 @@ class Cause(StrEnum):
         verdicts=(Status.ERROR,),
         second_run=None,
         blames=False,
+        certain_by=(Seen.FACT,),
         shown_by=(by_evidence("Ctrl-C comes from outside the program"),),
         advice="Run it again with the command below.",
         means="""
@@ -1625,6 +1702,7 @@ class Cause(StrEnum):
         code=STILL_RUNNING,
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it moves. Nobody has seen its end.",
+        certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a job that is only looked at"),),
         advice="Nothing to do; attach again when it goes quiet.",
         means="""
@@ -1643,6 +1721,7 @@ class Cause(StrEnum):
         code="suspected",
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it did not move. That is no proof.",
+        certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a job that is only looked at"),),
         advice="Attach again with a longer --for; dumps/ shows where each rank stands.",
         means="""
@@ -1660,6 +1739,7 @@ class Cause(StrEnum):
         code="retracted_hang",
         beside=True,
         severity=Severity.WARNING,
+        certain_by=(Seen.FACT,),
         shown_by=(by_evidence("what is observed and moves again after its proof"),),
         advice="Something outside the job released it. Raise limits.stall_s beyond the pause if it is meant to be.",
         means="""
@@ -1680,6 +1760,7 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         blames=False,
+        certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a defect of the harness itself"),),
         advice="Read test_execution.log; report this as a bug.",
         means="""

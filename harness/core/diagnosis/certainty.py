@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
 from nsa_harness.core.diagnosis.causes import Doubt
+from nsa_harness.core.diagnosis.grades import CERTAIN, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
@@ -17,11 +18,7 @@ from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
-CERTAIN = 0.9
-LIKELY = 0.85
 _RACE_S = 1.0  # two ranks that fail of themselves so close together: the later one need not follow from the first
-_NOT_TOLD_APART = "which of them is wrong the run does not show"
-_OUT_OF_A_COLLECTIVE = "that came out of a collective, so another rank may be to blame"
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
 _TO_THE_EYE = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # the kernel says so, without a stack
 
@@ -34,18 +31,21 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     if found.confidence < CERTAIN or case.judgement.status not in (Status.FAIL, Status.HANG):
         return found
     doubts = explanation.cause.row.doubts
-    answers = (_LEFT_OPEN[doubt](case, explanation) for doubt in Doubt if doubt in doubts)
+    asked = (_LEFT_OPEN[doubt] for doubt in Doubt if doubt in doubts)
+    answers = (one if isinstance(one, str) else one(case, explanation) for one in asked)
     left_open = next((words for words in answers if words is not None), None)
     if left_open is None:
         return found
     claim = found.claim if left_open in found.claim else f"{found.claim}; {left_open}"
-    return replace(found, claim=claim, confidence=LIKELY)
+    sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)
+    return replace(found, claim=claim, confidence=sure)
 
 
 def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
     """Where ranks do not go together and no party is left that did right."""
     blamed = set(explanation.ranks)
-    return _NOT_TOLD_APART if len(blamed) > 1 and _parties(case, explanation) <= blamed else None
+    alone = len(blamed) > 1 and _parties(case, explanation) <= blamed
+    return "which of them is wrong the run does not show" if alone else None
 
 
 def _parties(case: Case, explanation: Explanation) -> set[int]:
@@ -84,11 +84,9 @@ def _some_rank_is_unseen(case: Case, explanation: Explanation) -> str | None:
     """A rank of which nothing is known may be the one that the others wait for."""
     if case.judgement.status is not Status.HANG:
         return None
-    proof = case.judgement.proof
-    known = {wait.rank: wait for wait in proof.graph.waits} if proof else {}
-    looked = {rank.rank: rank for look in case.evidence.snapshots[-1:] for rank in look.ranks}
-    unseen = [rank.rank for rank in case.evidence.ranks if rank.rank not in explanation.ranks]
-    unseen = [rank for rank in unseen if not _is_seen(known.get(rank), looked.get(rank))]
+    others = (rank.rank for rank in case.evidence.ranks if rank.rank not in explanation.ranks)
+    waits = case.waits
+    unseen = [rank for rank in others if not _is_seen(waits.get(rank), case.looked.get(rank))]
     return f"nothing is known of {ranks_text(unseen)}" if unseen else None
 
 
@@ -109,19 +107,16 @@ def _another_failed_too(case: Case, explanation: Explanation) -> str | None:
     return None if other is None else f"rank {other.rank} failed of itself too: {shorten(other.text, 120)}"
 
 
-def _raised_in_a_collective(case: Case, _: Explanation) -> str | None:
-    """What a rank is told there may be about another one."""
+def _ended_in_a_collective(case: Case, _: Explanation) -> str | None:
+    """What a rank is told there, or dies of, may be about another one."""
     first = case.first_failure
-    frames = first.raised.frames if first and first.raised else ()
-    inside = bool(frames) and (in_probe(frames[0].file) or any(word in frames[0].file for word in _BETWEEN_FILES))
-    return _OUT_OF_A_COLLECTIVE if inside else None
-
-
-def _died_in_a_collective(case: Case, _: Explanation) -> str | None:
-    first = case.first_failure
-    board = case.boards.get(first.rank) if first and first.rank is not None else None
-    inside = board is not None and any(call.left_s is None for call in board.calls)
-    return _OUT_OF_A_COLLECTIVE if inside else None
+    board = case.board(first.rank) if first else None
+    if first is not None and first.raised is not None:
+        files = [frame.file for frame in first.raised.frames[:1]]
+        inside = any(in_probe(file) or any(word in file for word in _BETWEEN_FILES) for file in files)
+    else:
+        inside = board is not None and any(call.left_s is None for call in board.calls)
+    return "that came out of a collective, so another rank may be to blame" if inside else None
 
 
 def _no_line_of_the_program(case: Case, explanation: Explanation) -> str | None:
@@ -141,21 +136,12 @@ def _caught_something(case: Case, explanation: Explanation) -> str | None:
     return None if alone is None else f"rank {alone[0]} caught {alone[1].type}{at(alone[1].place)}, which may be why"
 
 
-def _waits_for_anybody(_: Case, __: Explanation) -> str | None:
-    return "who should have set it the run does not show"
-
-
 def _a_lost_wake_up(case: Case, explanation: Explanation) -> str | None:
     """A lock has a holder. A condition, an event or a queue waits for what was never done, for whatever reason."""
     root = next((one for one in case.roots if one.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")
     return "why nobody ends that wait the stacks do not show" if waits else None
-
-
-def _a_lock_of_its_own(_: Case, __: Explanation) -> str | None:
-    """Which thread took a lock the stacks do not show: the child may have taken it twice itself."""
-    return "or that process took it twice itself"
 
 
 def _of_a_loop_without_a_beat(case: Case, explanation: Explanation) -> str | None:
@@ -174,18 +160,18 @@ def _ended_as_if_done(case: Case, explanation: Explanation) -> str | None:
     return "or it had fewer steps to do than the others" if between else None
 
 
-_LEFT_OPEN: dict[Doubt, Check] = {
+# What is asked of the run; words where no run shows it.
+_LEFT_OPEN: dict[Doubt, Check | str] = {
     Doubt.ALL_ARE_BLAMED: _all_are_blamed,
     Doubt.A_RANK_STANDS_ELSEWHERE: _some_rank_stands_elsewhere,
     Doubt.A_RANK_IS_UNSEEN: _some_rank_is_unseen,
     Doubt.ANOTHER_FAILED_TOO: _another_failed_too,
-    Doubt.RAISED_IN_A_COLLECTIVE: _raised_in_a_collective,
-    Doubt.DIED_IN_A_COLLECTIVE: _died_in_a_collective,
+    Doubt.ENDED_IN_A_COLLECTIVE: _ended_in_a_collective,
     Doubt.NO_LINE_OF_THE_PROGRAM: _no_line_of_the_program,
     Doubt.CAUGHT_SOMETHING: _caught_something,
-    Doubt.WAITS_FOR_ANYBODY: _waits_for_anybody,
+    Doubt.WAITS_FOR_ANYBODY: "who should have set it the run does not show",
     Doubt.LOST_WAKE_UP: _a_lost_wake_up,
-    Doubt.LOCK_OF_ITS_OWN: _a_lock_of_its_own,
+    Doubt.LOCK_OF_ITS_OWN: "or that process took it twice itself",
     Doubt.LOOP_WITHOUT_A_BEAT: _of_a_loop_without_a_beat,
     Doubt.ENDED_AS_IF_DONE: _ended_as_if_done,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nsa_harness.core.alignment.alignment import Difference, minority
 from nsa_harness.core.alignment.reasons import StepDifference
 from nsa_harness.core.alignment.timeline import Event
-from nsa_harness.core.diagnosis.case import Case, at, collectives_of, place_of
+from nsa_harness.core.diagnosis.case import Case, at, collectives_of, place_of, wait_place
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.evidence.stacks import user_frame
@@ -67,10 +67,8 @@ def event_place(case: Case, rank: int, event: Event) -> Place | None:
         return event.place
     if event.done:
         return None
-    graph = case.judgement.proof.graph if case.judgement.proof else None
-    wait = next((one for one in graph.waits if one.rank == rank), None) if graph else None
-    if wait is not None:
-        return place_of(case, rank, wait.user)
+    if rank in case.waits:
+        return wait_place(case, case.waits[rank])
     known = case.rank(rank)
     return place_of(case, rank, user_frame(known.raised.frames) if known and known.raised else None)
 

@@ -73,12 +73,12 @@ def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:
             spans[-1] = (spans[-1][0], rank)
         else:
             spans.append((rank, rank))
-    spans = [part for first, last in spans for part in ([(first, last)] if last - first != 1 else _pair(first))]
+    spans = [
+        part
+        for first, last in spans
+        for part in ([(first, last)] if last - first != 1 else [(first, first), (last, last)])
+    ]
     return spans if len(spans) <= _SPANS else sorted(spans, key=lambda span: (span[0] - span[1], span[0]))
-
-
-def _pair(first: int) -> list[tuple[int, int]]:
-    return [(first, first), (first + 1, first + 1)]
 
 
 def _located(rank: int, places: Meshes) -> str:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from nsa_harness.core.alignment.alignment import Difference
 from nsa_harness.core.diagnosis.case import Case, hung_roots
-from nsa_harness.core.evidence.evidence import Board, Exit, Frame, RankEvidence
+from nsa_harness.core.evidence.evidence import Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, training_stack
 
 # What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
@@ -46,11 +46,8 @@ def _on_its_way(case: Case, rank: int) -> bool:
     if known is None or known.board is None or known.raised is not None or known.exit is None:
         return False
     inside = any(one.left_s is None for one in known.board.calls)
-    return _was_ended(known.exit) and not inside and known.board.enqueued == known.board.completed
-
-
-def _was_ended(exit: Exit) -> bool:
-    return exit.by_us or exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    ended = known.exit.by_us or known.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return ended and not inside and known.board.enqueued == known.board.completed
 
 
 def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
@@ -61,13 +58,11 @@ def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
         return rank.board.left_from
     if rank.death_stacks and rank.exit is not None:
         return rank.death_stacks[-1].frames
-    looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
-    seen = next((one for one in looked if one.rank == rank.rank), None)
+    seen = case.looked.get(rank.rank)
     stack = training_stack(seen.stacks, seen.pid) if seen else None
     if stack is not None:
         return stack.frames
-    board: Board | None = rank.board
-    return (board.seen,) if board and board.seen else ()
+    return (rank.board.seen,) if rank.board and rank.board.seen else ()
 
 
 def own_frames(case: Case, rank: int) -> list[Frame]:

@@ -57,10 +57,9 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
         return place_of(case, rank, found.alike[-1]) if found.alike else None
     sources = case.evidence.sources
     below = (one for frame in found.deeper if (one := deciding(sources, frame, None, same_rank=own)))
-    branch = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
-    if branch is None:
-        return place_of(case, rank, found.reached)
-    return Place(file=branch.file, line=branch.line, function=branch.function)
+    decided = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
+    at = decided or found.reached
+    return Place(file=at.file, line=at.line, function=at.function)
 
 
 def passer(case: Case, waiting: Sequence[int]) -> int | None:

@@ -102,12 +102,12 @@ def last_words(log: str) -> tuple[LastWords, ...]:
 
 
 def deaths(log: str, raised: Raised | None) -> tuple[LastWords, ...]:
-    """The tracebacks of threads and children of a rank, without its own and those of what led to it."""
+    """The tracebacks of threads and children of a rank; of those without a name not its own, nor what led to it."""
     behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
     own = {frame.line for one in behind if (frame := user_frame(one.frames))}
-    found = [one for one in _said(log, _DEATHS) if one.place and one.place.line not in own]
-    named = {one.place for one in found if one.name != one.kind}
-    return tuple(one for one in found if one.name != one.kind or one.place not in named)
+    found = [(one, one.place.line) for one in _said(log, _DEATHS) if one.place and one.place.line]
+    own |= {line for one, line in found if one.name != one.kind}
+    return tuple(one for one, line in found if one.name != one.kind or line not in own)
 
 
 def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastWords, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
+from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import Outcome, Place, Status
 from nsa_harness.core.selftest.selftest import Score, scores
 
@@ -191,7 +192,7 @@ def _shown(verdict: str, cause: str | None, ranks: Sequence[int], line: int | No
     return " ".join([*filter(None, [verdict, cause]), *where])
 
 
-_BANDS = (("certain", 0.9, 2.0), ("likely", 0.6, 0.9), ("unknown", 0.0, 0.6))  # as a report words a confidence
+_BANDS = (("certain", CERTAIN, 2.0), ("likely", 0.6, CERTAIN), ("unknown", 0.0, 0.6))  # as a report words a confidence
 _BLAME = ("verdict", "cause", "culprit")  # right in all of them, a trial is explained
 _PARTS = ("verdict", "culprit", "cause", "line", "step")  # each with a share of its own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from nsa_harness.core.evidence.host import Process, Socket
+from nsa_harness.core.evidence.host import Process, Socket, Task
 from nsa_harness.core.evidence.stacks import is_poller, training_stack
 
 BUSY_SHARE = 0.5  # of one core
@@ -72,10 +72,7 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
 
 def nap(snapshot: RankSnapshot) -> float | None:
     """When the sleep that the thread that trains stands in ends; None where it stands in none."""
-    stack = rank_stack(snapshot)
-    tid = stack.tid if stack and stack.tid else snapshot.pid
-    tasks = snapshot.process.tasks if snapshot.process else ()
-    task = next((one for one in tasks if one.tid == tid), None)
+    task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
 
@@ -98,14 +95,15 @@ def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
 def _thread_cpu_s(before: RankSnapshot, after: RankSnapshot) -> float:
     """What the thread that trains has computed since; 0 where nobody says."""
     stack = rank_stack(after)
-    tid = stack.tid if stack and stack.tid else after.pid
-    earlier_s, later_s = _task_cpu_s(before, tid), _task_cpu_s(after, tid)
-    return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s
+    then, now = task_of(before, stack), task_of(after, stack)
+    return now.cpu_s - then.cpu_s if now and then else 0.0
 
 
-def _task_cpu_s(snapshot: RankSnapshot, tid: int) -> float | None:
+def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
+    """What the kernel says of the thread of that stack; without one, of the first thread."""
+    wanted = stack.tid if stack and stack.tid else snapshot.pid
     tasks = snapshot.process.tasks if snapshot.process else ()
-    return next((task.cpu_s for task in tasks if task.tid == tid), None)
+    return next((task for task in tasks if task.tid == wanted), None)
 
 
 def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:

@@ -67,8 +67,9 @@ def prove(
         return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
     if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
-    seen = f"{_lines(looping.rank, samples)} in {_shown(looping.rank, samples)} samples"
-    reason = f"the same {seen} over {quiet_s:.0f} s"
+    count = len(loop_lines(looping.rank, samples))
+    shown = LOOP_SAMPLES if _loops(looping.rank, samples) else TURN_SAMPLES
+    reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
     return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
 
 
@@ -107,7 +108,12 @@ class _Episode:
 
     def sleeps_again(self, root: Wait) -> bool:
         """It slept on this line before, that sleep is over, and it sleeps there again."""
-        return root.kind is WaitKind.SLEEP and self._slept_before(root)
+        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
+        seen = [(leaf(rank), nap(rank)) for rank in looks]
+        seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
+        now_s = self.snapshots[-1].at_s
+        before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
+        return root.kind is WaitKind.SLEEP and any(before)
 
     def _wakes_in_time(self, root: Wait) -> bool:
         """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
@@ -115,13 +121,6 @@ class _Episode:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
         return in_time and not self.sleeps_again(root)
-
-    def _slept_before(self, root: Wait) -> bool:
-        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
-        seen = [(leaf(rank), nap(rank)) for rank in looks]
-        seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
-        now_s = self.snapshots[-1].at_s
-        return any(line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
 
 
 def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
@@ -150,15 +149,6 @@ def _turns(rank: int, samples: Sequence[Sample]) -> bool:
     leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in seen}
     few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
     return len(seen) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
-
-
-def _shown(rank: int, samples: Sequence[Sample]) -> int:
-    return LOOP_SAMPLES if _loops(rank, samples) else TURN_SAMPLES
-
-
-def _lines(rank: int, samples: Sequence[Sample]) -> str:
-    count = len(loop_lines(rank, samples))
-    return "line" if count == 1 else f"{count} lines"
 
 
 def _closed(root: Wait, limits: Limits) -> bool:

@@ -16,7 +16,6 @@ from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Exit,
-    Frame,
     Raised,
     RankEvidence,
     RankSnapshot,
@@ -43,11 +42,8 @@ def is_shutting_down(rank: RankSnapshot) -> bool:
     main = _main_thread(rank)
     if main is None or not main.frames:
         return False
-    return _is_shutdown(main.frames[-1]) or in_function(main.frames, _GROUPS, ("destroy_process_group",)) is not None
-
-
-def _is_shutdown(outermost: Frame) -> bool:
-    return outermost.function == "_shutdown" and outermost.file.endswith("/threading.py")
+    joins = in_function(main.frames[-1:], "/threading.py", ("_shutdown",))
+    return (joins or in_function(main.frames, _GROUPS, ("destroy_process_group",))) is not None
 
 
 def _main_thread(rank: RankSnapshot) -> Stack | None:
@@ -79,7 +75,8 @@ def looked_at(evidence: Evidence) -> str:
         return f"MOVING: ranks {_listed(moving)} move{missing if blind else ''}"
     if not last:
         return "SUSPECT: no rank could be looked at"
-    states = ", ".join(f"rank {rank.rank} {_last_motion(rank.rank, evidence.samples)}" for rank in last)
+    motions = {one.rank: one.motion for one in evidence.samples}
+    states = ", ".join(f"rank {rank.rank} {motions.get(rank.rank, 'unseen')}" for rank in last)
     return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if blind else ''}"
 
 
@@ -94,10 +91,6 @@ def _marked(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
     """Ranks whose board has a mark of the time since the first look."""
     begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
     return {rank.rank for rank in last if rank.board and last_progress_s(rank.board) > begun_s}
-
-
-def _last_motion(rank: int, samples: Sequence[Sample]) -> str:
-    return next((one.motion for one in reversed(samples) if one.rank == rank), "unseen")
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -156,18 +149,16 @@ def judge(evidence: Evidence) -> Judgement:
     proof = _proof(evidence)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
-    if failures:
+    if failures or evidence.ending is Ending.DEADLINE:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
-    if evidence.ending is Ending.STALL:
-        if proof is None:
-            error = "the run was ended as a stall, and the evidence on disk does not prove one"
-            return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
+    if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
-    if evidence.ending is Ending.DEADLINE:
-        return Judgement(status=Status.FAIL, failures=(), proof=None)
-    if evidence.ending is Ending.EXITED:
-        return _ended(evidence)
+    launcher = evidence.launcher
+    if evidence.ending is Ending.EXITED and launcher and launcher.status is not None and not launcher.by_us:
+        return Judgement(status=Status.PASS, failures=(), proof=None)
     words = {
+        Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
+        Ending.EXITED: "nobody saw how the run ended: the record of its processes is missing",
         Ending.INTERRUPTED: "interrupted before it ended",
         Ending.ABANDONED: "the harness died before the run ended; "
         + ("the job was left alone" if evidence.observed else "its guardian ended the run"),
@@ -176,14 +167,6 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.DETACHED: looked_at(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
-
-
-def _ended(evidence: Evidence) -> Judgement:
-    launcher = evidence.launcher
-    if launcher is None or launcher.status is None or launcher.by_us:
-        error = "nobody saw how the run ended: the record of its processes is missing"
-        return Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
-    return Judgement(status=Status.PASS, failures=(), proof=None)
 
 
 def _proof(evidence: Evidence) -> Proof | None:
@@ -202,7 +185,8 @@ def _proof(evidence: Evidence) -> Proof | None:
 def _failures(evidence: Evidence) -> tuple[Failure, ...]:
     # A rank that stood at the last look has printed its exception and lived on, even if nobody saw how it ended.
     stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
-    survived = [one.rank for one in evidence.ranks if one.rank in stood and one.exit is None and _only_printed(one)]
+    printed = {one.rank for one in evidence.ranks if one.raised is not None and one.raised.at_s is None}
+    survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
     found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, found))]
     launcher = evidence.launcher
@@ -252,10 +236,6 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
 
 def _lost_a_peer(error: Raised | EarlierError) -> bool:
     return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _OF_A_PIPE.search(error.type))
-
-
-def _only_printed(rank: RankEvidence) -> bool:
-    return rank.raised is not None and rank.raised.at_s is None
 
 
 def _ended_by(raised: Raised, exit: Exit | None) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
-from nsa_harness.core.evidence.host import Task
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
@@ -18,6 +17,7 @@ from nsa_harness.core.verdict.motion import (
     nap,
     only_another_line,
     rank_stack,
+    task_of,
 )
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -41,11 +41,6 @@ class WaitFor:
     @property
     def moved(self) -> bool:
         return any(wait.motion is Motion.MOVING for wait in self.waits)
-
-    @property
-    def closed(self) -> bool:
-        """Every root waits for something that cannot come."""
-        return bool(self.roots) and all(root.closed for root in self.roots)
 
 
 def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
@@ -91,7 +86,7 @@ def _moved(host: HostWait, *, works: bool) -> Motion:
 
 def _idles(before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, elapsed_s: float) -> bool:
     """The thread that trains used no CPU, whatever the others did; False where nobody says."""
-    now, then = _task(rank, stack), _task(before, stack) if before else None
+    now, then = task_of(rank, stack), task_of(before, stack) if before else None
     return now is not None and then is not None and now.cpu_s - then.cpu_s < STARVED_SHARE * elapsed_s
 
 
@@ -111,13 +106,6 @@ def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
 
 def _compiles(stack: Stack | None) -> bool:
     return stack is not None and any(in_function(stack.frames, compiler) for compiler in _COMPILERS)
-
-
-def _task(rank: RankSnapshot, stack: Stack | None) -> Task | None:
-    if rank.process is None:
-        return None
-    wanted = stack.tid if stack and stack.tid else rank.pid
-    return next((task for task in rank.process.tasks if task.tid == wanted), None)
 
 
 def _as_wait(rank: RankSnapshot, stack: Stack | None, moved: Motion, group: GroupWait | None, host: HostWait) -> Wait:
@@ -199,7 +187,7 @@ def _stands_in(rank: RankSnapshot, stack: Stack | None, group: GroupWait | None,
         return _group_words(group, frames[0].function if frames else "a collective")
     if host.kind is WaitKind.GONE:
         return "has left"
-    task = _task(rank, stack)
+    task = task_of(rank, stack)
     words = _WORDS.get(host.kind) or (task.syscall if task else "io")
     user = user_frame(frames)
     return words + (f" in {user.function}" if user else "")

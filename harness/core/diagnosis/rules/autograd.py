@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -20,8 +21,9 @@ from nsa_harness.core.diagnosis.case import (
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import Rule, RulePhase, rule
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
 from nsa_harness.core.evidence.sources import guard
 from nsa_harness.core.evidence.stacks import in_function, user_frame
@@ -31,15 +33,31 @@ from nsa_harness.core.verdict.verdict import Failure, FailureKind
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
 _OF_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints
 _SHOWN = 3
-_UNSURE = 0.75  # the others may only have been late
 _FIRST_MARKS = 3  # a batch asked for, a batch got, the forward of the whole model
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
-def static_graph_changed(case: Case) -> Explanation | None:
-    changed = _raising(case, Cause.STATIC_GRAPH_CHANGED)
-    if not changed:
-        return None
+def refusal(
+    cause: Cause, *, outranks: tuple[str, ...]
+) -> Callable[[Callable[[Case, Sequence[Failure]], Explanation | None]], Rule]:
+    """Makes a rule of a function that is asked where torch refused something in the words of that cause.
+
+    It is given the failures that say so, the first in time in front; where something else failed first it is not asked.
+    """
+
+    def made(explain: Callable[[Case, Sequence[Failure]], Explanation | None]) -> Rule:
+        @wraps(explain, assigned=("__name__", "__doc__"))
+        def asked(case: Case) -> Explanation | None:
+            said = [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
+            first = said[0] if said and said[0] is case.first_failure else None
+            return explain(case, said) if first and first.kind is FailureKind.RAISED else None
+
+        return rule(RulePhase.FIRST_FAILURE, cause, outranks=outranks)(asked)
+
+    return made
+
+
+@refusal(Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
+def static_graph_changed(case: Case, changed: Sequence[Failure]) -> Explanation:
     first = changed[0]
     grown = f": {_names(first)} took part for the first time" if _hints(first, "newly used") else ""
     named = f": {_names(first)} took no part" if _hints(first, "without gradient") else grown
@@ -50,30 +68,24 @@ def static_graph_changed(case: Case) -> Explanation | None:
         " static_graph=True",
         cause=Cause.STATIC_GRAPH_CHANGED,
         step=_step_of(case, first),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.READY_TWICE, outranks=("exception",))
-def ready_twice(case: Case) -> Explanation | None:
-    twice = _raising(case, Cause.READY_TWICE)
-    if not twice:
-        return None
+@refusal(Cause.READY_TWICE, outranks=("exception",))
+def ready_twice(case: Case, twice: Sequence[Failure]) -> Explanation:
     return _refusal(
         case,
         twice,
         f"the gradient of {_names(twice[0])} was ready twice in one backward pass of step {_step_of(case, twice[0])}",
         cause=Cause.READY_TWICE,
         step=_step_of(case, twice[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
-def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
-    mismatch = _raising(case, Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
-    if not mismatch:
-        return None
+@refusal(Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
+def checkpoint_recompute_mismatch(case: Case, mismatch: Sequence[Failure]) -> Explanation:
     again = next(iter(_hints(mismatch[0], "recomputed")), None)
     return _refusal(
         case,
@@ -83,15 +95,12 @@ def checkpoint_recompute_mismatch(case: Case) -> Explanation | None:
         f" {shorten(mismatch[0].text.partition('checkpoint: ')[2])}",
         cause=Cause.CHECKPOINT_RECOMPUTE_MISMATCH,
         step=_step_of(case, mismatch[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.INPLACE_MODIFICATION, outranks=("exception",))
-def inplace_modification(case: Case) -> Explanation | None:
-    modified = _raising(case, Cause.INPLACE_MODIFICATION)
-    if not modified:
-        return None
+@refusal(Cause.INPLACE_MODIFICATION, outranks=("exception",))
+def inplace_modification(case: Case, modified: Sequence[Failure]) -> Explanation:
     hints = _hints(modified[0], "in place")
     what = Cause.INPLACE_MODIFICATION.said_in(modified[0].text)
     saved = f"the output of {what[2]}, shape [{what[1]}]" if what else "a saved tensor"
@@ -103,18 +112,15 @@ def inplace_modification(case: Case) -> Explanation | None:
         f" {_step_of(case, modified[0])} needed it",
         cause=Cause.INPLACE_MODIFICATION,
         step=_step_of(case, modified[0]),
-        confidence=0.95,
+        seen=Seen.RAISED,
         advice="Write y = x + ... instead of x += ..., or clone before. "
         + ("" if where else "The line is not known from one run: run again with --deepen for the forward line."),
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.MODEL_MISMATCH, outranks=("exception",))
-def model_mismatch(case: Case) -> Explanation | None:
+@refusal(Cause.MODEL_MISMATCH, outranks=("exception",))
+def model_mismatch(case: Case, differing: Sequence[Failure]) -> Explanation:
     """DDP compares the models as it is made; the ranks that differ from the most are the culprits."""
-    differing = _raising(case, Cause.MODEL_MISMATCH)
-    if not differing:
-        return None
     models = _models(case, differing)
     common, most = Counter(models.values()).most_common(1)[0]
     odd = tuple(rank for rank, model in sorted(models.items()) if model != common)
@@ -125,7 +131,7 @@ def model_mismatch(case: Case) -> Explanation | None:
         f"DDP was given different models: {on_ranks(sorted(models.items()))}",
         ranks=odd if clear else tuple(sorted(models)),
         cause=Cause.MODEL_MISMATCH,
-        confidence=0.95 if clear else 0.85,
+        seen=Seen.RAISED if clear else Seen.EFFECT,
     )
 
 
@@ -140,12 +146,11 @@ def _models(case: Case, differing: Sequence[Failure]) -> dict[int, str]:
     return {rank.rank: models.get(rank.rank, "those of rank 0") for rank in case.evidence.ranks}
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
-def reentrant_no_grad_input(case: Case) -> Explanation | None:
+@refusal(Cause.REENTRANT_NO_GRAD_INPUT, outranks=("rank_conditional_unused_params",))
+def reentrant_no_grad_input(case: Case, unfinished: Sequence[Failure]) -> Explanation | None:
     """What a reentrant checkpoint computed from inputs without a gradient never learns; DDP misses it a step later."""
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
     unfed = _unfed(case)
-    if not unfinished or unfinished[0].rank not in unfed:
+    if unfinished[0].rank not in unfed:
         return None
     place = unfed[unfinished[0].rank]
     used = [hint.frame.function for hint in _hints(unfinished[0], "without gradient") if hint.frame]
@@ -156,24 +161,21 @@ def reentrant_no_grad_input(case: Case) -> Explanation | None:
         f"a reentrant checkpoint{at(place)} got inputs of which none requires a gradient, so"
         f" {_names(unfinished[0])} had none",
         cause=Cause.REENTRANT_NO_GRAD_INPUT,
-        confidence=0.9 if used and set(used) == {place.function} else 0.75,
+        seen=Seen.RAISED if used and set(used) == {place.function} else Seen.OPEN,
     )
     return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.NO_GRADIENT, outranks=("exception",))
-def nothing_to_differentiate(case: Case) -> Explanation | None:
+@refusal(Cause.NO_GRADIENT, outranks=("exception",))
+def nothing_to_differentiate(case: Case, refused: Sequence[Failure]) -> Explanation:
     """A backward pass from a tensor that no parameter leads to."""
-    refused = _raising(case, Cause.NO_GRADIENT)
-    if not refused:
-        return None
     return _refusal(
         case,
         refused,
         f"the backward pass of {ranks_text(ranks_of(refused))} began at a tensor that no parameter that requires a"
         " gradient leads to",
         cause=Cause.NO_GRADIENT,
-        confidence=0.85,
+        seen=Seen.RAISED,
         advice="Look for what ended the graph: gradients switched off and not on again (set_grad_enabled, no_grad,"
         " inference_mode), detach or .item() before the loss, a model that is frozen whole.",
     )
@@ -198,7 +200,7 @@ def silent_checkpoint(case: Case) -> Explanation | None:
         f" had one: {names}",
         ranks=tuple(sorted(without)),
         place=_with_parameter(unfed[first], Place(parameter=without[first][0])),
-        confidence=0.85,
+        seen=Seen.RECORD,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
     )
 
@@ -214,7 +216,7 @@ def find_unused_needless(case: Case) -> Explanation | None:
         "DDP was given find_unused_parameters=True and found nothing unused in its first step: it walks the graph in"
         " every step for that",
         ranks=ranks,
-        confidence=0.7,
+        seen=Seen.OPEN,
         proof=(f"rank{ranks[0]}/stderr.log",),
     )
 
@@ -231,20 +233,20 @@ def gradient_order_differs(case: Case) -> Explanation | None:
         f" number {one.position} was {one.name}, there {one.expected}",
         ranks=(one.rank,),
         place=_with_parameter(Place(), Place(parameter=one.name)),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=(f"grad_order_rank{one.rank}.jsonl", f"grad_order_rank{one.other}.jsonl"),
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
-def rank_conditional_unused_params(case: Case) -> Explanation | None:
+@refusal(Cause.RANK_CONDITIONAL_UNUSED_PARAMS, outranks=("unused_params",))
+def rank_conditional_unused_params(case: Case, unfinished: Sequence[Failure]) -> Explanation | None:
     """Some ranks computed no gradient for parameters for which the others did, and waited."""
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
-    if not unfinished or not (differing := _differing(case, unfinished)):
+    differing = _differing(case, unfinished)
+    if differing is None:
         return None
-    ranks, confidence = differing
+    ranks, seen = differing
     others = [rank.rank for rank in case.evidence.ranks if rank.rank not in ranks]
-    did = "computed it and waited" if confidence > _UNSURE else "did not finish that step"
+    did = "computed it and waited" if seen is not Seen.OPEN else "did not finish that step"
     waiting = f"; {ranks_text(others)} {did}" if others else ", each another"
     found = _left_without(
         case,
@@ -253,7 +255,7 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
         f"{ranks_text(ranks)} computed no gradient for {_names(unfinished[0])}",
         tail=waiting,
         cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS,
-        confidence=confidence,
+        seen=seen,
         advice=Cause.UNUSED_PARAMS.row.advice,
     )
     decides = guard(case.evidence.sources, found.place) if found.place else None
@@ -263,35 +265,39 @@ def rank_conditional_unused_params(case: Case) -> Explanation | None:
     return replace(found, finding=replace(found.finding, place=place))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.UNUSED_PARAMS, outranks=("exception",))
-def unused_params(case: Case) -> Explanation | None:
-    unfinished = _raising(case, Cause.UNUSED_PARAMS)
-    if not unfinished:
-        return None
+@refusal(Cause.UNUSED_PARAMS, outranks=("exception",))
+def unused_params(case: Case, unfinished: Sequence[Failure]) -> Explanation:
     return _left_without(
         case,
         unfinished,
         tuple(rank.rank for rank in case.evidence.ranks),
         f"no rank computed a gradient for {_names(unfinished[0])}",
         cause=Cause.UNUSED_PARAMS,
-        confidence=0.95 if len(unfinished) == len(case.evidence.ranks) else 0.85,
+        seen=Seen.RAISED if len(unfinished) == len(case.evidence.ranks) else Seen.EFFECT,
     )
 
 
-def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], float] | None:
+def _differing(case: Case, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], Seen] | None:
     """The ranks that lacked gradients which others had, and how sure that is; None where all lacked the same."""
     ranks = ranks_of(unfinished)
     others = [rank for rank in case.evidence.ranks if rank.rank not in ranks]
     if not others:
         missing = {frozenset(hint.name for hint in _hints(one, "without gradient")) for one in unfinished}
-        return (ranks, 0.9) if len(missing) > 1 else None
+        return (ranks, Seen.RAISED) if len(missing) > 1 else None
     step = _step_of(case, unfinished[0])
     entered = max(_entered(rank) for rank in case.evidence.ranks if rank.rank in ranks)
     waited = [_waited(other) or (other.board is not None and other.board.enqueued > entered) for other in others]
-    late = [other.board is not None and step is not None and _never_finished(other.board, step) for other in others]
+    late = [
+        other.board is not None
+        and step is not None
+        and other.board.step <= step
+        and all(done < step for done, _ in other.board.steps_s)
+        for other in others
+    ]
     if not any(late):
         return None
-    return ranks, 0.95 if all(waited) and all(late) else _UNSURE
+    # The others may only have been late.
+    return ranks, Seen.RECORD if all(waited) and all(late) else Seen.OPEN
 
 
 def _waited(rank: RankEvidence) -> bool:
@@ -308,10 +314,6 @@ def _entered(rank: RankEvidence) -> int:
     return max(sum(newest.values()), rank.board.enqueued if rank.board else 0)
 
 
-def _never_finished(board: Board, step: int) -> bool:
-    return board.step <= step and all(done < step for done, _ in board.steps_s)
-
-
 def _left_without(
     case: Case,
     unfinished: Sequence[Failure],
@@ -319,7 +321,7 @@ def _left_without(
     claim: str,
     *,
     cause: Cause,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,
     tail: str = "",
 ) -> Explanation:
@@ -333,7 +335,7 @@ def _left_without(
         f"{claim} in step {step}{tail}{had}",
         cause=cause,
         ranks=ranks,
-        confidence=confidence,
+        seen=seen,
         advice=advice,
         step=step,
     )
@@ -351,20 +353,11 @@ def _with_parameter(place: Place, parameter: Place | None) -> Place:
 
 def _step_of(case: Case, failure: Failure) -> int | None:
     """The step whose backward pass went wrong: the one before, where the next forward pass of DDP found out."""
-    rank = case.rank(failure.rank) if failure.rank is not None else None
-    board = rank.board if rank else None
+    board = case.board(failure.rank)
     if board is None:
         return None
     unfinished = Cause.UNUSED_PARAMS.said_in(failure.text) is not None
     return board.step - 1 if unfinished and _found_out_later(case, board) else board.step
-
-
-def _raising(case: Case, cause: Cause) -> list[Failure]:
-    """Those that say so, the first in time in front; none where something else failed first."""
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.RAISED or first.collateral or not cause.said_in(first.text):
-        return []
-    return [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
 
 
 def _refusal(
@@ -373,7 +366,7 @@ def _refusal(
     claim: str,
     *,
     cause: Cause,
-    confidence: float,
+    seen: Seen,
     advice: str | None = None,
     ranks: tuple[int, ...] | None = None,
     step: int | None = None,
@@ -383,7 +376,7 @@ def _refusal(
         claim,
         ranks=ranks_of(failures) if ranks is None else ranks,
         place=_place(case, failures[0]),
-        confidence=confidence,
+        seen=seen,
         proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
         advice=advice,
         step=step,

@@ -31,6 +31,7 @@ from nsa_harness.core.diagnosis.entries import (
     reference,
     shown_later,
 )
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
@@ -54,7 +55,6 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 _COMPARED = 16  # ranks, pair by pair
 _LATELY = 8  # events
 _LINKS = 4  # of a cycle, that a sentence names
-_CERTAIN, _LIKELY, _OPEN = 0.95, 0.8, 0.75
 
 
 class Reason(StrEnum):
@@ -140,7 +140,7 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
         step=first.event.step,
         collective=reference(first.event),
         parties=everyone,
-        confidence=_CERTAIN if told else _LIKELY,
+        seen=Seen.REPAIRED if told else Seen.PART,
         proof=flight_proof(case, everyone),
     )
 
@@ -296,7 +296,7 @@ def _out_of_batches(case: Case) -> Explanation | None:
         ranks=why.ranks,
         place=why.place,
         step=why.step,
-        confidence=_LIKELY,
+        seen=Seen.PART,
         proof=tuple(path for rank in why.ranks for path in ledger_proof(case, rank)),
     )
 
@@ -384,7 +384,7 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         place=_exit(case, found, stands, ranks) or why.place or _place(case, found, ranks),
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
-        confidence=_CERTAIN if sure else _LIKELY if not found.symmetric else _OPEN,
+        seen=Seen.REPAIRED if sure else Seen.OPEN if found.symmetric else Seen.PART,
         proof=(*why.proof, *(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
         parties=found.everyone,
     )

@@ -23,6 +23,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
@@ -65,7 +66,7 @@ def slow(case: Case) -> Explanation | None:
         f"{', on every rank alike' if alike else ''}{idle}{stuck}",
         ranks=() if sampled is None or alike else (sampled.rank,),
         place=place,
-        confidence=0.5 if not (sampled and place and works) else 0.9 if _is_known(sampled, speed) else 0.75,
+        seen=_seen(sampled, speed) if sampled and place and works else Seen.CLOCK,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
         advice=_ADVICE[_spent(case, sampled)] + _LONGER,
     )
@@ -92,7 +93,7 @@ def came_too_late(case: Case) -> Explanation | None:
         place=place,
         step=call.step,
         collective=CollectiveRef(group=call.group, seq=call.seq, op=call.op),
-        confidence=0.75 if moved else 0.6,
+        seen=Seen.OPEN if moved else Seen.ABSENCE,
         proof=(f"rank{rank}/calls.txt", "output.log"),
         advice="Let the work that only one rank does be shared or made shorter, or give the process group a longer"
         " timeout: init_process_group(timeout=...), a group of its own for that barrier.",
@@ -118,7 +119,7 @@ def never_arrived(case: Case) -> Explanation | None:
         f" last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
         ranks=late,
         place=place,
-        confidence=0.6,
+        seen=Seen.ABSENCE,
         proof=("output.log",),
     )
 
@@ -146,10 +147,10 @@ def _spent(case: Case, sampled: RankProfile | None) -> str:
     )
 
 
-def _is_known(sampled: RankProfile, speed: Pace | None) -> bool:
-    """Enough was seen, and step follows step: only then it is known that the one in progress ends as well."""
+def _seen(sampled: RankProfile, speed: Pace | None) -> Seen:
+    """Samples enough, and step follows step: only then it is known that the one in progress ends as well."""
     goes_on = speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
-    return goes_on and sampled.samples >= _ENOUGH_SAMPLES
+    return Seen.SAMPLES if goes_on and sampled.samples >= _ENOUGH_SAMPLES else Seen.OPEN
 
 
 def _held_up(case: Case) -> Explanation | None:
@@ -171,7 +172,7 @@ def _held_up(case: Case) -> Explanation | None:
         f" {root.stands_in}{at(place)}, which may yet end, and all others wait for it",
         ranks=ranks,
         place=place,
-        confidence=0.5,
+        seen=Seen.CLOCK,
         proof=(PROFILE_FILE,),
         advice="Look at what the named rank waits for. limits.open_wait_s says how long such a wait may last.",
     )
@@ -255,7 +256,7 @@ def exception(case: Case) -> Explanation | None:
         f"{_beneath(first.raised, place)}{_met_as(case, first)}{ours}",
         ranks=ranks,
         place=dead.place if dead else place,
-        confidence=0.85 if dead else 0.95,
+        seen=Seen.PRINTED if dead else Seen.RAISED,
         proof=(first.raised.proof,),
         advice=_advice_on_import(met) if met else None,
     )
@@ -268,7 +269,7 @@ _IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 def _died_before(case: Case, first: Failure) -> LastWords | None:
     """A thread or child that printed why it ended, where the rank raised what follows from that."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     kind = first.raised.type if first.raised else ""
     # A traceback without a name may be one that was caught and printed.
     dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
@@ -285,7 +286,7 @@ def _beneath(raised: Raised, place: Place | None) -> str:
 
 def _met_as(case: Case, first: Failure) -> str:
     """What the rank itself raised, of what a worker handed on or something else led to."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     if rank is None or rank.raised is None or first.raised is None or rank.raised.frames == first.raised.frames:
         return ""
     place = place_of(case, None, user_frame(rank.raised.frames))
@@ -332,7 +333,7 @@ def early_exit(case: Case) -> Explanation | None:
         f"{left[0].text}, {last_seen(case, left[0].rank)}",
         ranks=(left[0].rank,) if left[0].rank is not None else (),
         place=_left_at(case, left[0].rank) or last_place(case, left[0].rank),
-        confidence=0.95,
+        seen=Seen.KERNEL,
         proof=("processes.jsonl",),
     )
 
@@ -363,7 +364,7 @@ def killed(case: Case) -> Explanation | None:
         f"{last_line(case, first.rank)}",
         ranks=() if first.rank is None or sender else (first.rank,),
         place=None if sender else last_place(case, first.rank),
-        confidence=0.95,
+        seen=Seen.KERNEL,
         proof=("output.log",) if sender else ("processes.jsonl",),
     )
 
@@ -380,7 +381,7 @@ def crashed(case: Case) -> Explanation | None:
     first = case.first_failure
     if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
         return None
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
     return explained(
@@ -388,7 +389,7 @@ def crashed(case: Case) -> Explanation | None:
         f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
         ranks=(first.rank,) if first.rank is not None else (),
         place=place,
-        confidence=0.9,
+        seen=Seen.ENDED,
         proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
     )
 
@@ -406,7 +407,7 @@ def bad_exit(case: Case) -> Explanation | None:
         f"{first.text}, {last_seen(case, first.rank)}{said}",
         ranks=(first.rank,),
         place=last_place(case, first.rank),
-        confidence=0.9,
+        seen=Seen.ENDED,
         proof=(f"rank{first.rank}/stderr.log",),
     )
 
@@ -416,23 +417,14 @@ def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
     if case.evidence.ending is Ending.DETACHED:
-        return _still_running(case)
+        cause = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
+        return explained(cause, case.judgement.error or "", seen=Seen.FACT, proof=("watch.jsonl",))
     interrupted = case.evidence.ending in (Ending.INTERRUPTED, Ending.ABANDONED)
     return explained(
         Cause.INTERRUPTED if interrupted else Cause.HARNESS_ERROR,
         case.judgement.error or "the run could not be judged",
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=("interrupted",) if case.evidence.ending is Ending.ABANDONED and not case.evidence.observed else (),
-    )
-
-
-def _still_running(case: Case) -> Explanation:
-    moving = still_moving(case.evidence)
-    return explained(
-        Cause.STILL_RUNNING if moving else Cause.SUSPECTED,
-        case.judgement.error or "",
-        confidence=1.0,
-        proof=("watch.jsonl",),
     )
 
 
@@ -448,7 +440,7 @@ def retracted_hang(case: Case) -> Explanation | None:
         Cause.RETRACTED_HANG,
         f"proven to hang {last.at_s:.0f} s after the start ({last.kind}: {last.reason}), and it moved again after"
         f" {last.quiet_s:.0f} s{times}: that was no hang",
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=("watch.jsonl",),
     )
 
@@ -465,7 +457,7 @@ def unknown(case: Case) -> Explanation:
         "no rule names the cause; seen: " + ("; ".join(seen) or "nothing"),
         ranks=tuple(ranks),
         place=wait_place(case, case.roots[0]) if case.roots else None,
-        confidence=0.3,
+        seen=Seen.NOTHING,
         proof=("output.log",),
     )
 
@@ -480,6 +472,6 @@ def orphan_process(case: Case) -> Explanation | None:
         Cause.ORPHAN_PROCESS,
         f"{outlived} outlived the run, {'left alone' if case.evidence.observed else 'ended by the harness'}:"
         f" {shorten('; '.join(left))}",
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=("processes.jsonl",),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -19,11 +18,12 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.ways import passer, turned_off_at
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence, KeySet
+from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.sources import branches, key_setters
 from nsa_harness.core.evidence.stacks import user_frame
@@ -50,27 +50,8 @@ def rendezvous_missing_rank(case: Case) -> Explanation | None:
         f"{_elsewhere(case, absent)}",
         ranks=absent,
         place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=dump_proof(case, waiting[0]),
-    )
-
-
-@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("exception",))
-def rendezvous_given_up(case: Case) -> Explanation | None:
-    """The others waited for a rank at the rendezvous, gave up and said whose key was missing."""
-    first = case.first_failure
-    raised = first.raised if first else None
-    absent = missing_rank(raised.message) if raised and "DistStoreError" in raised.type else None
-    if first is None or first.rank is None or raised is None or absent is None:
-        return None
-    return explained(
-        Cause.RENDEZVOUS_MISSING_RANK,
-        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
-        f" {shorten(raised.message, 120)}",
-        ranks=(absent,),
-        place=place_of(case, first.rank, user_frame(raised.frames)),
-        confidence=0.9,
-        proof=(raised.proof,),
     )
 
 
@@ -91,7 +72,7 @@ def group_creation_subset(case: Case) -> Explanation | None:
         f" the job{_elsewhere(case, absent)}",
         ranks=absent,
         place=call.place or wait_place(case, waiting[0]),
-        confidence=0.95,
+        seen=Seen.RECORD,
         proof=dump_proof(case, waiting[0]),
     )
 
@@ -101,14 +82,12 @@ def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     boards = {wait.rank: case.boards.get(wait.rank) for wait in waiting}
-    made = {rank: _groups_made(board) for rank, board in boards.items() if board is not None}
+    made = {
+        rank: sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls) for rank, board in boards.items() if board
+    }
     fewest = min(made.values(), default=0)
     behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
     return behind if len(behind) < len(waiting) else ()
-
-
-def _groups_made(board: Board) -> int:
-    return sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls)
 
 
 def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
@@ -138,21 +117,31 @@ def store_key_missing(case: Case) -> Explanation | None:
         return None
     root, call = roots[0], roots[0].call
     others = " and every other rank waits too" if root.closed else ""
-    found = _unset(case, call.key, [one.rank for one in roots], call.place or wait_place(case, root), others)
-    sure = found.finding.confidence if root.closed else 0.7
-    return replace(found, finding=replace(found.finding, confidence=sure, proof=dump_proof(case, root)))
+    place = call.place or wait_place(case, root)
+    seen = Seen.CLOSED if root.closed else Seen.OPEN
+    return _unset(case, call.key, [one.rank for one in roots], place, others, seen, dump_proof(case, root))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.STORE_KEY_MISSING, outranks=("exception",), outranked_by=("rendezvous_given_up",))
-def store_key_given_up(case: Case) -> Explanation | None:
-    """A rank waited for a key of the program's own for as long as the store allows."""
+@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, Cause.STORE_KEY_MISSING, outranks=("exception",))
+def store_given_up(case: Case) -> Explanation | None:
+    """A rank waited for a key as long as the store allows: another rank's at the rendezvous, or one of the program."""
     first = case.first_failure
     raised = first.raised if first and "DistStoreError" in first.text else None
-    key = _KEY.search(raised.message) if raised else None
-    if first is None or first.rank is None or raised is None or key is None:
+    if first is None or first.rank is None or raised is None:
         return None
-    found = _unset(case, key[1], [first.rank], place_of(case, first.rank, user_frame(raised.frames)), " in time")
-    return replace(found, finding=replace(found.finding, proof=(raised.proof,)))
+    place = place_of(case, first.rank, user_frame(raised.frames))
+    absent, key = missing_rank(raised.message), _KEY.search(raised.message)
+    if absent is None:
+        return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,)) if key else None
+    return explained(
+        Cause.RENDEZVOUS_MISSING_RANK,
+        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
+        f" {shorten(raised.message, 120)}",
+        ranks=(absent,),
+        place=place,
+        seen=Seen.RAISED,
+        proof=(raised.proof,),
+    )
 
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
@@ -160,7 +149,15 @@ _THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
 _NUMBERS = re.compile(r"\d+")
 
 
-def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, others: str) -> Explanation:
+def _unset(
+    case: Case,
+    key: str,
+    waiting: Sequence[int],
+    place: Place | None,
+    others: str,
+    seen: Seen,
+    proof: tuple[str, ...],
+) -> Explanation:
     """Beside the line that waits: who set such keys before and where it turned off, else what the source says."""
     said = f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it{others}"
     setter = _setter(case, key)
@@ -182,7 +179,8 @@ def _unset(case: Case, key: str, waiting: Sequence[int], place: Place | None, ot
         said + by,
         ranks=who or tuple(waiting),
         place=where or place,
-        confidence=0.85 if where else 0.9,
+        seen=Seen.SOURCE if where and seen is not Seen.OPEN else seen,
+        proof=proof,
     )
 
 
@@ -230,17 +228,16 @@ def transport(case: Case) -> Explanation | None:
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
         ranks=tuple(sorted({one for one, _ in stuck})),
         place=wait_place(case, roots[0]),
-        confidence=0.9 if both else 0.75,
+        seen=Seen.KERNEL if both else Seen.OPEN,
         proof=dump_proof(case, roots[0]),
     )
 
 
 def _waits(case: Case, kind: WaitKind) -> list[Wait]:
     """Waits of the kind anywhere in the graph, if one of them is at its root or holds others up."""
-    proof = case.judgement.proof
-    if not any(root.kind is kind for root in hung_roots(case)) or proof is None:
+    if not any(root.kind is kind for root in hung_roots(case)):
         return []
-    return [wait for wait in proof.graph.waits if wait.kind is kind]
+    return [wait for wait in case.waits.values() if wait.kind is kind]
 
 
 def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
@@ -250,15 +247,14 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
 
 
 def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
-    graph = case.judgement.proof.graph if case.judgement.proof else None
-    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
-    return f"; rank {wait.rank} stands in {wait.stands_in}" if wait else "; nothing was seen of it" if graph else ""
+    seen = next((wait for rank, wait in case.waits.items() if rank in ranks), None)
+    if seen is not None:
+        return f"; rank {seen.rank} stands in {seen.stands_in}"
+    return "; nothing was seen of it" if case.judgement.proof else ""
 
 
 def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
-    graph = case.judgement.proof.graph if case.judgement.proof else None
-    wait = next((one for one in graph.waits if one.rank in ranks), None) if graph else None
-    return wait_place(case, wait) if wait else None
+    return next((wait_place(case, wait) for rank, wait in case.waits.items() if rank in ranks), None)
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:

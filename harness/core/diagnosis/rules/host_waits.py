@@ -19,6 +19,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
@@ -46,7 +47,7 @@ def stopped_process(case: Case) -> Explanation | None:
         f"{ranks_text(ranks)} {verb(ranks)} stopped by a signal (state T): a debugger, Ctrl-Z or a foreign SIGSTOP",
         ranks=ranks,
         place=wait_place(case, stopped[0]),
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=dump_proof(case, stopped[0]),
         advice="Find who sent the signal (a scheduler that suspends, a debugger, a shell); `kill -CONT PID` resumes.",
     )
@@ -63,7 +64,7 @@ def _stopped_child(case: Case) -> Explanation | None:
         f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal",
         ranks=(root.rank,),
         place=place,
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=dump_proof(case, root),
         advice=f"Find who sent the signal; `kill -CONT {child.pid}` resumes the child.",
     )
@@ -83,7 +84,7 @@ def dataloader_worker_blocked(case: Case) -> Explanation | None:
         f" stands in {_stands_in(worker)}{at(place)}{forked}",
         ranks=(root.rank,),
         place=place,
-        confidence=0.95 if worker.closed else 0.8,
+        seen=Seen.KERNEL if worker.closed else Seen.PART,
         proof=dump_proof(case, root),
     )
 
@@ -101,7 +102,7 @@ def fork_lock(case: Case) -> Explanation | None:
         f" lock{at(place)} that no thread of the child holds: it was held when the child was forked",
         ranks=(root.rank,),
         place=place,
-        confidence=0.9,
+        seen=Seen.CLOSED,
         proof=dump_proof(case, root),
     )
 
@@ -120,7 +121,7 @@ def pipe_full(case: Case) -> Explanation | None:
         f"{who} to a pipe that is full{at(place)}; whoever holds the reading end waits too, so nobody empties it",
         ranks=(root.rank,),
         place=place,
-        confidence=0.95,
+        seen=Seen.KERNEL,
         proof=dump_proof(case, root),
     )
 
@@ -138,7 +139,7 @@ def backward_function_blocked(case: Case) -> Explanation | None:
         f" no thread of the process is left that could release it",
         ranks=ranks,
         place=place,
-        confidence=0.95,
+        seen=Seen.KERNEL,
         proof=dump_proof(case, root),
     )
 
@@ -151,6 +152,7 @@ def lock_cycle(case: Case) -> Explanation | None:
     root, ranks = locked[0], _alike(locked)
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
+    joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
     what, why = "a lock", f"{_holder(case, root, place)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in locked)
@@ -158,10 +160,10 @@ def lock_cycle(case: Case) -> Explanation | None:
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
     return explained(
         Cause.LOCK_CYCLE,
-        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{_held_by_thread(behind)}; {why}",
+        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{joined}; {why}",
         ranks=ranks,
         place=place,
-        confidence=0.9,
+        seen=Seen.CLOSED,
         proof=dump_proof(case, root),
         advice="Look for a lock taken twice by one thread, or for two locks taken in opposite order.",
     )
@@ -171,8 +173,7 @@ def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
     """The thread that took the lock, as the source of the lines shows that it stands in."""
     if wanted is None:
         return ""
-    looked = case.evidence.snapshots[-1].ranks if case.evidence.snapshots else ()
-    for stack in (one for rank in looked if rank.rank == root.rank for one in rank.stacks):
+    for stack in case.looked[root.rank].stacks if root.rank in case.looked else ():
         own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
         held = taken_at(case.evidence.sources, wanted, stack.frames)
         if held is not None:
@@ -183,10 +184,6 @@ def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
 def _sleeps(root: Wait) -> bool:
     """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
     return (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
-
-
-def _held_by_thread(behind: Place | None) -> str:
-    return f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
@@ -209,7 +206,7 @@ def starved(case: Case) -> Explanation | None:
         f"{what}{until}{over}, and the others wait for it",
         ranks=ranks,
         place=place,
-        confidence=0.95,
+        seen=Seen.KERNEL,
         proof=dump_proof(case, root),
     )
 
@@ -231,7 +228,7 @@ def blocked_io(case: Case) -> Explanation | None:
         f"{_do(ranks, 'stands')} in {root.stands_in}{on}{at(place)} for {quiet_s:.0f} s{silent}{other}",
         ranks=ranks,
         place=place,
-        confidence=0.85,
+        seen=Seen.KERNEL,
         proof=dump_proof(case, root),
         advice="Look at the other end: a pipe nobody writes to, a socket, a file system that does not answer. A limit"
         " on the read turns the wait into an error.",
@@ -253,7 +250,7 @@ def infinite_loop(case: Case) -> Explanation | None:
         f"{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in every sample, no mark, no step",
         ranks=ranks,
         place=place,
-        confidence=0.9,
+        seen=Seen.SAMPLES,
         proof=dump_proof(case, root),
     )
 

@@ -14,6 +14,7 @@ from statistics import median
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, counted, explained, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import RankEvidence
@@ -47,7 +48,7 @@ def nan(case: Case) -> Explanation | None:
         ranks=ranks,
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
         # What parameters hold on several ranks at once may have begun on one of them.
-        confidence=0.8 if not name else 0.95 if first.place or len(ranks) == 1 else 0.85,
+        seen=Seen.PART if not name else Seen.RECORD if first.place or len(ranks) == 1 else Seen.EFFECT,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
     )
 
@@ -98,7 +99,7 @@ def replica_divergence(case: Case) -> Explanation | None:
         f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         ranks=first.ranks,
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        confidence=0.95 if first.told and first.wrapped else 0.85,
+        seen=Seen.RECORD if first.told and first.wrapped else Seen.EFFECT,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
         advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
     )
@@ -134,7 +135,7 @@ def shared_file(case: Case) -> Explanation | None:
         f"{ranks_text(tuple(sorted(found)))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}",
         ranks=tuple(sorted(found)),
         place=place,
-        confidence=0.8,
+        seen=Seen.PART,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(found)),
     )
 
@@ -202,7 +203,7 @@ def memory_growth(case: Case) -> Explanation | None:
         f"the {kind} memory of {ranks_text(ranks)} grows by {_bytes(slope)} a step and does not level off:"
         f" {_bytes(grown)} more from step {begin} to {end}",
         ranks=ranks,
-        confidence=0.8,
+        seen=Seen.PART,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
     )
 
@@ -259,7 +260,7 @@ def no_gradient(case: Case) -> Explanation | None:
         f"{counted(len(missing), 'parameter')} received no gradient: {shown}",
         ranks=ranks,
         place=Place(parameter=missing[0], module=missing[0].rpartition(".")[0] or None, layer=layer_of(missing[0])),
-        confidence=1.0,
+        seen=Seen.FACT,
         proof=("traces.log",),
         advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
         " or a term of zero.",
@@ -285,7 +286,7 @@ def _never_a_gradient(case: Case) -> Explanation | None:
         f" {shown}{f'; used{at(used)}' if used.file else ''}",
         ranks=tuple(sorted(without)),
         place=replace(used, parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0])),
-        confidence=0.85,
+        seen=Seen.EFFECT,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
         advice="What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
         " If that is meant, leave its parameters out of the optimizer.",
@@ -307,7 +308,7 @@ def _zero_gradients(case: Case) -> Explanation | None:
         f"the gradients of all {counted(most.still_count, 'parameter')} of the optimizer were zero at each of"
         f" {most.still_looks} looks on {ranks_text(tuple(sorted(still)))}",
         ranks=tuple(sorted(still)),
-        confidence=0.85,
+        seen=Seen.EFFECT,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(still)),
         advice="Nothing is learnt there: look for a loss that is multiplied by zero, a mask or a clamp that cuts"
         " everything, activations that are dead, or a loss too small for the type of its gradients.",
@@ -330,7 +331,7 @@ def dirty_exit(case: Case) -> Explanation | None:
         f"{ranks_text(ranks)} left with exit code 0, but {_left_behind(first)}{more}",
         ranks=ranks,
         place=first.place,
-        confidence=0.9,
+        seen=Seen.ENDED,
         proof=(f"rank{rank}/stderr.log",),
     )
 

@@ -9,6 +9,7 @@ from nsa_harness.core.alignment.timeline import Event
 from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import own_frames
@@ -46,7 +47,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         place=(departed[1] if departed else None) or wait_place(case, roots[0]),
         step=departed[3] if departed else None,
         parties=_parties(case),
-        confidence=0.9 if (departed and departed[3] is not None) or _in_transfers(roots) else 0.8,
+        seen=Seen.CLOSED if (departed and departed[3] is not None) or _in_transfers(roots) else Seen.PART,
         proof=dump_proof(case, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
         " same half, let one of them begin with the other, or use batch_isend_irecv.",
@@ -55,7 +56,8 @@ def p2p_unmatched(case: Case) -> Explanation | None:
 
 def _past_each_other(case: Case) -> Explanation | None:
     """Both halves are there, the network has nothing left to deliver, and still neither ends."""
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT and _in_transfer(root)]
+    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
+    roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
     if not roots or any(stuck_sockets(case.evidence)):
         return None
     both = ", and ".join(
@@ -67,14 +69,10 @@ def _past_each_other(case: Case) -> Explanation | None:
         ranks=tuple(sorted(root.rank for root in roots)),
         place=wait_place(case, roots[0]),
         parties=_parties(case),
-        confidence=0.75,
+        seen=Seen.OPEN,
         proof=dump_proof(case, roots[0]),
         advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
     )
-
-
-def _in_transfer(root: Wait) -> bool:
-    return root.call is not None and operation(root.call) in TRANSFERS
 
 
 def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:

@@ -20,6 +20,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.rules.threads import line_behind
@@ -80,7 +81,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanati
         f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(case)}",
         ranks=_ranks(first),
         place=place,
-        confidence=0.95,
+        seen=Seen.RAISED,
         proof=(raised.proof,),
         advice="Make what this line allocates smaller (batch, sequence length, a list that grows), or raise the limit:"
         " `ulimit -v`, the control group's memory.max.",
@@ -89,7 +90,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanati
 
 def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
     """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
-    rank = case.rank(first.rank) if first.rank is not None else None
+    rank = case.rank(first.rank)
     named = rank is not None and rank.pid in _kernel_killed(case)
     memory = case.evidence.memory
     if not named and not (memory is not None and memory.oom_kills):
@@ -102,7 +103,7 @@ def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
         f"{last_line(case, first.rank)}",
         ranks=_ranks(first),
         place=last_place(case, first.rank),
-        confidence=0.95 if named else 0.8,
+        seen=Seen.KERNEL if named else Seen.PART,
         proof=("watch.jsonl", "processes.jsonl"),
         advice="Compare the peak of each rank's memory in the report with the limit; look for a list that grows, for"
         " workers that copy the data set, or raise the limit.",
@@ -134,7 +135,7 @@ def cuda_oom(case: Case) -> Explanation | None:
         f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
         ranks=_ranks(first),
         place=place,
-        confidence=0.95,
+        seen=Seen.RAISED,
         proof=(raised.proof,),
     )
 
@@ -142,7 +143,7 @@ def cuda_oom(case: Case) -> Explanation | None:
 @rule(RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
 def cuda_assert(case: Case) -> Explanation | None:
     first = case.first_failure
-    rank = case.rank(first.rank) if first and first.rank is not None else None
+    rank = case.rank(first.rank) if first else None
     if first is None or first.collateral or rank is None:
         return None
     said = " ".join(rank.error_lines)
@@ -156,7 +157,7 @@ def cuda_assert(case: Case) -> Explanation | None:
         f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
         ranks=_ranks(first),
         place=place,
-        confidence=0.85,  # of the cause more: but the line is where it was noticed
+        seen=Seen.EFFECT,  # of the cause more: but the line is where it was noticed
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
     )
 
@@ -174,7 +175,7 @@ def dataloader_worker_died(case: Case) -> Explanation | None:
         f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
         " wherever the rank was",
         ranks=_ranks(first),
-        confidence=0.95,
+        seen=Seen.RAISED,
         proof=(raised.proof,),
     )
 
@@ -192,7 +193,7 @@ def infra(case: Case) -> Explanation | None:
         f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
         ranks=_ranks(first),
         place=place,
-        confidence=0.85,  # a limit of the machine, or a program that takes and never gives back
+        seen=Seen.EFFECT,  # a limit of the machine, or a program that takes and never gives back
         proof=(raised.proof,),
     )
 
@@ -209,7 +210,7 @@ def _launcher_refused(case: Case) -> Explanation | None:
     return explained(
         Cause.INFRA,
         f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
-        confidence=0.8,
+        seen=Seen.PART,
         proof=("output.log",),
     )
 
@@ -228,9 +229,8 @@ def _words(text: str) -> str | None:
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
 def shutdown_hang(case: Case) -> Explanation | None:
     """The program is over on this rank, and its process is not."""
-    last = case.evidence.snapshots[-1:]
-    looks = {rank.rank: rank for look in last for rank in look.ranks}
-    roots = [root for root in hung_roots(case) if root.rank in looks and is_shutting_down(looks[root.rank])]
+    looked = case.looked
+    roots = [root for root in hung_roots(case) if root.rank in looked and is_shutting_down(looked[root.rank])]
     if not roots:
         return None
     root, ranks = roots[0], tuple(root.rank for root in roots)
@@ -242,7 +242,7 @@ def shutdown_hang(case: Case) -> Explanation | None:
         f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
         ranks=ranks,
         place=place,
-        confidence=0.9 if root.closed and place else 0.8,
+        seen=Seen.CLOSED if root.closed and place else Seen.PART,
         proof=dump_proof(case, root),
     )
 

@@ -18,6 +18,7 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
@@ -34,13 +35,12 @@ _JOINS = (
     ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
-_THREAD_STARTS = frozenset({"_bootstrap", "_bootstrap_inner"})
 _POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.SWALLOWED_EXCEPTION, outranks=("dataloader_worker_blocked",))
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
 def thread_died(case: Case) -> Explanation | None:
     """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
     alone = [root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None]
@@ -49,15 +49,13 @@ def thread_died(case: Case) -> Explanation | None:
         return None
     root, dead = found
     return explained(
-        Cause.SWALLOWED_EXCEPTION,
+        Cause.THREAD_DIED,
         f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
         " thread is left that could end that",
         ranks=(root.rank,),
         place=dead.place,
-        confidence=0.85,
+        seen=Seen.PRINTED,
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
-        advice="A thread or child that raises only prints it: hand the exception to whoever waits for it (a future, a"
-        " queue that carries errors), or end the process.",
     )
 
 
@@ -68,7 +66,7 @@ def died_of(dead: LastWords, rank: int | None) -> str:
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
 def pool_worker_lost(case: Case) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
-    roots = [root for root in hung_roots(case) if (seen := _seen(case, root)) and _awaits_pool(seen)]
+    roots = [root for root in hung_roots(case) if (seen := case.looked.get(root.rank)) and _awaits_pool(seen)]
     if not roots:
         return None
     root = roots[0]
@@ -79,7 +77,7 @@ def pool_worker_lost(case: Case) -> Explanation | None:
         " pool waits for work: the worker that had the task is gone, and its result never comes",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85,
+        seen=Seen.CLOSED,
         proof=dump_proof(case, root),
     )
 
@@ -100,7 +98,7 @@ def livelock(case: Case) -> Explanation | None:
         " comes, and no step is done",
         ranks=ranks,
         place=place,
-        confidence=0.85,
+        seen=Seen.SAMPLES,
         proof=(*dump_proof(case, root), "watch.jsonl"),
     )
 
@@ -118,7 +116,7 @@ def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
         f" in {syscall or 'a wait'}{at(place)}",
         ranks=(root.rank,),
         place=place,
-        confidence=0.75,
+        seen=Seen.OPEN,
         proof=dump_proof(case, root),
         advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
     )
@@ -135,9 +133,8 @@ def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
 
     None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself.
     """
-    seen = _seen(case, root)
-    stack = rank_stack(seen) if seen else None
-    if seen is None or stack is None or not waits_for_a_thread(stack.frames):
+    seen, stack = case.looked.get(root.rank), _stack(case, root)
+    if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
         return None
     others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
     others = [one for one in others if _takes_again(case, one)] or others
@@ -160,32 +157,16 @@ def line_behind(case: Case, root: Wait) -> Place | None:
     return place_of(case, None, user_frame(behind[0].frames)) if behind else None
 
 
-def waits_for_a_thread(frames: Sequence[Frame]) -> bool:
-    return any(_within(frames, file, names) for file, names in _JOINS)
-
-
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
     """py-spy names a method with its class, faulthandler without."""
     return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
 
 
-def _seen(case: Case, root: Wait) -> RankSnapshot | None:
-    last = case.evidence.snapshots[-1:]
-    return next((rank for look in last for rank in look.ranks if rank.rank == root.rank), None)
-
-
 def _dead(case: Case, root: Wait) -> LastWords | None:
     """What a thread or child of this rank printed as it died, the first of all."""
     rank = case.rank(root.rank)
-    raised = rank.raised if rank else None
     # A traceback without a name may be one that was caught and printed.
-    named = [one for one in rank.deaths if one.name != one.kind] if rank else []
-    if named or raised is None or raised.at_s is not None or not raised.frames:
-        return next(iter(named), None)
-    outermost, place = raised.frames[-1], place_of(case, None, user_frame(raised.frames))
-    began = outermost.file.endswith("/threading.py") and outermost.function in _THREAD_STARTS
-    error = f"{raised.type}: {raised.message}"
-    return LastWords(kind="thread", name="", error=error, place=place) if began and place else None
+    return next((one for one in rank.deaths if one.name != one.kind), None) if rank else None
 
 
 def _awaits_pool(seen: RankSnapshot) -> bool:
@@ -193,12 +174,9 @@ def _awaits_pool(seen: RankSnapshot) -> bool:
     stack = rank_stack(seen)
     if stack is None or not _within(stack.frames, _POOL, ("wait", "get", "next")):
         return False
-    workers = [stacks for stacks in seen.child_stacks.values() if any(_is_worker(one) for one in stacks)]
+    children = seen.child_stacks.values()
+    workers = [stacks for stacks in children if any(_within(one.frames, _POOL, ("worker",)) for one in stacks)]
     return bool(workers) and all(any(_is_idle(one) for one in stacks) for stacks in workers)
-
-
-def _is_worker(stack: Stack) -> bool:
-    return _within(stack.frames, _POOL, ("worker",))
 
 
 def _is_idle(stack: Stack) -> bool:
@@ -226,7 +204,7 @@ def gil_held_native(case: Case) -> Explanation | None:
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        confidence=0.95 if stack.native else 0.85,
+        seen=Seen.HOLDER if stack.native else Seen.STACKS,
         proof=dump_proof(case, root),
         advice="Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
         " call_guard), and give the wait a limit.",
@@ -249,7 +227,7 @@ def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Expla
         " keeps the interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85,
+        seen=Seen.SAMPLES,
         proof=dump_proof(case, root),
         advice="Look at what the call is given: a regular expression with nested repetitions, a number with very many"
         " digits, a huge list. Check sizes before it, or run it in a process that can be ended.",
@@ -257,12 +235,10 @@ def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Expla
 
 
 def _silent_in_all_samples(case: Case, root: Wait) -> bool:
-    last = case.evidence.snapshots[-1]
-    board = next((rank.board for rank in last.ranks if rank.rank == root.rank), None)
     seen = [one.at_s for one in case.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
-    silent_s = last.at_s - board.beat_s if board is not None and board.beat_s is not None else 0.0
     lines = loop_lines(root.rank, case.evidence.samples)
-    return len(lines) == 1 and bool(seen) and silent_s >= max(_SILENT_S, last.at_s - seen[0])
+    looked_s = case.evidence.snapshots[-1].at_s
+    return len(lines) == 1 and bool(seen) and _silent_s(case, root) >= max(_SILENT_S, looked_s - seen[0])
 
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
@@ -279,15 +255,14 @@ def native_busy_loop(case: Case) -> Explanation | None:
         f"{at(place)}: no mark, no step",
         ranks=(root.rank,),
         place=place,
-        confidence=0.85 if stack.gil else 0.9,  # a lock that is kept is a fault of its own
+        seen=Seen.STACKS if stack.gil else Seen.SAMPLES,  # a lock that is kept is a fault of its own
         proof=dump_proof(case, root),
     )
 
 
 def _stack(case: Case, root: Wait) -> Stack | None:
     """The stack of the rank's training thread at the last look."""
-    last = case.evidence.snapshots[-1:]
-    return next((rank_stack(rank) for snapshot in last for rank in snapshot.ranks if rank.rank == root.rank), None)
+    return rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
 
 
 def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
@@ -296,18 +271,18 @@ def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
     A Python loop that calls small C functions shows some of them too; but it holds the lock, and hands it on.
     """
     one_line = len(loop_lines(root.rank, case.evidence.samples)) == 1
-    return one_line and _in_library(stack) and (not stack.gil or _beats_no_more(case, root))
+    return one_line and _in_library(stack) and (not stack.gil or _silent_s(case, root) >= _SILENT_S)
 
 
 def _keeps(case: Case, root: Wait, stack: Stack) -> bool:
     """It holds the interpreter's lock; without native frames the silence of the beat has to show that it keeps it."""
-    return stack.gil and (bool(stack.native) or _beats_no_more(case, root))
+    return stack.gil and (bool(stack.native) or _silent_s(case, root) >= _SILENT_S)
 
 
-def _beats_no_more(case: Case, root: Wait) -> bool:
-    last = case.evidence.snapshots[-1]
-    board = next((rank.board for rank in last.ranks if rank.rank == root.rank), None)
-    return board is not None and board.beat_s is not None and last.at_s - board.beat_s >= _SILENT_S
+def _silent_s(case: Case, root: Wait) -> float:
+    """Since its last beat, at the last look; 0 where it has none."""
+    board = case.looked[root.rank].board if root.rank in case.looked else None
+    return case.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
 
 
 def _in_library(stack: Stack) -> bool:
