@@ -230,9 +230,8 @@ class _Recorder:
 
     def _note_sum(self, said: CallArguments, arguments: Any, options: Any) -> None:
         """Until the first step is done: what the whole job sums, which may be the gradients of replicas."""
-        if self._board.step > 1 or self._board.step_done:
-            said.sums = False
-        elif (group := said.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
+        said.sums = 0 if self._board.step > 1 or self._board.step_done else said.sums - 1
+        if (group := said.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(said.payload(arguments, options))
 
     def _regroup(self, op: str) -> None:
@@ -297,6 +296,7 @@ PARTNERS = {
     "recv_object_list": ("src", "group_src"),
 }
 GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
+SUMS_LIMIT = 4096  # before the first step: more are no gradients of one step, or the program steps unseen
 ELEMENTS_MAX = 2**64 - 1
 NOBODY = -1
 
@@ -317,7 +317,7 @@ class CallArguments:
         self.dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
         self.payload = _argument(function, *PAYLOADS) or _nothing
-        self.sums = name == "all_reduce"
+        self.sums = SUMS_LIMIT if name == "all_reduce" else 0  # that are yet to be noted
         self._world_size = _argument(function, "world_size")
         self.payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))

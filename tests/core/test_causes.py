@@ -74,17 +74,13 @@ PROGRAMS = {path.stem: path.read_text() for path in (TESTS / "faults").glob("[!_
 def lacking(cause: Cause, shown: Shown) -> str | None:
     """What has to be added before it is shown so; None where nothing is."""
     match shown.by:
-        case ShownBy.PROGRAM | ShownBy.GPU_PROGRAM:
+        case ShownBy.PROGRAM:
             if shown.name not in PROGRAMS:
                 return f"write the program tests/faults/{shown.name}.py, which ends in its fault when told `fault`"
             label = read_label(shown.name, PROGRAMS[shown.name])
             if label.cause != cause:
                 return f'give LABEL in tests/faults/{shown.name}.py "cause": "{cause}"; it has {label.cause}'
             return None if label.twin else f"let tests/faults/{shown.name}.py be healthy when told `healthy`"
-        case ShownBy.RECORDING:
-            path = TESTS / "evidence" / shown.name / "expected.json"
-            found = path.exists() and f'"{cause}"' in path.read_text()
-            return None if found else f"record a run: python tests/evidence/record.py ATTEMPT {shown.name}"
         case ShownBy.EVIDENCE:
             return None if f'"{cause}"' in JUDGEMENTS else "no judgement of tests/frozen/judgements.jsonl names it"
         case ShownBy.TEST:

@@ -275,10 +275,6 @@ def in_function(wait: Wait) -> str:
     return f" in {wait.user.function}" if wait.user else ""
 
 
-def verb(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
 def shorten(text: str, limit: int = 200) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

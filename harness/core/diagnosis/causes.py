@@ -73,8 +73,6 @@ class ShownBy(StrEnum):
     """By what a cause is shown, the better first."""
 
     PROGRAM = "program"  # of tests/faults, with a healthy twin
-    GPU_PROGRAM = "gpu program"
-    RECORDING = "recording"  # of tests/evidence
     EVIDENCE = "evidence"  # built by hand, in tests/frozen
     TEST = "test"  # that lays outcomes side by side, where no evidence of one run can show it
 
@@ -82,7 +80,7 @@ class ShownBy(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     by: ShownBy
-    name: str = ""  # of the program, the recording, or the test's file
+    name: str = ""  # of the program, or the test's file
     reason: str = ""  # why no program shows it
 
 

@@ -44,14 +44,9 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
 def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
     """Where ranks do not go together and no party is left that did right."""
     blamed = set(explanation.ranks)
-    alone = len(blamed) > 1 and _parties(case, explanation) <= blamed
+    everyone = [rank.rank for rank in case.evidence.ranks] if explanation.parties is None else explanation.parties
+    alone = len(blamed) > 1 and blamed.issuperset(everyone)
     return "which of them is wrong the run does not show" if alone else None
-
-
-def _parties(case: Case, explanation: Explanation) -> set[int]:
-    if explanation.parties is not None:
-        return set(explanation.parties)
-    return {rank.rank for rank in case.evidence.ranks}
 
 
 def _some_rank_stands_elsewhere(case: Case, explanation: Explanation) -> str | None:

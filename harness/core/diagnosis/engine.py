@@ -7,7 +7,7 @@ and the first answer is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -66,7 +66,7 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     phases = by_phase((*RULES, *own_rules))
     first = None if judgement.status is Status.PASS else _cause(case, phases)
     main = as_sure_as_proven(case, first) if first else None
-    besides = [one.finding for one in _beside(case, phases)]
+    besides = [answer.finding for one in phases[RulePhase.SILENT] if (answer := one(case)) is not None]
     places = meshes(evidence)
     reworded: Callable[[str], str] = str if case.counts_steps else without_steps
     findings = tuple(
@@ -80,11 +80,6 @@ def _cause(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Explanatio
     """The first answer. The last rule of the fallback answers every case."""
     rules = (one for phase in RulePhase if phase is not RulePhase.SILENT for one in phases[phase])
     return next(answer for one in rules if (answer := one(case)) is not None)
-
-
-def _beside(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Iterator[Explanation]:
-    """What is noted beside any verdict."""
-    yield from (answer for one in phases[RulePhase.SILENT] if (answer := one(case)) is not None)
 
 
 def _culprit(case: Case, first: Explanation | None) -> Culprit | None:

@@ -30,17 +30,6 @@ class WaitKind(StrEnum):
     NOTHING = "nothing"  # it moves
 
 
-GROUP_KINDS = frozenset(
-    {
-        WaitKind.COLLECTIVE,
-        WaitKind.POINT_TO_POINT,
-        WaitKind.STORE,
-        WaitKind.GROUP_CREATION,
-        WaitKind.TRANSPORT,
-    }
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChildWait:
     """What a process below a rank stands in, where that rank waits for it."""

@@ -6,14 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.evidence.loops import innermost_loop
 from nsa_harness.core.evidence.stacks import is_poller, user_frame
-
-_MAX_FILE_BYTES = 1 << 20
+from nsa_harness.supervisor.store.sources import text_as_launched
 
 
 def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
@@ -30,11 +28,4 @@ def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tup
 
 @lru_cache(maxsize=256)
 def _loop(file: str, line: int, launched_s: float) -> str:
-    try:
-        path = Path(file)
-        seen = path.stat()
-        if not path.is_file() or seen.st_size > _MAX_FILE_BYTES or seen.st_mtime > launched_s:
-            return ""
-        return innermost_loop(path.read_text(encoding="utf-8", errors="replace"), line)
-    except (OSError, ValueError):  # a name with a NUL
-        return ""
+    return innermost_loop(text_as_launched(file, launched_s), line)

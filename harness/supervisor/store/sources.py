@@ -49,19 +49,20 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.spec.stat().st_mtime if attempt.spec.exists() else None
     for file, lines in places_of(evidence).items():
-        if _readable(Path(file), since_s):
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
+        text = text_as_launched(file, since_s)
+        if text:
             sets = {number for number, line in enumerate(text.splitlines(), 1) if _SETS_A_KEY.search(line)}
             yield from excerpts(file, text, lines | sets)
 
 
-def _readable(path: Path, since_s: float | None) -> bool:
-    """A small regular file that nobody has written since."""
+def text_as_launched(file: str, since_s: float | None) -> str:
+    """The text of a small regular file that nobody has written since; else empty."""
     try:
-        seen = path.stat()
-        return path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
+        path, seen = Path(file), Path(file).stat()
+        plain = path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
+        return path.read_text(encoding="utf-8", errors="replace") if plain else ""
     except (OSError, ValueError):  # a name with a NUL
-        return False
+        return ""
 
 
 def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:

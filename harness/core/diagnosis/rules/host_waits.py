@@ -15,7 +15,6 @@ from nsa_harness.core.diagnosis.case import (
     loop_place,
     place_of,
     shorten,
-    verb,
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
@@ -44,7 +43,8 @@ def stopped_process(case: Case) -> Explanation | None:
     ranks = tuple(root.rank for root in stopped)
     return explained(
         Cause.STOPPED_PROCESS,
-        f"{ranks_text(ranks)} {verb(ranks)} stopped by a signal (state T): a debugger, Ctrl-Z or a foreign SIGSTOP",
+        f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped by a signal (state T): a debugger, Ctrl-Z or"
+        " a foreign SIGSTOP",
         ranks=ranks,
         place=wait_place(case, stopped[0]),
         seen=Seen.FACT,

@@ -16,6 +16,7 @@ from nsa_harness.core.diagnosis.case import (
     last_place,
     last_seen,
     place_of,
+    ranks_of,
     shorten,
     wait_place,
 )
@@ -79,7 +80,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanati
     return explained(
         Cause.HOST_OOM,
         f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(case)}",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         place=place,
         seen=Seen.RAISED,
         proof=(raised.proof,),
@@ -101,7 +102,7 @@ def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
         Cause.HOST_OOM,
         f"{who} was killed by SIGKILL, and {why}{_memory(case)}; {last_seen(case, first.rank)}"
         f"{last_line(case, first.rank)}",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         place=last_place(case, first.rank),
         seen=Seen.KERNEL if named else Seen.PART,
         proof=("watch.jsonl", "processes.jsonl"),
@@ -133,7 +134,7 @@ def cuda_oom(case: Case) -> Explanation | None:
     return explained(
         Cause.CUDA_OOM,
         f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         place=place,
         seen=Seen.RAISED,
         proof=(raised.proof,),
@@ -155,7 +156,7 @@ def cuda_assert(case: Case) -> Explanation | None:
         Cause.CUDA_ASSERT,
         f"an assertion failed inside a kernel on the GPU of rank {first.rank}{f': {failed[0]}' if failed else ''};"
         f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         place=place,
         seen=Seen.EFFECT,  # of the cause more: but the line is where it was noticed
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
@@ -174,7 +175,7 @@ def dataloader_worker_died(case: Case) -> Explanation | None:
         Cause.DATALOADER_WORKER_DIED,
         f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
         " wherever the rank was",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         seen=Seen.RAISED,
         proof=(raised.proof,),
     )
@@ -191,7 +192,7 @@ def infra(case: Case) -> Explanation | None:
     return explained(
         Cause.INFRA,
         f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
-        ranks=_ranks(first),
+        ranks=ranks_of([first]),
         place=place,
         seen=Seen.EFFECT,  # a limit of the machine, or a program that takes and never gives back
         proof=(raised.proof,),
@@ -252,7 +253,3 @@ def _raised_first(case: Case) -> tuple[Failure | None, Raised | None]:
     if first is None or first.collateral or first.kind is not FailureKind.RAISED:
         return None, None
     return first, first.raised
-
-
-def _ranks(first: Failure) -> tuple[int, ...]:
-    return () if first.rank is None else (first.rank,)

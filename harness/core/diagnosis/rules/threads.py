@@ -103,12 +103,14 @@ def livelock(case: Case) -> Explanation | None:
     )
 
 
-def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
+def open_thread_wait(case: Case) -> Explanation | None:
     """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
-    behind = thread_behind(case, root)
-    if behind is None or root.closed:
+    waiting = (root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed)
+    found = next(((root, behind) for root in waiting if (behind := thread_behind(case, root))), None)
+    if found is None:
         return None
-    stack, syscall = behind
+    root, (stack, syscall) = found
     place = place_of(case, None, user_frame(stack.frames))
     return explained(
         Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
@@ -120,12 +122,6 @@ def thread_waited_for(case: Case, root: Wait) -> Explanation | None:
         proof=dump_proof(case, root),
         advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
     )
-
-
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
-def open_thread_wait(case: Case) -> Explanation | None:
-    waiting = [root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed]
-    return next((found for root in waiting if (found := thread_waited_for(case, root))), None)
 
 
 def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
