@@ -3,6 +3,7 @@
     python tools/strangers.py seal ROUND                 hashes of programs and truths -> sealed.json, to commit first
     python tools/strangers.py run ROUND --out DIR        every program once; goes on where it was stopped
     python tools/strangers.py score ROUND                answers.jsonl against the truths -> score.json, and a table
+    python tools/strangers.py healthy --out DIR          the healthy forms of all rounds again and again -> healthy.json
 
 ROUND is a folder below tests/strangers with one folder a brief, each with programs and a truth.json. Programs run from
 a copy under a folder name that says nothing. An answer is written once and never again.
@@ -69,16 +70,19 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     for name in ("seal", "run", "score"):
         commands.add_parser(name).add_argument("round")
-    commands.choices["run"].add_argument("--out", type=Path, required=True)
-    commands.choices["run"].add_argument("--jobs", type=int, default=1)
+    commands.add_parser("healthy").add_argument("--runs", type=int, default=300)
+    for name in ("run", "healthy"):
+        commands.choices[name].add_argument("--out", type=Path, required=True)
+        commands.choices[name].add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
-    home = HOME / asked.round
-    if asked.command == "seal":
-        seal(home)
+    if asked.command == "healthy":
+        healthy(asked.out, asked.runs, asked.jobs)
+    elif asked.command == "seal":
+        seal(HOME / asked.round)
     elif asked.command == "run":
-        run(home, asked.out, asked.jobs)
+        run(HOME / asked.round, asked.out, asked.jobs)
     else:
-        print(score(home))
+        print(score(HOME / asked.round))
 
 
 def seal(home: Path) -> None:
@@ -122,13 +126,42 @@ def truths(home: Path) -> list[dict[str, Any]]:
     return found
 
 
+def healthy(out: Path, runs: int, jobs: int) -> None:
+    """Until so many are done at so many at once; goes on where it was stopped. Jobs beyond the cores are the load."""
+    kept = HOME / "healthy.json"
+    known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    mine = known.setdefault(f"{jobs} at once on {os.cpu_count()} cores", {"runs": 0, "said against": []})
+    programs = [(home, one) for home in sorted(HOME.glob("round*")) for one in truths(home) if one["healthy"]]
+
+    def once(number: int) -> tuple[str, dict[str, Any]]:
+        home, truth = programs[number % len(programs)]
+        outcome = _outcome(home, truth, out / f"{jobs}" / f"{number}")[0]
+        shutil.rmtree(out / f"{jobs}" / f"{number}")
+        return f"{home.name}/{truth['program']}", outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for program, outcome in pool.map(once, range(mine["runs"], runs)):
+            mine["runs"] += 1
+            found = [one["code"] for one in outcome["findings"] or []]
+            if outcome["verdict"] != "PASS" or found:
+                mine["said against"].append({"program": program, "verdict": outcome["verdict"], "findings": found})
+            kept.write_text(json.dumps(known, indent=1) + "\n")
+            print(mine["runs"], program, outcome["verdict"], *found, flush=True)
+
+
 def _answer(home: Path, truth: dict[str, Any], out: Path) -> dict[str, Any]:
-    """What the harness says of one program, from a copy of its folder whose path tells nothing."""
+    outcome, folder, evidence = _outcome(home, truth, out / truth["program"].replace("/", "__"))
+    with gzip.open(home / "evidence.jsonl.gz", "at") as recordings:
+        recordings.write(f'{{"program": "{truth["program"]}", "evidence": {_without_paths(evidence, folder)}}}\n')
+    return {"program": truth["program"], **_said(outcome, str(folder))}
+
+
+def _outcome(home: Path, truth: dict[str, Any], reports: Path) -> tuple[dict[str, Any], Path, str]:
+    """What the harness says of one program, from a copy of its folder whose path tells nothing; and its evidence."""
     program = home / truth["program"]
     with tempfile.TemporaryDirectory(prefix="job") as scratch:
         folder = Path(scratch) / "project"
         shutil.copytree(program.parent, folder)
-        reports = out / truth["program"].replace("/", "__")
         command = [
             str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", program.name,
             f"--ranks={truth['ranks']}", f"--out={reports}", "limits.deadline_s=420", "--", *truth["args"],
@@ -139,10 +172,7 @@ def _answer(home: Path, truth: dict[str, Any], out: Path) -> dict[str, Any]:
         subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, timeout=900)
         report = json.loads(next(reports.glob("*/report.json")).read_text())
         outcome = next(one for one in report["outcomes"] if one["final"])
-        evidence = next(reports.glob("*/*/evidence/*.json")).read_text()
-        with gzip.open(home / "evidence.jsonl.gz", "at") as recordings:
-            recordings.write(f'{{"program": "{truth["program"]}", "evidence": {_without_paths(evidence, folder)}}}\n')
-        return {"program": truth["program"], **_said(outcome, str(folder))}
+        return outcome, folder, next(reports.glob("*/*/evidence/*.json")).read_text()
 
 
 def _without_paths(evidence: str, folder: Path) -> str:

@@ -226,6 +226,40 @@ def test_who_stands_behind_a_loop_in_which_another_rank_still_is_went_fewer_roun
     assert main(seen).ranks == (0, 1)
 
 
+WORDS = """\
+def evaluate(words, own):
+    for word in words:
+        if word not in own:
+            continue
+        share(word)
+
+
+def share(word):
+    all_reduce(word)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [(WORDS, 72), (WORDS.replace("            continue", "            pass"), 71)],
+    ids=["a jump before it", "nothing lets it out"],
+)
+def test_who_is_beyond_a_loop_in_which_another_makes_the_call_once_more_left_a_round_out(
+    source: str, place: int
+) -> None:
+    """The two stand in functions of their own, called from two lines of a third one."""
+    share = Made(op="all_reduce", line=78)
+    seen = stood(
+        run([share] * 5, [*[share] * 4, Made(op="broadcast", line=90, elements=0)]),
+        [frame(78, function="share"), frame(74, function="evaluate"), frame(50, function="fit")],
+        [frame(90, function="save"), frame(51, function="fit")],
+    )
+    sources = (Source(file=USER, first=50, text="evaluate()\nsave()"), Source(file=USER, first=70, text=source))
+    found = main(replace(seen, sources=sources))
+    assert (found.ranks, found.place and found.place.line) == ((1,), place)
+    assert "rank 1 left the loop before rank 0" in found.claim
+
+
 # Groups crossed.
 
 
@@ -501,15 +535,39 @@ def swallowed(**changes: Any) -> Evidence:
     return in_the_end(training(10, 10, 10), through(10, 14, 10, rank=1, **changes))
 
 
-def test_a_rank_that_began_again_in_a_step_and_came_short_of_a_batch_swallowed_something() -> None:
+def test_a_rank_that_began_again_in_a_step_and_came_short_of_a_batch_left_it_out_for_whatever_reason() -> None:
     found = diagnosed(swallowed())
-    assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == ("swallowed_exception", (1,), LIKELY)
+    assert (found.cause, found.findings[0].ranks) == ("rank_conditional_collective", (1,))
+    assert found.findings[0].confidence == LIKELY
     assert found.findings[0].claim.startswith(
         "rank 1 gave up a batch in step 2 and began again (14 marks of training there, 10 in its other steps); so it"
         " came to its end while rank 0 had another step to do"
     )
     assert found.culprit is not None
     assert (found.culprit.ranks, found.culprit.step) == ((1,), 2)
+
+
+SKIPS = """\
+def fit(loader):
+    for batch in loader:
+        loss = model(batch)
+        if not isfinite(loss):
+            continue
+        loss.backward()
+    barrier()"""
+
+
+def test_where_a_batch_was_left_out_is_told_by_the_jump_before_the_line_in_which_another_rank_trains() -> None:
+    """It is not the loop, though the rank stands behind it by now."""
+    seen = swallowed()
+    stands = ([frame(25, function="fit")], [frame(26, function="fit")])
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, stands, strict=True)))
+        for look in seen.snapshots
+    )
+    source = Source(file=USER, first=20, text=SKIPS)
+    found = main(replace(seen, snapshots=looks, sources=(source,)))
+    assert (found.code, found.place) == ("rank_conditional_collective", Place(file=USER, line=23, function="fit"))
 
 
 def test_an_exception_that_left_a_forward_in_that_step_names_the_line() -> None:
@@ -704,7 +762,7 @@ ALL = {
     "rank_conditional_unused_params": lambda: fewer(gradients=0),
     "rank_conditional_collective": lambda: stood(run(MADE, FAULTS["left out"][0])),
     "rank0_only_collective": lambda: stood(run(FAULTS["extra"][0], MADE)),
-    "swallowed_exception": swallowed,
+    "swallowed_exception": lambda: swallowed(caught=(CaughtException(step=2, type="ValueError", place=line(31)),)),
     "shape_mismatch": lambda: aborted(elements=5),
     "dtype_mismatch": lambda: aborted(dtype="torch.float64"),
     "root_mismatch": lambda: hung_in_broadcast(1, 2, 1),

@@ -10,9 +10,11 @@ import pytest
 from builders import (
     USER,
     board,
+    collective,
     ended,
     evidence,
     frame,
+    in_all_reduce,
     mark,
     process,
     raised,
@@ -242,7 +244,7 @@ def test_a_handler_at_exit_that_waits_is_named_with_its_own_line() -> None:
 
 
 def test_a_rank_that_left_is_to_blame_while_another_one_is_still_in_its_program() -> None:
-    seen = stalled(joins_at_the_end(), rank_snapshot(2, frame(40)), exits=(ended(0, 0, at_s=9.0),))
+    seen = stalled(joins_at_the_end(), in_all_reduce(2, collective(6)), exits=(ended(0, 0, at_s=9.0),))
     assert judge(seen).status is Status.FAIL
     assert diagnosed(seen).cause == "early_exit"
 

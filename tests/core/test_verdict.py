@@ -138,6 +138,13 @@ def test_a_rank_that_left_with_zero_while_the_others_stalled_is_the_failure() ->
     )
 
 
+def test_a_rank_that_left_with_zero_fails_nobody_who_waits_for_something_of_his_own() -> None:
+    """A lock that no thread holds: it would wait as well if the other rank were there."""
+    seen = stalled(rank_snapshot(0, frame(30)), exits=(ended(1, 0, at_s=9.0),))
+    judgement = judge(seen)
+    assert (judgement.status, judgement.failures) == (Status.HANG, ())
+
+
 # FAIL.
 
 

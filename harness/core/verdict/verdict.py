@@ -28,6 +28,7 @@ from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.limits import last_progress_s
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
+from nsa_harness.core.verdict.wait import WaitKind
 
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
@@ -145,8 +146,8 @@ class Judgement:
 
 def judge(evidence: Evidence) -> Judgement:
     """A rank that died explains the ranks that wait for it: FAIL goes before HANG."""
-    failures = _failures(evidence)
     proof = _proof(evidence)
+    failures = _failures(evidence, proof)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
     if failures or evidence.ending is Ending.DEADLINE:
@@ -182,13 +183,13 @@ def _proof(evidence: Evidence) -> Proof | None:
     )
 
 
-def _failures(evidence: Evidence) -> tuple[Failure, ...]:
+def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     # A rank that stood at the last look has printed its exception and lived on, even if nobody saw how it ended.
     stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
     printed = {one.rank for one in evidence.ranks if one.raised is not None and one.raised.at_s is None}
     survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
     found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
-    found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, found))]
+    found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]
     launcher = evidence.launcher
     if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
         found.append(
@@ -246,13 +247,15 @@ def _ended_by(raised: Raised, exit: Exit | None) -> bool:
     return exit.status != 0 and not exit.by_us and not printed_only
 
 
-def _left_early(exit: Exit, evidence: Evidence, found: list[Failure]) -> Failure | None:
-    """A rank that ended with 0 before the others failed for want of it, or while they still waited for it."""
+def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list[Failure]) -> Failure | None:
+    """A rank that ended with 0 before the others failed for want of it, or while one of them still waits for it."""
     if exit.rank is None or exit.status != 0 or exit.by_us:
         return None
     left_s = _left_s(exit, evidence)
     needed = [one for one in found if one.at_s + _SEEN_LATE_S >= left_s and one.collateral]
-    waited = evidence.ending is Ending.STALL and not _all_at_their_end(evidence)
+    waits = [wait for wait in proof.graph.waits if wait.kind is not WaitKind.GONE] if proof else []
+    awaited = not waits or any(exit.rank in wait.peers for wait in waits)
+    waited = evidence.ending is Ending.STALL and awaited
     if not needed and not waited:
         return None
     text = f"rank {exit.rank} ended with exit code 0 while the others still needed it"
@@ -266,14 +269,6 @@ def _left_s(exit: Exit, evidence: Evidence) -> float:
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
     exits_s = [board.exit_s] if board and board.exit_s is not None else []
     return min([exit.at_s, *destroyed, *exits_s])
-
-
-def _all_at_their_end(evidence: Evidence) -> bool:
-    """Every rank still there is past its program, and cannot need one that has left."""
-    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    left = {exit.rank for exit in evidence.exits if not exit.by_us}
-    living = [rank for rank in last if rank.rank not in left]
-    return bool(living) and all(is_shutting_down(rank) for rank in living)
 
 
 def how_it_ended(status: int | None) -> str:

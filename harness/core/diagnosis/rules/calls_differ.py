@@ -36,7 +36,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
 from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
-from nsa_harness.core.evidence.evidence import Board, Ending, Frame
+from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
@@ -61,6 +61,7 @@ class Reason(StrEnum):
     """What the ranks that left their routine did just before."""
 
     CAUGHT = "an exception was caught"
+    SKIPPED = "a batch was left out"
     EXHAUSTED = "its batches were at their end"
     OTHER_PACE = "a step takes another number of batches"
     FEWER_GRADIENTS = "parameters had no gradient"
@@ -82,9 +83,11 @@ class _Why:
 
 K, R = DifferenceKind, Reason
 _CALLS = (K.MISSING, K.EXTRA, K.ORDER, K.COUNT)
+_KNOWN_AT = (Reason.CAUGHT, Reason.SKIPPED)  # what was done there made the difference, wherever it shows
 # Kind and reason make the cause.
 CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
     **{(kind, R.CAUGHT): Cause.SWALLOWED_EXCEPTION for kind in _CALLS},
+    **{(kind, R.SKIPPED): Cause.RANK_CONDITIONAL_COLLECTIVE for kind in _CALLS},
     **{(kind, R.EXHAUSTED): Cause.UNEVEN_INPUTS for kind in _CALLS},
     **{(kind, R.OTHER_PACE): Cause.NO_SYNC_MISMATCH for kind in _CALLS},
     **{(kind, R.NOT_REDUCED): Cause.NO_SYNC_MISMATCH for kind in _CALLS},
@@ -202,17 +205,29 @@ def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     gave_up = case.abandoned_batch
     if gave_up is None or case.step_difference is not None:
         return None
-    caught = next((one for one in case.boards[gave_up.rank].caught if one.step == gave_up.step), None)
+    caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
     why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, gave_up.rank)
+    jump = next((one for other in gave_up.others if (one := _jump_before(case, other))), None)
     return _Why(
-        reason=R.CAUGHT,
+        reason=R.CAUGHT if why else R.SKIPPED,
         ranks=(gave_up.rank,),
         said=f"rank {gave_up.rank} gave up a batch in step {gave_up.step} and began again ({gave_up.marks} marks of"
         f" training there, {gave_up.usual} in its other steps){f': {why}' if why else ''}; so it came to its end while"
         f" {ranks_text(gave_up.others)} had another step to do",
-        place=caught.place if caught else None,
+        place=caught.place if caught else jump,
         step=gave_up.step,
     )
+
+
+def _jump_before(case: Case, rank: int) -> Place | None:
+    """What begins the loop anew before the line in which the rank stands."""
+    jumps = (_jumps(case, frame) for frame in reversed(own_frames(case, rank)))
+    return next((_place_of(some[-1]) for some in jumps if some), None)
+
+
+def _jumps(case: Case, frame: Frame) -> list[Branch]:
+    """To the next round of the loop, or out of it, before this line of it."""
+    return [one for one in branches(case.evidence.sources, frame) if one.leaves and not one.ends]
 
 
 def _caught(case: Case, found: Difference) -> _Why | None:
@@ -223,7 +238,7 @@ def _caught(case: Case, found: Difference) -> _Why | None:
         event = found.event(rank)
         others = {one.type for other, some in caught.items() if other != rank for one in some}
         new = (one for one in own if one.type not in others and not (event and one.place == event.place))
-        first = next((one for one in new if step in (one.step, one.step + 1)), None)
+        first = next((one for one in new if step in _steps_of(one)), None)
         if first is not None:
             caught_at = _handler(case, rank)
             return _Why(
@@ -235,6 +250,12 @@ def _caught(case: Case, found: Difference) -> _Why | None:
                 step=first.step,
             )
     return None
+
+
+def _steps_of(caught: CaughtException) -> tuple[int, ...]:
+    """In which it may have been raised: a step that is not counted yet is the next one."""
+    last = caught.step if caught.last_step is None else caught.last_step
+    return (caught.step, caught.step + 1, last, last + 1)
 
 
 def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
@@ -381,7 +402,10 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         if why.said
         else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
         ranks=ranks,
-        place=_exit(case, found, stands, ranks) or why.place or _place(case, found, ranks),
+        place=(why.place if why.reason in _KNOWN_AT else None)
+        or _exit(case, found, stands, ranks)
+        or why.place
+        or _place(case, found, ranks),
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
         seen=Seen.REPAIRED if sure else Seen.OPEN if found.symmetric else Seen.PART,
@@ -474,21 +498,27 @@ def _stands(case: Case, found: Difference) -> _Stands:
 
 
 def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: Frame) -> Loop | None:
-    """Deeper than the line at which they part the other is in a loop with an exit, and calls what this one did of late.
+    """The loop deeper than the line at which they part in which the other still calls what this one called until now.
 
-    Below Python it is no line that both call, but a size.
+    Below Python no line is known: there only a backward pass shows that it is the training that both went through.
     """
     mine, theirs = found.event(one), found.event(other)
-    if mine is None or theirs is None or mine.site == theirs.site or not theirs.called:
+    if mine is None or theirs is None or mine.site == theirs.site:
         return None
-    line = case.timelines[one].events
+    if not theirs.called and not _in_backward(case.boards.get(other)):
+        return None
+    line = case.timelines[one].of_group(found.group)
     before = line[: index_of(line, mine)][-_LATELY:]
     if all(event.site != theirs.site for event in before):
         return None
     frames = own_frames(case, other)
-    deeper = frames[frames.index(below) + 1 :]
-    loops = (loop for frame in deeper for loop in loops_around(case.evidence.sources, frame))
-    return next((loop for loop in loops if loop.exits), None)
+    inside = frames[frames.index(below) + 1 :]
+    loops = ((frame, loop) for frame in inside for loop in loops_around(case.evidence.sources, frame))
+    frame, loop = next(loops, (below, None))
+    if loop is None or loop.exits:
+        return loop
+    # One that nothing lets out before its end, in which a round may have been left out.
+    return replace(loop, exits=tuple(one for one in _jumps(case, frame) if one.line > loop.line))
 
 
 def _counted(found: Difference, stands: _Stands) -> Difference:
