@@ -187,6 +187,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     ),
     "harness/core/diagnosis/rules/group_waits.py": ({"branches"}, "of the user's code"),
     "harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
+    "harness/core/diagnosis/ways.py": ({"branch"}, "of the user's code"),
     "harness/core/evidence/sources.py": ({"branch", "branches"}, "of the user's code"),
     "harness/core/reproduction.py": ({"branches"}, "of the script that is written"),
     "harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),

@@ -73,6 +73,17 @@ def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     )
 
 
+def began_anew(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:
+    """The others are through with the iterator that ended here too, and have begun another: they have no more batches
+    of the same, but go another round."""
+    ended = {loader.number: loader for rank in finished.ranks for loader in boards[rank].loaders}
+    later = (loader for rank in finished.others for loader in boards[rank].loaders)
+    return bool(ended) and any(
+        one.number > max(ended) or (one.number in ended and one.iterators > ended[one.number].iterators)
+        for one in later
+    )
+
+
 def last_agreed(boards: Mapping[int, Board]) -> Call | None:
     """The latest call that every rank made and left, as the first of them made it; None for fewer than two ranks."""
     ledgers = [_ledger(board) for _, board in sorted(boards.items())]

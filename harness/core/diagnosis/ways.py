@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsa_harness.core.diagnosis.case import Case, hung_roots, place_of
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.evidence.evidence import Frame
-from nsa_harness.core.evidence.sources import deciding
+from nsa_harness.core.evidence.sources import Branch, around_alone, deciding
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -50,16 +50,24 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
     Where it went through the same function before and is out of it, what decides there is deeper. `own`: the rank went
     this way before.
     """
-    found = turn(way, own_frames(case, rank))
+    found, sources = turn(way, own_frames(case, rank)), case.evidence.sources
     if found.reached is None:
         return None
-    if not found.in_one_function:
-        return place_of(case, rank, found.alike[-1]) if found.alike else None
-    sources = case.evidence.sources
+    if not (
+        found.alike or found.in_one_function
+    ):  # the way of another thread, of which only its own function tells anything
+        inner = (one for frame in reversed(way) if (one := deciding(sources, frame, None, same_rank=own)))
+        return _place_of(next(inner, None))
     below = (one for frame in found.deeper if (one := deciding(sources, frame, None, same_rank=own)))
+    if not found.in_one_function:  # two calls in one line, or of one line
+        return (_place_of(next(below, None)) if own else None) or place_of(case, rank, found.alike[-1])
     decided = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
-    at = decided or found.reached
-    return Place(file=at.file, line=at.line, function=at.function)
+    # Where nothing decides that the line is reached, that the other one is: each may be what they should not have done.
+    return _place_of(decided or around_alone(sources, found.stands, found.reached) or found.reached)
+
+
+def _place_of(line: Branch | Frame | None) -> Place | None:
+    return None if line is None else Place(file=line.file, line=line.line, function=line.function)
 
 
 def passer(case: Case, waiting: Sequence[int]) -> int | None:

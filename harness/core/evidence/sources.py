@@ -190,6 +190,15 @@ def deciding(
     return next(iter([*inside, *around, *reversed(own)]), None)
 
 
+def around_alone(sources: Sequence[Source], one: Place | Frame | None, other: Place | Frame) -> Branch | None:
+    """The nearest condition around a line that is not around the other one of its function."""
+    if one is None or not same_function(sources, one, other):
+        return None
+    shared = {each.line for each in branches(sources, other)}
+    own = (each for each in branches(sources, one) if not each.leaves and each.varies and each.line not in shared)
+    return next(own, None)
+
+
 def guard(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
     """The condition around a line, else around the only line of its file that calls its function."""
     kept, seen = _excerpt(sources, place.file, place.line), set[str]()

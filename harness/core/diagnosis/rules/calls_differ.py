@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
+from nsa_harness.core.alignment.reasons import began_anew
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -111,9 +112,11 @@ def calls_differ(case: Case) -> Explanation | None:
     if found is None:
         return _out_of_batches(case)
     stands = _stands(case, found)
-    if found.kind in _CALLS:
-        found = _counted(found, stands)
     found, branch = _by_rank(case, found)
+    if branch is not None:
+        stands = replace(stands, left={})  # nobody left a loop: it went where the others never go
+    elif found.kind in _CALLS:
+        found = _counted(found, stands)
     why = next(_reasons(case, found, stands)) if branch is None else _only_if(found, branch)
     cause = CAUSES[found.kind, why.reason]
     if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
@@ -286,7 +289,11 @@ def _printed(case: Case, rank: int) -> str:
 
 def _exhausted(case: Case, _: Difference | None) -> _Why | None:
     finished, difference = case.out_of_batches, case.step_difference
-    if finished is None or (difference is not None and difference.step <= finished.step):
+    if (
+        finished is None
+        or (difference is not None and difference.step <= finished.step)
+        or began_anew(case.boards, finished)
+    ):
         return None
     instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
     return _Why(

@@ -184,13 +184,13 @@ def _unset(
     )
 
 
-def _setter(case: Case, key: str) -> tuple[int, KeySet] | None:
+def _setter(case: Case, keys: str) -> tuple[int, KeySet] | None:
     """The one rank that set keys of this form before; of several the one that did so least often."""
-    form = _NUMBERS.sub("#", key)
+    forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     alike = {
         rank: max(some, key=lambda one: one.at_s)
         for rank, board in case.boards.items()
-        if (some := [one for one in board.keys_set if _NUMBERS.sub("#", one.key) == form and one.chain])
+        if (some := [one for one in board.keys_set if _NUMBERS.sub("#", one.key) in forms and one.chain])
     }
     fewest = min((one.count for one in alike.values()), default=0)
     behind = [(rank, one) for rank, one in alike.items() if one.count == fewest]

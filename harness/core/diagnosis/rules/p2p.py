@@ -89,7 +89,9 @@ def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str
     if len(left) == 1:
         ((rank, found),) = left.items()
         why = f"left out {found.due.op}{at(found.due.place)} in its round"
-        return rank, _decided_at(case, found.due.place), why, found.made.step
+        way = tuple(reversed(found.due.chain))
+        off = turned_off_at(case, rank, way, own=True) if way else None
+        return rank, off or _decided_at(case, found.due.place), why, found.made.step
     turned = {rank: call for rank in lines if rank in case.boards and (call := other_partner(case.boards[rank]))}
     if len(turned) == 1:
         ((rank, call),) = turned.items()
