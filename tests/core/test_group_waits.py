@@ -28,12 +28,12 @@ from builders import (
     task,
 )
 from lockstep import line
-from test_host_waits import FETCH, WORKER, child, loading, rank
+from test_host_waits import FETCH, LOCKED, RESTS, WORKER, child, loading, pooled, rank
 
 from nsa_harness.core.diagnosis.engine import RULES, diagnose
 from nsa_harness.core.diagnosis.rules import group_waits as causes_of_group_wait
-from nsa_harness.core.evidence.evidence import Call, Evidence, RankSnapshot
-from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.evidence import Call, ChildSample, Evidence, RankSnapshot
+from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import judge
 
@@ -246,6 +246,50 @@ def test_a_worker_that_reads_for_too_long_is_named_as_likely() -> None:
     reading = loading((child(300, "read", target="/data"), (frame(85), FETCH, WORKER)))
     found = main_finding(stalled(reading, at_s=400.0))
     assert (found.code, found.confidence) == ("dataloader_worker_blocked", 0.8)
+
+
+def test_a_worker_of_a_pool_that_was_forked_with_a_held_lock_is_a_child_like_any_other() -> None:
+    found = main_finding(stalled(pooled(LOCKED, RESTS)))
+    assert (found.code, found.ranks, found.place and found.place.line) == ("fork_lock", (0,), 85)
+
+
+def spinning_below(*workers: Process, looked: tuple[RankSnapshot, RankSnapshot]) -> Evidence:
+    """Rank 0 waits for these, each of which was on one line of its own in all samples."""
+    below = tuple(ChildSample(pid=one.pid, leaf=frame(91), user=frame(85)) for one in workers)
+    seen = tuple(replace(sample(leaf=frame(10), user=frame(10)), below=below) for _ in range(20))
+    looks = snapshot(1, 88.0, looked[0]), snapshot(2, 90.0, looked[1])
+    return stalled(looked[1], at_s=90.0, snapshots=looks, samples=seen)
+
+
+def test_a_worker_of_the_data_loader_that_never_ends_is_named_with_its_line() -> None:
+    lines, spun = (frame(91), frame(85), FETCH, WORKER), [child(300, cpu_s=9.0), child(301, cpu_s=9.0)]
+    looked = loading((child(300), lines), (child(301), lines)), loading(*((one, lines) for one in spun))
+    found = main_finding(spinning_below(*spun, looked=looked))
+    assert (found.code, found.ranks, found.place and found.place.line) == ("infinite_loop", (0,), 85)
+    assert found.claim == (
+        "rank 0 waits for a batch, and its data loader worker 300 computes without end in step at ada/train.py:85 (and"
+        " so does 1 other): only line 91 in every sample, no mark, no step; or a call of that line does not return"
+    )
+
+
+def test_the_beat_of_a_rank_tells_nothing_of_the_loop_of_its_child() -> None:
+    spun = child(300, cpu_s=9.0)
+    before, after = (rank("wait4", one, held_by=(300,)) for one in (child(), spun))
+    beating = rank_evidence(0, board=board(beat_s=90.0))
+    found = main_finding(replace(spinning_below(spun, looked=(before, after)), ranks=(beating,)))
+    assert found.claim.endswith("; or a call of that line does not return")
+
+
+def test_a_child_that_never_ends_is_named_with_its_line_though_the_rank_stands_in_a_read() -> None:
+    spun = child(300, cpu_s=9.0)
+    before, after = (rank("poll", one, target="pipe:[7]", held_by=(300,)) for one in (child(), spun))
+    seen = spinning_below(spun, looked=(before, after))
+    found = diagnose(seen, judge(seen)).findings
+    assert [one.code for one in found] == ["infinite_loop"]
+    assert found[0].claim.startswith(
+        "rank 0 waits at ada/train.py:10 for its child process 300, which computes without end in step at"
+        " ada/train.py:85: only line 91 in every sample"
+    )
 
 
 def test_a_forked_child_with_a_held_lock_is_named_with_the_childs_line() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
 
-from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import sampled, wait_for
 
 STEP = frame(10)
 LOADER = frame(
@@ -165,11 +165,44 @@ def test_a_child_with_a_lock_that_no_thread_of_it_holds_closes_the_wait_of_its_p
     assert (wait.closed, wait.child and wait.child.kind) == (True, WaitKind.LOCK)
 
 
-@pytest.mark.parametrize("changes", [{"cpu_s": 1.2}, {"io_bytes": 8}], ids=["CPU", "bytes"])
-def test_a_child_that_moves_is_waited_for_however_long(changes: dict[str, Any]) -> None:
-    before, after = rank("wait4", child(), held_by=(300,)), rank("wait4", child(**changes), held_by=(300,))
+NATIVE = {"cpu_s": 9.0, "tasks": (task(300), task(301, cpu_s=9.0))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"io_bytes": 8}, (frame(50),)),
+        ({"cpu_s": 9.0, "io_bytes": 8}, (frame(50),)),
+        ({"cpu_s": 1.2}, ()),
+        (NATIVE, (frame(50),)),
+    ],
+    ids=["bytes", "CPU and bytes", "CPU of no Python program", "CPU of another thread"],
+)
+def test_a_child_that_moves_is_waited_for_however_long(changes: dict[str, Any], lines: tuple[Frame, ...]) -> None:
+    before, after = (rank("wait4", one, held_by=(300,), lines={300: lines}) for one in (child(), child(**changes)))
     wait = stands(after, before=before)
-    assert (wait.motion, wait.closed) == (Motion.MOVING, False)
+    assert (wait.motion, wait.closed, wait.computing) == (Motion.MOVING, False, ())
+
+
+def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show() -> None:
+    shell = child(299, "wait4", held_by=(300,))
+    before, after = (rank("wait4", shell, one, held_by=(299,)) for one in (child(), child(cpu_s=1.2)))
+    looks = snapshot(1, 18.0, before), snapshot(2, 20.0, after)
+    wait = wait_for(*looks, (), "gloo").waits[0]
+    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.CHILD, False)
+    assert wait.child is not None
+    assert wait.computing == (wait.child.deepest,)
+    (seen,) = sampled(*looks, (), "gloo")
+    assert (seen.motion, seen.leaf) == ("burning", STEP)
+    assert seen.below == (ChildSample(pid=300, leaf=frame(50), user=frame(50)),)
+
+
+def test_a_child_that_polls_has_no_end_that_can_be_read() -> None:
+    napping = {"syscall": "clock_nanosleep", "timed": True, "wakes_at_s": 21.0}
+    seen = child(300)
+    for woke, until_s in ((1, 21.0), (2, None)):
+        polls = replace(seen, tasks=(task(300, woke=woke, **napping),))
+        assert stands(rank("wait4", polls, held_by=(300,))).until_s == until_s
 
 
 def test_a_child_that_somebody_else_could_release_leaves_the_wait_open() -> None:
@@ -220,6 +253,88 @@ def test_a_worker_that_reads_leaves_the_loop_open_and_one_that_receives_bytes_mo
 def test_workers_that_all_wait_for_indices_explain_nothing() -> None:
     wait = stands(loading((child(300), (INDICES, WORKER))))
     assert (wait.kind, wait.closed, wait.child) == (WaitKind.LOADER, False, None)
+
+
+@pytest.mark.parametrize(
+    ("other", "lines", "computing"),
+    [
+        (child(301, "read", target="pipe:[8]", held_by=(999,)), (INDICES, WORKER), (300,)),
+        (child(301, cpu_s=9.0), (frame(85), FETCH, WORKER), (300, 301)),
+        (child(301), (frame(85), FETCH, WORKER), (300,)),
+        (child(301, "recvfrom", target="socket:[5]"), (frame(85), FETCH, WORKER), ()),
+        (child(301, cpu_s=9.0), (), ()),
+    ],
+    ids=["idle", "computes too", "in a closed wait", "in an open wait", "computes unseen"],
+)
+def test_a_worker_that_only_computes_is_what_the_loop_waits_for_unless_another_one_may_end_it(
+    other: Process, lines: tuple[Frame, ...], computing: tuple[int, ...]
+) -> None:
+    at_work = (frame(85), FETCH, WORKER)
+    before = loading((child(300), at_work), (replace(other, cpu_s=1.0, tasks=(task(301),)), lines))
+    wait = stands(loading((child(300, cpu_s=9.0), at_work), (other, lines)), before=before)
+    assert tuple(one.pid for one in wait.computing) == computing
+    assert wait.motion is (Motion.BURNING if computing else Motion.MOVING)
+
+
+# Pools of processes.
+
+POOL = "/usr/lib/python3.11/multiprocessing/pool.py"
+FUTURES = "/usr/lib/python3.11/concurrent/futures"
+MAP = (frame(327, file="/usr/lib/python3.11/threading.py", function="wait"), frame(774, file=POOL, function="get"))
+RESULT = (frame(327, file="/usr/lib/python3.11/threading.py", function="wait"),)
+RESULT += (frame(451, file=f"{FUTURES}/_base.py", function="Future.result"),)
+POOL_WORKER = frame(125, file=POOL, function="worker")
+TASK_WORKER = frame(246, file=f"{FUTURES}/process.py", function="_process_worker")
+HANDLER = stack(frame(502, file=POOL, function="Pool._handle_workers"), tid=101)
+CALLED = stack(frame(70), frame(592, file=POOL, function="Pool._handle_results"), tid=101)
+
+
+def pooled(
+    *workers: tuple[Process, tuple[Frame, ...]], awaits: tuple[Frame, ...] = MAP, beside: Stack = HANDLER
+) -> RankSnapshot:
+    """Rank 0 waits for a result of its pool; a thread beside it waits with a limit."""
+    children = tuple(worker for worker, _ in workers)
+    seen = rank("futex", *children, lines={worker.pid: lines for worker, lines in workers})
+    tasks = (task(100), task(101, timed=True, syscall="poll"))
+    return replace(seen, process=process(tasks=tasks), stacks=(stack(*awaits, STEP), beside))
+
+
+LOCKED = (child(300), (frame(85), POOL_WORKER))
+RESTS = (child(301, "read", target="pipe:[8]", held_by=(999,)), (INDICES, POOL_WORKER))
+PUTS = (child(301, "write", target="pipe:[8]", held_by=(999,)), (replace(INDICES, function="put"), POOL_WORKER))
+UNREAD = (child(301), ())
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        (pooled(LOCKED), True),
+        (pooled(LOCKED, RESTS), True),
+        (pooled((child(300), (frame(85), TASK_WORKER)), awaits=RESULT), True),
+        (pooled(LOCKED, PUTS), False),
+        (pooled(LOCKED, UNREAD), False),
+        (pooled(LOCKED, beside=CALLED), False),
+        (pooled(LOCKED, beside=stack(frame(70), tid=101)), False),
+    ],
+    ids=["alone", "beside an idle one", "of an executor", "one hands over", "one unread", "callback", "thread"],
+)
+def test_the_wait_for_a_pool_is_closed_where_each_worker_with_a_task_is(seen: RankSnapshot, closed: bool) -> None:
+    wait = stands(seen)
+    assert (wait.kind, wait.closed, wait.child is not None) == (WaitKind.CHILD, closed, True)
+
+
+@pytest.mark.parametrize(
+    "seen", [pooled(RESTS), pooled(LOCKED, awaits=RESULT), pooled(LOCKED, awaits=())], ids=["idle", "other", "none"]
+)
+def test_a_rank_that_waits_for_no_worker_of_a_pool_stands_in_its_own_lock(seen: RankSnapshot) -> None:
+    wait = stands(seen)
+    assert (wait.kind, wait.closed, wait.child) == (WaitKind.LOCK, False, None)
+
+
+def test_a_worker_of_a_pool_that_only_computes_is_what_the_rank_waits_for() -> None:
+    at_work = (frame(85), POOL_WORKER)
+    wait = stands(pooled((child(300, cpu_s=9.0), at_work), RESTS), before=pooled(LOCKED, RESTS))
+    assert (wait.motion, [one.pid for one in wait.computing]) == (Motion.BURNING, [300])
 
 
 # File locks and connections.
@@ -324,7 +439,8 @@ def test_a_semaphore_is_waited_for_while_a_process_below_computes() -> None:
     worker = child(301, "futex", cpu_s=9.0)
     now = rank("futex", worker, target=SEMAPHORE, held_by=(301,), timed=False)
     before = rank("futex", child(301, "futex"), target=SEMAPHORE, held_by=(301,), timed=False)
-    assert stands(now, before=before).motion is Motion.MOVING
+    wait = stands(now, before=before)
+    assert (wait.motion, [one.pid for one in wait.computing]) == (Motion.BURNING, [301])
 
 
 def test_of_so_many_sharers_that_not_all_are_named_none_is_left_out() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.evidence.evidence import Ending, Retraction
+from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
 
@@ -26,6 +28,15 @@ def test_one_moved_look_may_be_a_heartbeat_and_two_are_motion():
 @pytest.mark.parametrize(("lines", "moves"), [(2, ()), (3, (0,))])
 def test_a_rank_that_computes_moves_if_it_does_so_on_more_lines_than_a_loop_has(lines, moves):
     assert moving_ranks([sample(0, "burning", leaf=frame(10 + n % lines)) for n in range(9)]) == moves
+
+
+@pytest.mark.parametrize(("lines", "moves"), [(2, ()), (3, (0,))])
+def test_a_rank_moves_where_a_child_that_it_waits_for_computes_on_more_lines_than_a_loop_has(lines, moves):
+    looks = []
+    for number in range(9):
+        below = (ChildSample(pid=pid, leaf=frame(pid + number % lines), user=None) for pid in (300, 400))
+        looks.append(replace(sample(0, "burning", leaf=frame(10)), below=tuple(below)))
+    assert moving_ranks(looks) == moves
 
 
 def test_a_mark_since_the_first_look_is_motion():

@@ -23,7 +23,7 @@ from builders import (
     twice,
 )
 
-from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from nsa_harness.core.evidence.evidence import ChildSample, RankSnapshot, Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.proof import Proof, loop_lines, prove
@@ -189,9 +189,75 @@ def test_a_computation_that_goes_through_more_than_one_loop_is_no_livelock(
 
 def test_only_the_last_twenty_samples_say_which_lines_the_loop_has() -> None:
     samples = [*looping(1, 2, 3), *looping(39)]
-    assert loop_lines(0, samples) == {(frame().file, 39)}
-    assert told(proof_of(burning(), samples, quiet_s=60.0)) is not None
-    assert loop_lines(1, samples) == set()
+    proof = proof_of(burning(), samples, quiet_s=60.0)
+    assert proof is not None
+    (root,) = proof.graph.roots
+    assert loop_lines(root, samples) == {(frame().file, 39)}
+    assert loop_lines(replace(root, rank=1), samples) == set()
+
+
+# A process below a rank that computes.
+
+
+def computing_below(*pids: int) -> tuple[Snapshot, Snapshot]:
+    """Rank 0 waits for children, each of which computes."""
+    looks = []
+    for cpu_s in (1.0, 9.0):
+        waiting = process(tasks=(task(100, syscall="wait4", held_by=pids),))
+        below = tuple(process(pid, parent=100, cpu_s=cpu_s) for pid in pids)
+        stacks = {pid: (stack(frame(50), tid=pid),) for pid in pids}
+        looks.append(rank_snapshot(0, frame(39), process=waiting, children=below, child_stacks=stacks))
+    return snapshot(1, 18.0, looks[0]), snapshot(2, 20.0, looks[1])
+
+
+def below(*lines: int, pids: tuple[int, ...] = (300,), count: int = 20, user: int = 50) -> list[Sample]:
+    """The rank stands on one line, and each child on these in turn."""
+    seen = (frame(lines[number % len(lines)]) for number in range(count))
+    return [
+        replace(
+            sample(leaf=frame(39), user=frame(39)),
+            below=tuple(ChildSample(pid=pid, leaf=leaf, user=frame(user)) for pid in pids),
+        )
+        for leaf in seen
+    ]
+
+
+def test_a_child_on_the_same_line_in_twenty_samples_is_a_livelock_of_the_rank_that_waits_for_it() -> None:
+    assert told(proof_of(computing_below(300), below(50), quiet_s=60.0)) == (
+        HangKind.LIVELOCK,
+        "the same line in 20 samples over 60 s",
+    )
+    assert told(proof_of(computing_below(300, 301), below(50, 51, pids=(300, 301)), quiet_s=60.0)) == (
+        HangKind.LIVELOCK,
+        "the same 2 lines in 20 samples over 60 s",
+    )
+    assert told(proof_of(computing_below(300), below(*range(50, 58), count=60), quiet_s=120.0)) == (
+        HangKind.LIVELOCK,
+        "the same 8 lines in 60 samples over 120 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pids", "samples", "quiet_s"),
+    [
+        ((300,), below(50), 59.0),
+        ((300,), below(50, count=19), 60.0),
+        ((300,), below(50, 51, 52), 60.0),
+        ((300,), looping(39), 60.0),
+        ((300, 301), below(50), 60.0),
+        ((300, 301), [*below(50, pids=(300, 301), count=19), *below(50)], 60.0),
+        ((300,), [replace(one, motion="moving") for one in below(50)], 60.0),
+    ],
+    ids=["too early", "too few", "three lines", "the rank's own", "another child's", "one too few", "it moved"],
+)
+def test_a_child_that_computes_is_no_livelock_before_all_of_it_is_shown(
+    pids: tuple[int, ...], samples: list[Sample], quiet_s: float
+) -> None:
+    assert proof_of(computing_below(*pids), samples, quiet_s=quiet_s) is None
+
+
+def test_what_its_child_computed_does_not_show_a_loop_of_the_rank() -> None:
+    assert proof_of(burning(), below(50), quiet_s=60.0) is None
 
 
 # Open waits.

@@ -143,7 +143,7 @@ def pool(*workers: tuple[Frame, ...]) -> Evidence:
     seen = threads(stack(frame(500, file=POOL, function="_handle_workers"), tid=500), main=main, timed=True)
     pids = range(200, 200 + len(workers))
     stacks = {pid: (stack(*frames, tid=pid),) for pid, frames in zip(pids, workers, strict=True)}
-    children = tuple(process(pid, parent=100) for pid in pids)
+    children = tuple(process(pid, parent=100, tasks=(task(pid, syscall="read"),)) for pid in pids)
     return stalled(replace(seen, children=children, child_stacks=stacks), at_s=400.0)
 
 

@@ -25,6 +25,7 @@ from nsa_harness.core.diagnosis.grades import Seen, confidence
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
 
@@ -189,8 +190,10 @@ def last_seen(case: Case, rank: int | None) -> str:
 
 
 def loop_place(case: Case, root: Wait) -> Place | None:
-    """The loop's user line that most samples show."""
-    lines = Counter(one.user for one in case.evidence.samples if one.rank == root.rank and one.user)
+    """The loop's user line that most samples show; the rank's own where its child has none."""
+    own = [one.user for one in case.evidence.samples if one.rank == root.rank]
+    below = [one.user for one in computations(root, case.evidence.samples)[0]] if root.computing else []
+    lines = Counter(user for user in below or own if user)
     return place_of(case, root.rank, lines.most_common(1)[0][0] if lines else root.user)
 
 

@@ -549,13 +549,14 @@ class Cause(StrEnum):
         kinds=(HangKind.DEADLOCK,),
         certain_by=(Seen.CLOSED,),
         certain_unless=(Doubt.LOCK_OF_ITS_OWN,),
-        shown_by=(by_program("proc_fork_holds_lock"),),
+        shown_by=(by_program("proc_fork_holds_lock"), by_program("proc_pool_fork_lock")),
         advice=(
             "Start child processes before threads and locks exist, or use the start method 'spawn' in place of 'fork'."
         ),
         means="""
-        a rank waits for a child process that waits for a lock which no thread of the child holds. The lock was held in
-        the parent at the moment of the fork; the child has a copy of it, and nobody to release it.
+        a rank waits for a child process, or for those workers of a pool that have a task, and it waits for a lock which
+        no thread of the child holds. The lock was held in the parent at the moment of the fork; the child has a copy of
+        it, and nobody to release it.
         """,
         proven_by="""
         the stacks of the rank and of the child in `dumps/`; the place is the child's line.
@@ -750,13 +751,14 @@ class Cause(StrEnum):
         kinds=(HangKind.LIVELOCK,),
         certain_by=(Seen.SAMPLES,),
         certain_unless=(Doubt.LOOP_WITHOUT_A_BEAT,),
-        shown_by=(by_program("thread_endless_forward"),),
+        shown_by=(by_program("thread_endless_forward"), by_program("data_worker_endless_loop")),
         advice="Give the loop an end that every rank reaches, and check the condition that should have ended it.",
         means="""
         a rank computes without end: the same one or two lines in 20 samples or more, over at least 60 s, and no mark
         and no finished step. The run is HANG, kind livelock. Of a longer body, or one that calls small functions, 60
         samples over twice that time have to show one function of the program, on at most 8 lines, and at most 16 below
-        it.
+        it. So it is of each process that a rank waits for and that computes, a worker of a DataLoader or of a pool,
+        where it moves no byte; the rank that waits is blamed, and the place is the worker's line.
         """,
         proven_by="""
         the samples in `watch.jsonl` and the stacks in `dumps/`.

@@ -142,7 +142,8 @@ def _a_lost_wake_up(case: Case, explanation: Explanation) -> str | None:
 def _of_a_loop_without_a_beat(case: Case, explanation: Explanation) -> str | None:
     """Only the beat of the process tells a loop in Python from a call that keeps the interpreter's lock."""
     boards = [case.boards.get(rank) for rank in explanation.ranks]
-    blind = any(board is None or board.beat_s is None for board in boards)
+    below = any(root.computing for root in case.roots if root.rank in explanation.ranks)
+    blind = below or any(board is None or board.beat_s is None for board in boards)
     return "or a call of that line does not return" if blind else None
 
 

@@ -251,6 +251,15 @@ class RankSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChildSample:
+    """A process that computes, below a rank that waits for it."""
+
+    pid: int
+    leaf: Frame | None
+    user: Frame | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One rank at one moment, in short: enough to say later whether it moved and where its time went."""
 
@@ -262,6 +271,7 @@ class Sample:
     cpu_s: float | None
     another_line: bool = False  # it moved only in that it stood on another line
     wakes_at_s: float | None = None  # end of the sleep that the thread that trains stands in
+    below: tuple[ChildSample, ...] = ()  # all that the rank waits for, where nothing but their computing goes on
 
 
 @dataclass(frozen=True, kw_only=True)

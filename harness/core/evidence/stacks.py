@@ -86,6 +86,11 @@ def is_library(file: str) -> bool:
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
 
 
+def is_standard(file: str) -> bool:
+    """The standard library."""
+    return bool(_STDLIB.search(file))
+
+
 def in_probe(file: str) -> bool:
     """The probe's own code, which stands around functions of torch."""
     return bool(_PROBE.search(file))

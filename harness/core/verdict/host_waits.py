@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.loops import only_looks, only_reports
+from nsa_harness.core.evidence.pools import awaits_result, awaits_task, is_worker, serves_pool
 from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
 from nsa_harness.core.verdict.wait import ChildWait, WaitKind
@@ -24,12 +25,14 @@ def could_release(process: Process, stacks: Sequence[Stack], waiting: Stack) -> 
     return another_thread_may_act(process, stacks, waiting)
 
 
-def another_thread_may_act(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
-    """Any thread of this process but the one that waits."""
+def another_thread_may_act(
+    process: Process, stacks: Sequence[Stack], waiting: Stack, idle: Sequence[Stack] = ()
+) -> bool:
+    """Any thread of this process but the one that waits, and those that are known to be idle."""
     tasks = {task.tid: task for task in process.tasks}
     in_python = {stack.tid for stack in stacks if stack.frames}
     native = (task for tid, task in tasks.items() if tid not in in_python)
-    python = (stack for stack in stacks if stack is not waiting and stack.frames)
+    python = (stack for stack in stacks if stack is not waiting and stack.frames and stack not in idle)
     return any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
 
 
@@ -76,7 +79,10 @@ _DEEPEST = 8  # children of children
 
 @dataclass(frozen=True, kw_only=True)
 class HostWait:
-    """`peers`: ranks that hold what is waited for. MOVING: somebody who is waited for moves."""
+    """`peers`: ranks that hold what is waited for. MOVING: somebody who is waited for moves.
+
+    BURNING: every process that is waited for computes on lines that are known, or stands in a closed wait.
+    """
 
     kind: WaitKind
     motion: Motion = Motion.WAITING
@@ -85,6 +91,7 @@ class HostWait:
     until_s: float | None = None
     target: str = ""
     child: ChildWait | None = None
+    computing: tuple[ChildWait, ...] = ()  # BURNING: all that is waited for, and none of it is proven to move
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,15 @@ class _Actor:
     @property
     def another_thread_may_act(self) -> bool:
         return self.stack is None or another_thread_may_act(self.process, self.stacks, self.stack)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        return self.stack.frames if self.stack else ()
+
+    @property
+    def is_unread(self) -> bool:
+        """A Python process whose stacks nobody could take."""
+        return not self.frames and "python" in self.process.command and self.process.state not in "ZX"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +159,19 @@ def _actor(process: Process, before: Process | None, stacks: tuple[Stack, ...], 
 def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
     """`above`: the processes that wait for this one, which can do nothing for it in the thread that waits."""
     actor = family.actors[pid]
-    task, frames = actor.task, actor.stack.frames if actor.stack else ()
-    if _awaits_batch(frames):
+    task = actor.task
+    if _awaits_batch(actor.frames):
         return _loader(family, (*above, pid))
+    if at_work := _pool_at_work(family, pid, above):
+        return _pool(family, actor, at_work, (*above, pid))
     name = task.syscall if task else ""
     if task is None or not name:
         return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
     if name in SLEEPS:
         looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
         alone = len(family.actors) == 1 and not actor.another_thread_may_act
-        return HostWait(kind=WaitKind.SLEEP, until_s=task.wakes_at_s, closed=looks and alone)
+        polls = bool(above) and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
+        return HostWait(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))
     if name == "futex":
@@ -184,19 +203,22 @@ def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, .
 
 def _waits_for_orders(actor: _Actor) -> bool:
     """A worker of a DataLoader that nobody has given anything to do."""
-    frames = actor.stack.frames if actor.stack else ()
-    within = any(frame.file.endswith(_WORKER) for frame in frames)
+    within = any(frame.file.endswith(_WORKER) for frame in actor.frames)
     return within and not _fetches(actor.stack) and not actor.another_thread_may_act
 
 
 def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
-    """A child that computes may be what an open wait is for: a compiler, a pool of workers."""
+    """A child that computes may be what an open wait is for: a compiler, a pool of workers.
+
+    Not one that the wait is already known to be for.
+    """
+    known = {next(iter(family.actors)), *(one.pid for one in wait.computing)}
     computes = (
         one.before is not None and cpu_share(one.before, one.process, family.elapsed_s) >= BUSY_SHARE
         for pid, one in family.actors.items()
-        if pid != next(iter(family.actors))
+        if pid not in known
     )
-    return replace(wait, motion=Motion.MOVING) if not wait.closed and any(computes) else wait
+    return replace(wait, motion=Motion.MOVING, computing=()) if not wait.closed and any(computes) else wait
 
 
 def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
@@ -256,6 +278,25 @@ def _loader(family: _Family, above: tuple[int, ...]) -> HostWait:
     return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.LOADER), below), closed=closed))
 
 
+def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
+    """The workers that have a task, of the pool whose result this process waits for; none where it waits for none."""
+    pool = awaits_result(family.actors[pid].frames)
+    if pool is None:
+        return ()
+    workers = ((one, actor.frames) for one, actor in family.actors.items() if one != pid and one not in above)
+    return tuple(one for one, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
+
+
+def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> HostWait:
+    """Closed where each worker that has a task is, and nobody else is there who could give or do another one."""
+    below = [_child(family, pid, above) for pid in at_work]
+    serving = [one for one in actor.stacks if serves_pool(one.frames)]
+    others = actor.stack is None or another_thread_may_act(actor.process, actor.stacks, actor.stack, serving)
+    all_read = not any(one.is_unread for one in family.actors.values())
+    closed = all(child.closed for child in below) and not others and all_read
+    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.CHILD), below), closed=closed))
+
+
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
     """py-spy names a method with its class, faulthandler without."""
     asked = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
@@ -273,13 +314,18 @@ def _with_children(wait: HostWait, below: Sequence[ChildWait]) -> HostWait:
     """Any of them may end the wait. Its end is readable where each one's is."""
     if not below:
         return wait
-    moving = any(child.motion is Motion.MOVING for child in below)
+    computing = tuple(one for child in below for one in child.computing)
+    # A loop that never ends explains the wait only where nothing else that is waited for may end it.
+    may_end = any(not child.closed and not child.computing for child in below)
+    moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
     ends = [child.deepest.until_s for child in below]
+    shown = (child for child in below if (child.computing if computing else child.closed))
     return replace(
         wait,
-        motion=Motion.MOVING if moving else wait.motion,
+        motion=Motion.MOVING if moving else Motion.BURNING if computing else wait.motion,
         until_s=None if None in ends else min(end for end in ends if end is not None),
-        child=next((child for child in below if child.closed), below[0]),
+        child=next(shown, below[0]),
+        computing=() if moving else computing,
     )
 
 
@@ -287,11 +333,11 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     actor = family.actors[pid]
     moved = _motion(actor, family.elapsed_s)
     if moved is not Motion.WAITING or len(above) > _DEEPEST:
-        kind = {Motion.STOPPED: WaitKind.STOPPED, Motion.MOVING: WaitKind.NOTHING}.get(moved, WaitKind.UNKNOWN)
+        kind = _PLAIN.get(moved, WaitKind.UNKNOWN)
         found = HostWait(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
         found = _stands_in(family, pid, above)
-    frames = actor.stack.frames if actor.stack else ()
+    frames = actor.frames
     return ChildWait(
         pid=pid,
         command=actor.process.command,
@@ -303,17 +349,37 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
         user=user_frame(frames),
         target=found.target,
         child=found.child,
+        below=found.computing,
     )
 
 
+_PLAIN = {
+    Motion.STOPPED: WaitKind.STOPPED, Motion.MOVING: WaitKind.NOTHING, Motion.BURNING: WaitKind.COMPUTE,
+}  # fmt: skip
+
+
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """CPU time or bytes of a child are motion: nobody knows what it computes, so it is never a livelock."""
+    """CPU time or bytes of a child are motion, unless its samples can tell a loop from work."""
     process, before = actor.process, actor.before
     if process.state in "ZX":
         return Motion.GONE
     if process.state in "Tt":
         return Motion.STOPPED
-    if before is None or cpu_share(before, process, elapsed_s) >= STARVED_SHARE:
+    if before is None:
         return Motion.MOVING
-    moved = before.io_bytes != process.io_bytes or carried(before, process)
-    return Motion.MOVING if moved else Motion.WAITING
+    if cpu_share(before, process, elapsed_s) >= STARVED_SHARE:
+        return Motion.BURNING if _only_computes(actor, before, elapsed_s) else Motion.MOVING
+    return Motion.MOVING if _moved_bytes(before, process) else Motion.WAITING
+
+
+def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
+    """In the thread whose lines are known, and it moves no byte: a worker that decodes reads a little at a time."""
+    task = actor.task
+    earlier_s = next((one.cpu_s for one in before.tasks if task and one.tid == task.tid), None)
+    if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:
+        return False
+    return not _moved_bytes(before, actor.process)
+
+
+def _moved_bytes(before: Process, after: Process) -> bool:
+    return before.io_bytes != after.io_bytes or carried(before, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.evidence.evidence import Sample, Snapshot
+from nsa_harness.core.evidence.evidence import ChildSample, Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.motion import Motion, leaf, nap
@@ -21,6 +21,7 @@ TURN_LINES = 16
 TURN_USER_LINES = 8
 TURN_TIMES = 2
 _LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
+Computation = Sequence[Sample] | Sequence[ChildSample]  # of one process, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,14 @@ def prove(
     if not all(episode.endless(root) for root in open_roots):
         return None
     quiet_s = min(episode.quiet_s(root) for root in open_roots)
-    looping = next((root for root in open_roots if root.kind in _LOOPS), None)
+    looping = next((root for root in open_roots if _computes(root)), None)
     if looping is None and all(episode.sleeps_again(root) for root in open_roots):
         reason = f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
         return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
     if looping is None:
         return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
-    count = len(loop_lines(looping.rank, samples))
-    shown = LOOP_SAMPLES if _loops(looping.rank, samples) else TURN_SAMPLES
+    count = len(loop_lines(looping, samples))
+    shown = LOOP_SAMPLES if _all_loop(looping, samples) else TURN_SAMPLES
     reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
     return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
 
@@ -85,20 +86,21 @@ class _Episode:
     def endless(self, root: Wait) -> bool:
         """An open root that has shown for long enough that it does not end."""
         quiet_s = self.quiet_s(root)
-        if root.kind is WaitKind.COMPUTE:
+        if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
-            if _loops(root.rank, self.samples):
+            if _all_loop(root, self.samples):
                 return quiet_s >= busy_s
-            return quiet_s >= TURN_TIMES * busy_s and _turns(root.rank, self.samples)
+            turns = all(_loops(one) or _turns(one) for one in computations(root, self.samples))
+            return quiet_s >= TURN_TIMES * busy_s and turns
         if quiet_s < _number(self.limits.open_wait_s):
             return False
         if root.kind is WaitKind.COMPILE:
-            return _loops(root.rank, self.samples)
+            return _all_loop(root, self.samples)
         return not self._wakes_in_time(root)
 
     def quiet_s(self, root: Wait) -> float:
         """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
-        stirring = {Motion.MOVING} if root.kind in _LOOPS else {Motion.MOVING, Motion.BURNING}
+        stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             one.at_s
             for one in self.samples
@@ -123,10 +125,27 @@ class _Episode:
         return in_time and not self.sleeps_again(root)
 
 
-def loop_lines(rank: int, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """The innermost lines of the rank's last samples."""
-    burning = [one for one in _burning(rank, samples) if one.leaf]
-    return {(one.leaf.file, one.leaf.line) for one in burning[-LOOP_SAMPLES:] if one.leaf}
+def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
+    """Where the rank computed since it last moved in any other way; else where each did that it waits for."""
+    seen = _burning(root.rank, samples)
+    if not root.computing:
+        return (tuple(one for one in seen if not one.below),)
+    below = [child for one in seen for child in one.below]
+    return tuple(tuple(one for one in below if one.pid == child.pid) for child in root.computing)
+
+
+def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
+    """The innermost lines of the last samples of what computes."""
+    return {line for one in computations(root, samples) for line in _last_lines(one)}
+
+
+def _last_lines(seen: Computation) -> set[tuple[str, int]]:
+    known = [one.leaf for one in seen if one.leaf]
+    return {(leaf.file, leaf.line) for leaf in known[-LOOP_SAMPLES:]}
+
+
+def _computes(root: Wait) -> bool:
+    return root.kind in _LOOPS or bool(root.computing)
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
@@ -137,18 +156,22 @@ def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
     return [one for one in own[moved:] if one.motion == Motion.BURNING]
 
 
-def _loops(rank: int, samples: Sequence[Sample]) -> bool:
-    return len(_burning(rank, samples)) >= LOOP_SAMPLES and 1 <= len(loop_lines(rank, samples)) <= LOOP_LINES
+def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
+    return all(_loops(one) for one in computations(root, samples))
 
 
-def _turns(rank: int, samples: Sequence[Sample]) -> bool:
+def _loops(seen: Computation) -> bool:
+    return len(seen) >= LOOP_SAMPLES and 1 <= len(_last_lines(seen)) <= LOOP_LINES
+
+
+def _turns(seen: Computation) -> bool:
     """Every sample shows one function of the user's, on few lines of it, and few lines of what it calls."""
-    seen = _burning(rank, samples)[-TURN_SAMPLES:]
-    users = {one.user for one in seen}
+    last = seen[-TURN_SAMPLES:]
+    users = {one.user for one in last}
     functions = {(user.file, user.function) if user else None for user in users}
-    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in seen}
+    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in last}
     few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
-    return len(seen) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
+    return len(last) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
 
 
 def _closed(root: Wait, limits: Limits) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import (
+    ChildSample,
     EarlierError,
     Ending,
     Evidence,
@@ -84,8 +85,14 @@ def looked_at(evidence: Evidence) -> str:
 def _moves(rank: int, samples: Sequence[Sample]) -> bool:
     own = [one for one in samples if one.rank == rank]
     moved = [one for one in own if one.motion == Motion.MOVING]
-    lines = {(one.leaf.file, one.leaf.line) for one in own if one.motion == Motion.BURNING and one.leaf}
-    return len(moved) >= _MOVED_LOOKS or len(lines) > LOOP_LINES
+    burning = [one for one in own if one.motion == Motion.BURNING]
+    below = [child for one in burning for child in one.below]
+    lines = [_lines(burning), *(_lines([one for one in below if one.pid == pid]) for pid in {one.pid for one in below})]
+    return len(moved) >= _MOVED_LOOKS or any(len(one) > LOOP_LINES for one in lines)
+
+
+def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
+    return {(one.leaf.file, one.leaf.line) for one in seen if one.leaf}
 
 
 def _marked(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:

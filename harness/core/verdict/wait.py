@@ -44,6 +44,12 @@ class ChildWait:
     user: Frame | None
     target: str = ""  # what it waits on, as of a rank
     child: ChildWait | None = None  # the one that it waits for itself
+    below: tuple[ChildWait, ...] = ()  # those at the end of such chains that compute
+
+    @property
+    def computing(self) -> tuple[ChildWait, ...]:
+        """Itself, or those that it waits for."""
+        return (self,) if self.kind is WaitKind.COMPUTE else self.below
 
     @property
     def deepest(self) -> ChildWait:
@@ -68,3 +74,4 @@ class Wait:
     in_backward: bool
     target: str = ""  # what it waits on outside its own memory: a pipe, a path, the address of a peer
     child: ChildWait | None = None  # the process below it that it waits for
+    computing: tuple[ChildWait, ...] = ()  # the processes below it that compute, where it waits for nothing else

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import ChildSample, RankSnapshot, Sample, Snapshot, Stack
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
@@ -79,8 +79,8 @@ _PLAIN = {Motion.STOPPED: WaitKind.STOPPED, Motion.GONE: WaitKind.GONE, Motion.M
 
 def _moved(host: HostWait, *, works: bool) -> Motion:
     """A thread that waits while another one of its process computes may wait for what that one computes."""
-    if host.motion is Motion.MOVING:
-        return Motion.MOVING
+    if host.motion in (Motion.MOVING, Motion.BURNING):
+        return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
 
 
@@ -126,6 +126,7 @@ def _as_wait(rank: RankSnapshot, stack: Stack | None, moved: Motion, group: Grou
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
         target=host.target,
         child=host.child,
+        computing=host.computing,
     )
 
 
@@ -228,4 +229,5 @@ def _sample(
         cpu_s=rank.process.cpu_s if rank.process else None,
         another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
         wakes_at_s=nap(rank),
+        below=tuple(ChildSample(pid=one.pid, leaf=one.leaf, user=one.user) for one in wait.computing) if wait else (),
     )

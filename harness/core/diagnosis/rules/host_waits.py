@@ -8,6 +8,7 @@ from nsa_harness.core.diagnosis.case import (
     Case,
     Explanation,
     at,
+    counted,
     dump_proof,
     explained,
     hung_roots,
@@ -72,7 +73,8 @@ def _stopped_child(case: Case) -> Explanation | None:
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
 def dataloader_worker_blocked(case: Case) -> Explanation | None:
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.LOADER and root.child is not None]
+    loading = (root for root in hung_roots(case) if root.kind is WaitKind.LOADER and not root.computing)
+    roots = [root for root in loading if root.child is not None]
     if not roots or roots[0].child is None:
         return None
     root, worker = roots[0], roots[0].child
@@ -237,22 +239,35 @@ def blocked_io(case: Case) -> Explanation | None:
 
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
 def infinite_loop(case: Case) -> Explanation | None:
-    looping = [root for root in hung_roots(case) if root.kind in _COMPUTING]
+    looping = [root for root in hung_roots(case) if root.kind in _COMPUTING or root.computing]
     if not looping:
         return None
     root, ranks = looping[0], _alike(looping)
-    lines = sorted({line for _, line in loop_lines(root.rank, case.evidence.samples)})
+    lines = sorted({line for _, line in loop_lines(root, case.evidence.samples)})
     place = loop_place(case, root)
-    what = "compiles" if root.kind is WaitKind.COMPILE else "computes"
     return explained(
         Cause.INFINITE_LOOP,
-        f"{_do(ranks, what)} without end{in_function(root)}{at(place)}: only line"
-        f"{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} in every sample, no mark, no step",
+        f"{_computes(case, root, ranks, place)}: only line{'s' if len(lines) > 1 else ''}"
+        f" {', '.join(map(str, lines))} in every sample, no mark, no step",
         ranks=ranks,
         place=place,
         seen=Seen.SAMPLES,
         proof=dump_proof(case, root),
     )
+
+
+def _computes(case: Case, root: Wait, ranks: Sequence[int], place: Place | None) -> str:
+    """Who computes without end, and where: the rank, or a process below it that it waits for."""
+    if not root.computing:
+        what = "compiles" if root.kind is WaitKind.COMPILE else "computes"
+        return f"{_do(ranks, what)} without end{in_function(root)}{at(place)}"
+    child, more = root.computing[0], len(root.computing) - 1
+    loads = root.kind is WaitKind.LOADER
+    who = f"a batch, and its data loader worker {child.pid}" if loads else f"its child process {child.pid}, which"
+    inside = f" in {place.function}" if place and place.function else ""
+    others = f" (and so {'does' if more == 1 else 'do'} {counted(more, 'other')})" if more else ""
+    waits = f"rank {root.rank} waits{at(wait_place(case, root))}"
+    return f"{waits} for {who} computes without end{inside}{at(place)}{others}"
 
 
 def _alike(roots: Sequence[Wait]) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
 from nsa_harness.core.evidence.sources import taken_at
-from nsa_harness.core.evidence.stacks import is_poller, user_frame
+from nsa_harness.core.evidence.stacks import is_poller, training_stack, user_frame
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
@@ -35,7 +36,6 @@ _JOINS = (
     ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
-_POOL = "multiprocessing/pool.py"
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
@@ -166,19 +166,16 @@ def _dead(case: Case, root: Wait) -> LastWords | None:
 
 
 def _awaits_pool(seen: RankSnapshot) -> bool:
-    """It stands in the pool's wait for a result, and each of its workers in the wait for a task."""
+    """It stands in the pool's wait for a result, and each of its workers in the wait for a task.
+
+    A concurrent.futures.ProcessPoolExecutor notices that a worker is gone, and raises.
+    """
     stack = rank_stack(seen)
-    if stack is None or not _within(stack.frames, _POOL, ("wait", "get", "next")):
+    if stack is None or awaits_result(stack.frames) is not MULTIPROCESSING:
         return False
-    children = seen.child_stacks.values()
-    workers = [stacks for stacks in children if any(_within(one.frames, _POOL, ("worker",)) for one in stacks)]
-    return bool(workers) and all(any(_is_idle(one) for one in stacks) for stacks in workers)
-
-
-def _is_idle(stack: Stack) -> bool:
-    """In the queue of tasks, with nothing of the user's below the pool's own loop."""
-    inner = next((n for n, one in enumerate(stack.frames) if one.file.endswith(_POOL) and one.function == "worker"), 0)
-    return inner > 0 and stack.frames[inner - 1].file.endswith("multiprocessing/queues.py")
+    stood = (training_stack(stacks, pid) for pid, stacks in seen.child_stacks.items())
+    workers = [one for one in stood if one and is_worker(MULTIPROCESSING, one.frames)]
+    return bool(workers) and all(awaits_task(one.frames) for one in workers)
 
 
 _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whenever it gets the interpreter's lock
@@ -232,7 +229,7 @@ def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Expla
 
 def _silent_in_all_samples(case: Case, root: Wait) -> bool:
     seen = [one.at_s for one in case.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
-    lines = loop_lines(root.rank, case.evidence.samples)
+    lines = loop_lines(root, case.evidence.samples)
     looked_s = case.evidence.snapshots[-1].at_s
     return len(lines) == 1 and bool(seen) and _silent_s(case, root) >= max(_SILENT_S, looked_s - seen[0])
 
@@ -266,7 +263,7 @@ def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
 
     A Python loop that calls small C functions shows some of them too; but it holds the lock, and hands it on.
     """
-    one_line = len(loop_lines(root.rank, case.evidence.samples)) == 1
+    one_line = len(loop_lines(root, case.evidence.samples)) == 1
     return one_line and _in_library(stack) and (not stack.gil or _silent_s(case, root) >= _SILENT_S)
 
 
