@@ -3,6 +3,7 @@
     python tools/strangers.py seal ROUND                 hashes of programs and truths -> sealed.json, to commit first
     python tools/strangers.py run ROUND --out DIR        every program once; goes on where it was stopped
     python tools/strangers.py score ROUND                answers.jsonl against the truths -> score.json, and a table
+    python tools/strangers.py blind ROUND                which answers of today's rules hang on words of the programs
 
 ROUND is a folder below tests/strangers with one folder a brief, each with programs and a truth.json. Programs run from
 a copy under a folder name that says nothing. An answer is written once and never again.
@@ -67,7 +68,7 @@ FAMILIES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    for name in ("seal", "run", "score"):
+    for name in ("seal", "run", "score", "blind"):
         commands.add_parser(name).add_argument("round")
     commands.choices["run"].add_argument("--out", type=Path, required=True)
     commands.choices["run"].add_argument("--jobs", type=int, default=1)
@@ -77,8 +78,13 @@ def main() -> None:
         seal(home)
     elif asked.command == "run":
         run(home, asked.out, asked.jobs)
-    else:
+    elif asked.command == "score":
         print(score(home))
+    else:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from tools.blind import report
+
+        print(report(home))
 
 
 def seal(home: Path) -> None:
