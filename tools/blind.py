@@ -53,7 +53,7 @@ from nsa_harness.supervisor.store.adapters import adapter, plain
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "frozen"))
 
-from freeze import outcome_of_stored  # noqa: E402
+from freeze import outcome_of_stored
 
 PROJECT = "/home/ada/project/"  # where the recordings have the program
 _HOME = "/home/ada/"
