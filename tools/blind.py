@@ -5,8 +5,9 @@ functions, classes, variables, attributes, parameters, threads, keys and every w
 docstrings are gone, lines stay where they are. What the program prints or raises itself is "x".
 
 These stay:
-- the words of Python, torch and whatever else is imported from outside the program; what these, the kernel and gloo
-  print; a method or attribute that their objects have as well (`get`, `step`, `set`), since nothing tells whose it is;
+- the words of Python, torch and whatever else is imported from outside the program, as the program calls them; what
+  these, the kernel and gloo print; a method or attribute that their objects have as well (`get`, `step`, `set`), since
+  nothing tells whose it is; the name of an argument, unless the program has it for something else too;
 - `self`, names with two underscores at both ends, and that a name is in capitals: conventions of the language;
 - the names of the environment variables that a launcher sets (RANK, WORLD_SIZE);
 - if asked for, *names of the field*: those with the word `rank`, `world_size`, and what accelerate, Lightning and the
@@ -24,13 +25,14 @@ import json
 import keyword
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import (
+    Board,
     Call,
     CaughtException,
     Debugged,
@@ -116,10 +118,12 @@ def report(home: Path) -> str:
     return "\n".join(lines)
 
 
-def recordings(home: Path) -> Iterator[tuple[str, Evidence, dict[str, str]]]:
-    """Program, evidence, and the files of the program by the path that the recording has."""
+def recordings(home: Path, wanted: Sequence[str] | None = None) -> Iterator[tuple[str, Evidence, dict[str, str]]]:
+    """Program, evidence, and the files of the program by the path that the recording has. `wanted`: None = all."""
     with gzip.open(home / "evidence.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
+            if wanted is not None and not any(f'"{one}"' in line[:200] for one in wanted):
+                continue
             stored = json.loads(line)
             folder = (home / stored["program"]).parent
             texts = {f"{PROJECT}{file.relative_to(folder)}": file.read_text() for file in folder.rglob("*.py")}
@@ -132,12 +136,12 @@ def compared(evidence: Evidence, texts: Mapping[str, str], *, field_stays: bool,
     blinded = blindfold.evidence(evidence)
     if source:
         evidence, blinded = collected(evidence, texts), collected(blinded, blindfold.texts())
-    before, after = _answer(evidence), _answer(blinded)
+    before, after = answer(evidence), answer(blinded)
     after["file"] = blindfold.unblind(after["file"])
     return [f"{name}: {before[name]} -> {after[name]}" for name in _FIGURES if before[name] != after[name]]
 
 
-def _answer(evidence: Evidence) -> dict[str, Any]:
+def answer(evidence: Evidence) -> dict[str, Any]:
     outcome = outcome_of_stored(plain(evidence))
     culprit, findings = outcome.culprit, outcome.findings if outcome.verdict.cause else ()
     place = (culprit and culprit.place) or next((one.place for one in outcome.findings), None)
@@ -173,9 +177,11 @@ class Blindfold:
         self._words: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         trees = [ast.parse(text) for text in texts.values()]
-        self._modules = {part for file in texts for part in PurePosixPath(file).with_suffix("").parts} - {"/", "home"}
+        own = (PurePosixPath(file.removeprefix(PROJECT)).with_suffix("") for file in texts)
+        self._modules = {part for path in own for part in path.parts}
         self._libraries = {name for tree in trees for name in self._imported(tree)}
         self._names = {name for tree in trees for name in _bound(tree)} | self._modules
+        self._overrides = {name for tree in trees for name in _methods(tree) if name in _theirs()}
         self._literals = {word for tree in trees for text in _strings(tree) for word in _WORD.findall(text)}
         self._lines = {line.strip() for text in texts.values() for line in text.splitlines()}
         self._raises = {file: _raising(tree) for file, tree in zip(texts, trees, strict=True)}
@@ -246,7 +252,9 @@ class Blindfold:
             case Source():
                 return {"file": self.path(value.file), "text": self.code(value.text, _docstrings(value.text))}
             case Mark():
-                return {"name": self._dotted(value.name)}
+                return {"name": (self._parameter if value.kind == "forward" else self._dotted)(value.name)}
+            case Board():
+                return {"mesh": tuple((self._literal(axis), at) for axis, at in value.mesh)}
             case Call() | KeySet():
                 return {"key": self._literal(value.key)}
             case CaughtException():
@@ -256,7 +264,7 @@ class Blindfold:
                 message = ("x" if value.message else "") if own else self._machine(value.message)
                 return {"type": self._dotted(value.type), "message": message}
             case Hint():
-                return {"name": self._dotted(value.name)}
+                return {"name": self._parameter(value.name)}
             case Debugged():
                 return {"operation": self._dotted(value.operation), "instead": self._dotted(value.instead)}
             case Stack():
@@ -266,14 +274,14 @@ class Blindfold:
             case Process():
                 return {"command": self._command(value.command), "holds": tuple(map(self._machine, value.holds))}
             case Replica():
-                names = tuple((self._dotted(first), self._dotted(last)) for first, last in value.names)
+                names = tuple((self._parameter(first), self._parameter(last)) for first, last in value.names)
                 return {"names": names, "hook": self._dotted(value.hook)}
             case Written():
                 return {"path": self.path(value.path)}
             case Broken():
-                return {"names": tuple(map(self._dotted, value.names))}
+                return {"names": tuple(map(self._parameter, value.names))}
             case Looks():
-                return {"never": tuple(map(self._dotted, value.never))}
+                return {"never": tuple(map(self._parameter, value.never))}
             case LastWords():
                 return {"name": self._thread(value.name), "error": self._error(value.error, ())}
             case RankEvidence():
@@ -300,11 +308,15 @@ class Blindfold:
         return (self._renamed(stem) if stem in self._modules else self._literal(stem)) + dot + ending
 
     def _function(self, name: str) -> str:
-        parts = (one if one.startswith("<") else self._attribute(one, called=True) for one in name.split("."))
+        parts = (one if one.startswith("<") else self._variable(one, called=True) for one in name.split("."))
         return ".".join(parts)
 
     def _dotted(self, text: str) -> str:
         return _NAME.sub(lambda one: self._attribute(one[0]), text)
+
+    def _parameter(self, text: str) -> str:
+        """Of a module too, which may have its name from a string."""
+        return ".".join(self._attribute(one) if one in self._names else self._literal(one) for one in text.split("."))
 
     def _thread(self, name: str) -> str:
         if found := _OF_A_FUNCTION.match(name):
@@ -312,7 +324,9 @@ class Blindfold:
         return name if _LIBRARY_THREAD.fullmatch(name) else self._literal(name)
 
     def _command(self, text: str) -> str:
-        return " ".join(self.path(self._machine(one)) for one in text.split(" "))
+        head, option, code = text.partition(" -c ")
+        own = code and "multiprocessing" not in code
+        return " ".join(self.path(self._machine(one)) for one in head.split(" ")) + option + ("x" if own else code)
 
     def _machine(self, text: str) -> str:
         """What others print, with the program's own names where they print these."""
@@ -396,7 +410,7 @@ class Blindfold:
         return _NAME.sub(instead, text)
 
     def _variable(self, name: str, *, called: bool) -> str:
-        own = name in self._names and name not in self._libraries and not (called and name in _theirs())
+        own = name in self._names and name not in self._libraries and not (called and name in self._overrides)
         return self._renamed(name) if own else name
 
     def _attribute(self, name: str, *, called: bool = False) -> str:
@@ -448,6 +462,12 @@ def _bound(tree: ast.AST) -> Iterator[str]:
                 yield from (each.arg for each in given if each.arg)
             case ast.Call(func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=str(option)), *_]):
                 yield option.lstrip("-").replace("-", "_")
+
+
+def _methods(tree: ast.AST) -> Iterator[str]:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    classes = (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
+    return (each.name for one in classes for each in one.body if isinstance(each, kinds))
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
