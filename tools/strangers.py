@@ -4,6 +4,7 @@
     python tools/strangers.py run ROUND --out DIR        every program once; goes on where it was stopped
     python tools/strangers.py score ROUND                answers.jsonl against the truths -> score.json, and a table
     python tools/strangers.py healthy --out DIR          the healthy forms of all rounds again and again -> healthy.json
+    python tools/strangers.py blind ROUND                which answers of today's rules hang on words of the programs
 
 ROUND is a folder below tests/strangers with one folder a brief, each with programs and a truth.json. Programs run from
 a copy under a folder name that says nothing. An answer is written once and never again.
@@ -68,7 +69,7 @@ FAMILIES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    for name in ("seal", "run", "score"):
+    for name in ("seal", "run", "score", "blind"):
         commands.add_parser(name).add_argument("round")
     commands.add_parser("healthy").add_argument("--runs", type=int, default=300)
     for name in ("run", "healthy"):
@@ -81,8 +82,13 @@ def main() -> None:
         seal(HOME / asked.round)
     elif asked.command == "run":
         run(HOME / asked.round, asked.out, asked.jobs)
-    else:
+    elif asked.command == "score":
         print(score(HOME / asked.round))
+    else:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from tools.blind import report
+
+        print(report(HOME / asked.round))
 
 
 def seal(home: Path) -> None:
