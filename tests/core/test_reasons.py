@@ -16,12 +16,13 @@ from nsa_harness.core.alignment.reasons import (
     OutOfBatches,
     StepDifference,
     abandoned_batch,
+    began_anew,
     first_out_of_batches,
     first_step_of_difference,
     last_agreed,
     other_pace,
 )
-from nsa_harness.core.evidence.evidence import Board, Call, Mark, StepRow, Tally
+from nsa_harness.core.evidence.evidence import Board, Call, Loader, Mark, StepRow, Tally
 
 
 def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Board:
@@ -185,6 +186,28 @@ def test_where_nobody_goes_on_nobody_was_early() -> None:
 
 
 # Steps compared by how much training they hold.
+
+
+def loaded(*loaders: tuple[int, int, bool]) -> Board:
+    """(number, iterators so far, whether the newest has ended)."""
+    made_of = [Loader(number=n, iterators=count, batches=4, ended=ended) for n, count, ended in loaders]
+    return board(loaders=tuple(made_of))
+
+
+@pytest.mark.parametrize(
+    ("other", "anew"),
+    [
+        (loaded((1, 2, False)), False),
+        (loaded((1, 3, False)), True),
+        (loaded((1, 2, True), (2, 1, False)), True),
+        (loaded(), False),
+    ],
+    ids=["the same iterator", "another one", "another loader", "not told"],
+)
+def test_who_began_another_round_of_batches_has_no_more_of_those_that_ended_here(other: Board, anew: bool) -> None:
+    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, calls=())
+    assert began_anew({0: other, 1: loaded((1, 2, True))}, finished) is anew
+    assert not began_anew({0: other, 1: loaded()}, finished)
 
 
 def steps(count: int) -> tuple[tuple[int, float], ...]:

@@ -14,7 +14,7 @@ from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.ways import passer, turn, turned_off_at
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Frame, KeySet, Source
-from nsa_harness.core.evidence.sources import excerpts, guard
+from nsa_harness.core.evidence.sources import around_alone, excerpts, guard
 from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import judge
 
@@ -201,3 +201,28 @@ def test_a_line_under_no_condition_is_guarded_by_the_one_around_its_only_caller(
 def test_the_functions_that_call_one_are_kept_with_it() -> None:
     kept = excerpts(USER, PROGRAM, {at("self.mask_head")})
     assert [one.text.split("(")[0] for one in kept] == ["def forward", "def mask_loss"]
+
+
+def test_where_nothing_decides_one_line_it_is_what_decides_the_other() -> None:
+    """Only the rank that stands within the condition took it."""
+    source = Source(file=USER, first=80, text="def sync(self):\n    if self.due:\n        outer()\n    evaluate()")
+    way = (MAIN, frame(83, function="sync"))
+    found = turned_off_at(case((MAIN, frame(82, function="sync")), way, sources=(source,)), 0, way)
+    assert (found and found.line) == 81
+    assert around_alone((source,), None, line(83)) is None
+
+
+def test_of_another_thread_its_own_function_tells_what_let_it_out_of_the_way() -> None:
+    way = (frame(70, function="writer"), there("self.log()", "epoch"), there("store.set", "publish"))
+    found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True)
+    assert (found and found.line) == at("if self.score"), "the innermost"
+
+
+def test_of_two_calls_in_one_line_the_one_that_the_rank_made_before_tells_where_it_turned_off() -> None:
+    way, stands = (
+        (MAIN, there("self.publish()", "roll"), there("store.set", "publish")),
+        (MAIN, frame(90, function="loss")),
+    )
+    found = turned_off_at(case(stands, way, sources=SOURCES), 0, way, own=True)
+    assert (found and found.line) == at("if self.score")
+    assert turned_off_at(case(stands, way, sources=SOURCES), 0, way) == replace(line(MAIN.line), function="main")

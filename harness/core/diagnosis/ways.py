@@ -53,9 +53,7 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
     found, sources = turn(way, own_frames(case, rank)), case.evidence.sources
     if found.reached is None:
         return None
-    if not (
-        found.alike or found.in_one_function
-    ):  # the way of another thread, of which only its own function tells anything
+    if not found.alike and not found.in_one_function:  # the way of another thread: its own functions tell
         inner = (one for frame in reversed(way) if (one := deciding(sources, frame, None, same_rank=own)))
         return _place_of(next(inner, None))
     below = (one for frame in found.deeper if (one := deciding(sources, frame, None, same_rank=own)))
