@@ -98,6 +98,16 @@ def test_what_a_document_says_of_causes_is_made_from_their_table(name: str) -> N
     assert made == text(name), "the table of causes says otherwise: run python tools/make_findings.py"
 
 
+def test_the_figures_of_strangers_in_the_readme_are_those_of_the_newest_round() -> None:
+    newest = max((REPOSITORY / "tests" / "strangers").glob("*/score.json"))
+    figures = json.loads(newest.read_text())["figures"]
+    names = ("verdict", "false HANG", "rank", "cause", "line", "certain and wrong")
+    expected = " | ".join(figures[name].partition(" (")[0] for name in names)
+    assert f"| {expected} |" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    table = (REPOSITORY / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert all(figures[name] in table for name in names)
+
+
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
     assert shown == [(gate.name, gate.when, gate.then) for gate in PLAYBOOK.gates]

@@ -49,7 +49,7 @@ from nsa_harness.core.evidence.evidence import (
 )
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Replica, Written
-from nsa_harness.core.evidence.sources import excerpts, places_of
+from nsa_harness.core.evidence.sources import excerpts, lines_setting_keys, places_of
 from nsa_harness.core.report import Place
 from nsa_harness.supervisor.store.adapters import adapter, plain
 
@@ -69,7 +69,6 @@ _LAUNCHER_SETS = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
 })  # fmt: skip
-_SETS_A_KEY = re.compile(r"store\w*\.(?:set|add|append|compare_set)\(")  # as collection looks for it
 
 _SCANNED = re.compile(
     r"(?P<comment>#[^\n]*)"
@@ -164,8 +163,7 @@ def collected(evidence: Evidence, texts: Mapping[str, str]) -> Evidence:
     found: list[Source] = []
     for file, lines in places_of(evidence).items():
         text = texts.get(file, "")
-        sets = {number for number, line in enumerate(text.splitlines(), 1) if _SETS_A_KEY.search(line)}
-        found += excerpts(file, text, lines | sets)
+        found += excerpts(file, text, lines | lines_setting_keys(evidence, text))
     return replace(evidence, sources=tuple(found))
 
 

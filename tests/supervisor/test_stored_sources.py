@@ -12,8 +12,8 @@ from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.sources import with_sources
 
 PROGRAM = """
-def publish(store):
-    store.set("ready", "1")
+def publish(board):
+    board.set("ready", "1")
 
 def count(seen):
     seen.add("ready")
@@ -31,7 +31,11 @@ def test_who_sets_keys_is_kept_beside_the_functions_that_the_evidence_names(tmp_
     error = Raised(rank=1, at_s=1.0, type="DistStoreError", message="", frames=frames, proof="")
     seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),))
     kept = with_sources(clean(tmp_path / "attempt"), seen).sources
+    other = replace(seen, ranks=(replace(seen.ranks[0], raised=replace(error, type="ValueError")),))
+    assert [one.first for one in with_sources(clean(tmp_path / "other"), other).sources] == [8], (
+        "nobody waits for a key"
+    )
     assert [(one.first, one.text.splitlines()[0]) for one in kept] == [
-        (2, "def publish(store):"),
+        (2, "def publish(board):"),
         (8, "def wait(store):"),
     ]

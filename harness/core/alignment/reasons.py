@@ -14,7 +14,6 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 # A key says "this call": the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
-_DEFAULT_GROUP = ("", "0")  # the calls that make groups belong to none
 OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
 _FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
 

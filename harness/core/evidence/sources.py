@@ -336,7 +336,18 @@ def _excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> S
     return min(held, key=lambda one: len(one.text), default=None)
 
 
-_SETS = frozenset({"set", "add", "append", "compare_set", "multi_set"})
+_SETS = frozenset({"set", "add", "append", "compare_set", "queue_push"})
+# A key and what it is set to: of a set or a list that something is put into there is but one.
+_MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(_SETS))})\(\s*(?:f?([\"']).*?\1\s*[,%+.]|[\w.\[\]]+\s*,)")
+
+
+def lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
+    """Where a program of which a rank waited for a key of a store may set one, whatever it calls the store."""
+    boards = (rank.board for rank in evidence.ranks if rank.board)
+    gave_up = any(rank.raised and "DistStoreError" in rank.raised.type for rank in evidence.ranks)
+    if not gave_up and not any(call.key for board in boards for call in board.calls):
+        return set()
+    return {number for number, line in enumerate(text.splitlines(), 1) if _MAY_SET.search(line)}
 
 
 def key_setters(sources: Sequence[Source], key: str) -> Iterator[tuple[Place, re.Match[str]]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.evidence.sources import excerpts, places_of, statement
+from nsa_harness.core.evidence.sources import excerpts, lines_setting_keys, places_of, statement
 from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.reading import read_whole
@@ -18,7 +17,6 @@ FILE = "sources.json"
 _STORED = adapter(tuple[Source, ...])
 _MAX_BYTES = 256 << 10  # of all functions together
 _MAX_FILE_BYTES = 1 << 20
-_SETS_A_KEY = re.compile(r"store\w*\.(?:set|add|append|compare_set)\(")  # for which another rank may wait
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence) -> Evidence:
@@ -51,8 +49,7 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     for file, lines in places_of(evidence).items():
         text = text_as_launched(file, since_s)
         if text:
-            sets = {number for number, line in enumerate(text.splitlines(), 1) if _SETS_A_KEY.search(line)}
-            yield from excerpts(file, text, lines | sets)
+            yield from excerpts(file, text, lines | lines_setting_keys(evidence, text))
 
 
 def text_as_launched(file: str, since_s: float | None) -> str:

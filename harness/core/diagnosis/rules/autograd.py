@@ -207,9 +207,10 @@ def silent_checkpoint(case: Case) -> Explanation | None:
 
 @rule(RulePhase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
 def find_unused_needless(case: Case) -> Explanation | None:
-    """torch says so itself, after the first step; what a later step leaves out it cannot know."""
+    """torch says so itself, after the first step; what a later step leaves out it cannot know, and the counts tell."""
     ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
-    if not ranks:
+    some_unused = any(len(set(board.gradients.values())) > 1 for board in case.boards.values())
+    if not ranks or some_unused:
         return None
     return explained(
         Cause.FIND_UNUSED_NEEDLESS,
