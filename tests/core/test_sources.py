@@ -292,3 +292,21 @@ def test_the_statement_of_a_place_is_quoted_from_what_is_stored() -> None:
         return told.place.text
 
     assert (text_of(2), text_of(9)) == ("loss.backward()", None)
+
+
+@pytest.mark.parametrize(
+    ("test", "varies"),
+    [
+        ("i % 4 == 0", False),
+        ("(i + 1) % every == 0", False),
+        ("i % cfg.every == 0", False),
+        ("i == LAST", False),
+        ("i % 4 == 0 and not done", True),
+        ("batch.bad", True),
+    ],
+)
+def test_counters_and_settings_are_the_same_on_every_rank(test: str, varies: bool) -> None:
+    """Whatever the period of a counter is called."""
+    text = f"def fit(loader):\n    for i, batch in enumerate(loader):\n        if {test}:\n            reduce()"
+    (found,) = branches((Source(file=USER, first=1, text=text),), line(4))
+    assert found.varies is varies

@@ -273,6 +273,8 @@ def _varies(tree: ast.AST, test: ast.expr) -> bool:
     }
     settings = {id(each) for one in ast.walk(test) if isinstance(one, ast.Attribute) for each in ast.walk(one.value)
                 if _SETTING.search(ast.unparse(one))}  # fmt: skip
+    periods = (one.right for one in ast.walk(test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
+    settings |= {id(each) for one in periods for each in ast.walk(one)}
     names = [one for one in ast.walk(test) if isinstance(one, ast.Name) and id(one) not in settings]
     return any(one.id not in counters and not one.id.isupper() for one in names)
 
