@@ -184,6 +184,11 @@ def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() ->
     receive = [rank_snapshot(one.rank or 0, leaf, frame(70), board=one) for one in pairs]
     apart = stalled(replace(in_all_reduce(0), board=inside(0, call(1, left_s=None))), *receive)
     assert passer(Case(evidence=apart, judgement=judge(apart)), [1, 2]) is None, "they wait for each other alone"
+    proof = seen.judgement.proof
+    assert proof is not None
+    untied = tuple(replace(one, peers=()) for one in proof.graph.roots)
+    alone = replace(seen.judgement, proof=replace(proof, graph=replace(proof.graph, roots=untied)))
+    assert passer(replace(seen, judgement=alone), [1]) is None, "nobody waits for it"
     both = stalled(in_all_reduce(0), in_all_reduce(1))
     assert passer(Case(evidence=both, judgement=judge(both)), []) is None
 

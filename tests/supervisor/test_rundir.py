@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.errors import StoredRunError
+from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.store.reading import log_tail, read_lines
 from nsa_harness.supervisor.store.rundir import RunDir, append_line, create_run, find_run, write_document
 
@@ -122,3 +122,10 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     assert log_tail(log).endswith("\ufffdend")
     assert len(log_tail(log)) == 1 << 20
     assert log_tail(tmp_path / "missing.log") == ""
+
+
+def test_a_run_that_can_be_stored_nowhere_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UsageError, match=r"below .*file: not a directory; name a folder with --out DIR"):
+        create_run(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"

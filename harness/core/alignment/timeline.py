@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from math import prod
 from typing import NamedTuple
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame
-from nsa_harness.core.evidence.steps import SETUP, calls_of, entered_s
+from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
@@ -249,11 +248,6 @@ def _called(call: Call, even: frozenset[str]) -> Event:
         call=call,
         chain=call.chain,
     )
-
-
-def elements(collective: Collective) -> int:
-    """Of all its tensors: their shapes need not agree between ranks."""
-    return sum(prod(sizes) for sizes in collective.sizes)
 
 
 class Field(StrEnum):

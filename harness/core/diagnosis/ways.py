@@ -69,9 +69,8 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
 
 
 def passer(case: Case, waiting: Sequence[int]) -> int | None:
-    """The one rank that went past what the others wait in, and stands in a collective; None where several do, or none.
-
-    All of them are roots: they wait for each other.
-    """
-    roots = [one.rank for one in hung_roots(case) if one.kind is WaitKind.COLLECTIVE and one.rank not in waiting]
-    return roots[0] if len(roots) == 1 else None
+    """The one rank that went past what the others wait in: it stands in a collective, and one of them waits for it."""
+    roots = hung_roots(case)
+    past = [one.rank for one in roots if one.kind is WaitKind.COLLECTIVE and one.rank not in waiting]
+    awaited = {peer for one in roots if one.rank in waiting for peer in one.peers}
+    return past[0] if len(past) == 1 and past[0] in awaited else None

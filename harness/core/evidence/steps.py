@@ -52,7 +52,12 @@ def _calls_around(board: Board, collective: Collective) -> list[Call]:
 
 
 def _is_entered_by(collective: Collective, call: Call) -> bool:
-    return collective.op.endswith(call.op) and call.elements == sum(prod(sizes) for sizes in collective.sizes)
+    return collective.op.endswith(call.op) and call.elements == elements(collective)
+
+
+def elements(collective: Collective) -> int:
+    """Of all its tensors: their shapes need not agree between ranks."""
+    return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(board: Board, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nsa_harness.errors import StoredRunError
+from nsa_harness.errors import StoredRunError, UsageError
 
 
 class AttemptDir:
@@ -86,10 +86,16 @@ class RunDir:
 
 
 def create_run(parent: Path) -> RunDir:
-    """A new run directory below `parent`; `parent/latest` points at it."""
+    """A new run directory below `parent`; `parent/latest` points at it. Raises UsageError where none can be made."""
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
-    path.mkdir(parents=True)
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"cannot make a run directory below {parent}: {reason}; name a folder with --out DIR"
+        ) from None
     aside = parent / f".latest.{os.getpid()}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(run_id)
