@@ -75,12 +75,14 @@ class Watched:
     run: RunDir
     relay: Relay
     outcomes: list[Outcome] = field(default_factory=list)
+    number: int = 1  # of the attempt
+    starts: int = 1  # of ranks by the job itself, of which each counts
     hooks: list[Hook] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.facts = machine_facts()
         self.lines = GuestLines(sys.stderr, quiet=self.request.quiet)
-        self.spec = _spec_of(self.request, 1)
+        self.spec = self._spec()
         self.record = Record(
             command=self.request.typed,
             harness=__version__,
@@ -128,7 +130,7 @@ class Watched:
                 guest.end(_GRACE_S)
             else:
                 guest.leave()
-            outcome = self._judge(observation)
+            outcome = self._judge(observation, self.number)
             if ends_it and not self.request.json:
                 self.lines.still_there(outcome, self.run.path, "the job was ended")
             self._report(outcome, done=True)
@@ -147,21 +149,31 @@ class Watched:
         return observation
 
     def _next(self, guest: Guest, observation: ObservedJob) -> AttemptDir:
-        """The job's launcher has started its ranks anew."""
-        number = len(self.outcomes) + 2
-        attempt = self.run.attempt(self.spec.scenario, number)
-        self.spec = _spec_of(self.request, number)
+        """The job has started its ranks anew: an agent, as one of its attempts; a program of its own, whatever for."""
+        ended = self.number
+        if observation.ranks.set_aside:
+            self.number += 1
+        else:
+            self.number, self.starts = 1, self.starts + 1
+        self.spec = self._spec()
+        attempt = self.run.attempt(self.spec.scenario, self.number)
         prepare(attempt, self.spec, self.facts)
         guest.next_attempt(attempt)
-        outcome = self._judge(observation)
+        outcome = self._judge(observation, ended)
         self._report(outcome)
         self.outcomes.append(outcome)
         return attempt
 
-    def _judge(self, observation: ObservedJob) -> Outcome:
-        return judge_attempt(
-            observation.attempt, observation.resolved_spec(), self.facts.host, number=len(self.outcomes) + 1
-        )
+    def _spec(self) -> RunSpec:
+        """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
+        command = self.request.command
+        name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
+        launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
+        about = f"observed: {shlex.join(command)}"
+        return observed_spec(name, about, command, self.request.limits, hashlib.sha256(launch).hexdigest()[:16])
+
+    def _judge(self, observation: ObservedJob, number: int) -> Outcome:
+        return judge_attempt(observation.attempt, observation.resolved_spec(), self.facts.host, number=number)
 
     def _report(self, outcome: Outcome, *, done: bool = False) -> None:
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
@@ -172,7 +184,7 @@ class Watched:
 
     def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
         """A HANG is proven, or the deadline has passed, and the job runs on."""
-        outcome = self._judge(observation)
+        outcome = self._judge(observation, self.number)
         self._report(outcome)
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         if not self.request.json:
@@ -189,13 +201,6 @@ class Watched:
         hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=failed)
         self.hooks.append(hook)
         hook.start()
-
-
-def _spec_of(request: WatchRequest, number: int) -> RunSpec:
-    """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
-    name, about = job_name(request.command), f"observed: {shlex.join(request.command)}"
-    launch = json.dumps([request.command, os.getcwd(), number]).encode()
-    return observed_spec(name, about, request.command, request.limits, hashlib.sha256(launch).hexdigest()[:16])
 
 
 _NAME = "nsa-harness"

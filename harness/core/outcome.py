@@ -55,7 +55,7 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     complete = len({board.enqueued for board in counted}) == 1 and all(b.enqueued == b.completed for b in counted)
     if len(counted) == len(boards) and complete and counted[0].enqueued:
         yield f"{counted[0].completed} of {counted[0].enqueued} collectives completed, the same on every rank"
-    if verdict.status is not Status.HANG and all(own_exit(rank) == 0 for rank in evidence.ranks):
+    if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and not evidence.undead:
@@ -423,7 +423,7 @@ def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Findin
         more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
         return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
     if judgement.status is Status.PASS:
-        return Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0")
+        return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.shown or "")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
     return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=diagnosis.findings[0].claim)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import (
+    board,
     collective,
     ended,
     evidence,
@@ -23,7 +26,7 @@ from hypothesis import strategies as st
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.proof import prove
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, how_it_ended, judge
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, ended_well, how_it_ended, judge
 from nsa_harness.core.verdict.wait import WaitKind
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
@@ -41,7 +44,33 @@ def blamed(seen: Evidence) -> list[tuple[int | None, FailureKind, bool]]:
 
 
 def test_a_run_whose_ranks_all_ended_with_zero_passes() -> None:
-    assert judge(evidence(left(0), left(1))) == Judgement(status=Status.PASS, failures=(), proof=None)
+    shown = "every rank ended with exit code 0"
+    assert judge(evidence(left(0), left(1))) == Judgement(status=Status.PASS, failures=(), proof=None, shown=shown)
+    # Ranks that ended well before others took their place.
+    restarted = evidence(left(0), left(1), ending=Ending.RESTARTED, launcher=None)
+    assert judge(restarted).status is Status.PASS
+
+
+def test_a_launcher_that_fails_with_its_ranks_vouches_for_those_whose_exit_nobody_saw() -> None:
+    seen = evidence(left(0), left(1, None), rank_evidence(2))
+    assert ended_well(seen) == "the launcher ended with exit code 0; exit of ranks 1, 2 not seen"
+    assert judge(seen).status is Status.PASS
+    assert ended_well(replace(seen, ending=Ending.RESTARTED, launcher=None)) is None
+
+
+def test_a_program_that_started_the_ranks_itself_vouches_for_none_of_them() -> None:
+    reached = board(exit_s=29.0)
+    seen = evidence(left(0), left(1, None), agent=False)
+    judgement = judge(seen)
+    assert (judgement.status, judgement.shown) == (Status.ERROR, None)
+    assert judgement.error == "the command ended with exit code 0, and nobody saw how rank 1 ended"
+    # Its interpreter came to its end, and no exception left it.
+    reached_its_end = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], board=reached)))
+    assert judge(reached_its_end).shown == "the command ended with exit code 0; exit of rank 1 not seen"
+
+
+def test_a_command_that_had_no_rank_says_so() -> None:
+    assert judge(evidence(rank_evidence(0, pid=None))).shown == "the command ended with exit code 0; no rank was seen"
 
 
 # Not judged is ERROR, never PASS and never FAIL.

@@ -263,6 +263,25 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("end", "cause", "status"), [("raises", "bad_exit", 1), ("killed", "killed", -9)])
+def test_a_rank_that_ended_badly_is_told_though_its_parent_caught_that(workspace, end, cause, status):
+    ran = workspace.harness("watch", "--", sys.executable, str(PROGRAMS / "spawned.py"), str(workspace.directory), end)
+
+    (told,) = ran.report["outcomes"]
+    assert (ran.code, told["verdict"], told["cause"], told["culprit"]["ranks"]) == (0, "FAIL", cause, [1])
+    assert told["exit_codes"]["1"] in (status, None)
+
+
+@pytest.mark.slow
+def test_ranks_that_a_program_started_twice_count_both_times(workspace):
+    command = [sys.executable, str(PROGRAMS / "spawned.py"), str(workspace.directory), "killed", "well"]
+    ran = workspace.harness("watch", "--", *command)
+
+    told = [(one["scenario"], one["verdict"], one["final"]) for one in ran.report["outcomes"]]
+    assert told == [("spawned", "FAIL", True), ("spawned-2", "PASS", True)]
+
+
+@pytest.mark.slow
 def test_ranks_that_are_started_anew_are_another_attempt(workspace):
     ran = workspace.harness("watch", "--", *TORCHRUN, "--max-restarts=1", str(PROGRAMS / "restarted.py"))
     first, second = ran.report["outcomes"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import re
 import secrets
 import select
 import signal
@@ -219,7 +221,7 @@ signal.pause()
 )
 
 
-def test_the_exit_code_of_a_watched_rank_is_read_before_its_launcher_reaps_it(home: Home) -> None:
+def test_the_exit_code_of_a_watched_rank_is_told(home: Home) -> None:
     controller = home.run(RANK)
     (rank,) = home.wait_ready(1)
     controller.send({"do": "watch", "pid": rank, "rank": 5})
@@ -234,6 +236,18 @@ def test_a_watched_rank_that_was_killed_is_told_with_its_signal(home: Home) -> N
     controller.send({"do": "watch", "pid": rank, "rank": 0})
     os.kill(rank, signal.SIGKILL)
     assert controller.hear("exit")["status"] == -9
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 7", 7), ("kill -9 $$", -9), ("exit 0", 0)])
+def test_the_end_of_a_process_that_somebody_else_has_reaped_is_told_where_the_kernel_knows_it(
+    command: str, status: int
+) -> None:
+    process = subprocess.Popen(["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE)
+    descriptor = os.pidfd_open(process.pid)
+    process.communicate(b"\n")
+    major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
+    assert program._exit_status(process.pid, descriptor) == (status if (major, minor) >= (6, 15) else None)
+    os.close(descriptor)
 
 
 def test_a_rank_that_had_left_before_it_was_watched_has_an_unknown_end(home: Home) -> None:

@@ -121,7 +121,7 @@ class Ending(StrEnum):
     INTERRUPTED = "interrupted"  # Ctrl-C
     ABANDONED = "abandoned"  # the controller died; the guardian ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
-    RESTARTED = "restarted"  # an observed job's own launcher ended these ranks and started others in their place
+    RESTARTED = "restarted"  # these ranks of an observed job have left, and it has started others in their place
     DETACHED = "detached"  # the harness only looked, and the job runs on
 
 
@@ -408,6 +408,7 @@ class Evidence:
     trouble: tuple[Trouble, ...]
     retracted: tuple[Retraction, ...] = ()
     gradient_order: OutOfOrder | None = None  # where the program traced it and ranks differ
+    agent: bool = True  # the launcher ends with 0 only where every rank did
     observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
     last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known

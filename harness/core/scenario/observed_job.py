@@ -14,6 +14,17 @@ from nsa_harness.errors import UsageError
 
 _SECTION = "limits."
 _MAX_NAME = 60
+# Programs that start ranks and are none, even where RANK is in their own environment.
+_STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
+_STARTER_WORDS = 4  # interpreter, its switches, -m, module
+
+
+def starts_ranks(words: Sequence[str]) -> bool:
+    """The command of a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
+    return any(
+        word in _STARTER_MODULES or word.rpartition("/")[2] in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
+    )
 
 
 def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:

@@ -148,6 +148,7 @@ class Judgement:
     status: Status
     failures: tuple[Failure, ...]  # in order of time, first the one that explains the others
     proof: Proof | None
+    shown: str | None = None  # a PASS by what
     error: str | None = None  # why the harness could not judge
 
 
@@ -161,20 +162,56 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
-    launcher = evidence.launcher
-    if evidence.ending is Ending.EXITED and launcher and launcher.status is not None and not launcher.by_us:
-        return Judgement(status=Status.PASS, failures=(), proof=None)
+    if evidence.ending in (Ending.EXITED, Ending.RESTARTED) and (shown := ended_well(evidence)):
+        return Judgement(status=Status.PASS, failures=(), proof=None, shown=shown)
     words = {
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
-        Ending.EXITED: "nobody saw how the run ended: the record of its processes is missing",
+        Ending.EXITED: _unseen_end(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
         Ending.ABANDONED: "the harness died before the run ended; "
         + ("the job was left alone" if evidence.observed else "its guardian ended the run"),
         Ending.NOT_LAUNCHED: "the launcher could not be started",
-        Ending.RESTARTED: "the job's launcher started its ranks anew, and nothing shows why",
+        Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
         Ending.DETACHED: looked_at(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
+
+
+def ended_well(evidence: Evidence) -> str | None:
+    """What shows that every rank ended well, in a sentence; None where nothing does.
+
+    Each rank's own exit code, or that of a launcher which ends with 0 only where every rank did. Of a rank whose exit
+    was not seen, below a program that may have caught anything, it is enough that its interpreter came to its end.
+    """
+    unseen, launcher = _unseen(evidence), evidence.launcher
+    if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.by_us):
+        return None
+    if evidence.ranks and not unseen:
+        return "every rank ended with exit code 0"
+    if launcher is None or launcher.status != 0:
+        return None
+    if not any(rank.pid for rank in evidence.ranks):
+        return "the command ended with exit code 0; no rank was seen"
+    if not evidence.agent and not all(rank.board and rank.board.exit_s is not None for rank in unseen):
+        return None
+    who = "launcher" if evidence.agent else "command"
+    return f"the {who} ended with exit code 0; exit of {_ranks(unseen)} not seen"
+
+
+def _unseen(evidence: Evidence) -> list[RankEvidence]:
+    """Whose own good end is not recorded."""
+    return [one for one in evidence.ranks if one.exit is None or one.exit.status != 0 or one.exit.by_us]
+
+
+def _unseen_end(evidence: Evidence) -> str:
+    launcher, unseen = evidence.launcher, _unseen(evidence)
+    if launcher is None or launcher.status is None or launcher.by_us or not unseen:
+        return "nobody saw how the run ended: the record of its processes is missing"
+    return f"the command {how_it_ended(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
+
+
+def _ranks(some: Sequence[RankEvidence]) -> str:
+    return f"rank{'s' * (len(some) > 1)} {_listed([one.rank for one in some])}"
 
 
 def _proof(evidence: Evidence) -> Proof | None:

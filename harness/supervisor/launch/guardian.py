@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -29,6 +31,9 @@ _SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads)
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
 NO_SOCKETS = shutil.ignore_patterns("*.sock")  # a rank's own ear, which cannot be copied
 _STAT_STATE, _STAT_PARENT, _STAT_EXIT_CODE = 0, 1, 49  # fields after the command's closing bracket
+# linux/pidfd.h: since 6.15 a pidfd tells how its process ended, even once somebody else has reaped it.
+_PIDFD_INFO, _PIDFD_INFO_EXIT = struct.Struct("=QQ11Ii"), 1 << 3  # wanted and given, cgroup, ids, wait status
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 
 
 class Guardian:
@@ -109,7 +114,7 @@ class Guardian:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, poll: select.poll) -> None:
-        """Be told of this rank's end. torchrun reaps it within 0.1 s; until then /proc holds its exit code."""
+        """Be told of this rank's end. torchrun reaps it within 0.1 s."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
@@ -120,9 +125,8 @@ class Guardian:
 
     def process_left(self, fd: int) -> None:
         pid, rank = self.watched.pop(fd)
-        stat = _stat(pid)
+        status = _exit_status(pid, fd)
         os.close(fd)
-        status = os.waitstatus_to_exitcode(int(stat[_STAT_EXIT_CODE])) if stat and stat[_STAT_STATE] == "Z" else None
         self.seen_exits.add(pid)
         self.say("exit", pid=pid, rank=rank, status=status)
 
@@ -218,6 +222,19 @@ class Guardian:
         os.write(self.journal, line)
         with contextlib.suppress(OSError):  # the controller may be gone; the journal has it
             os.write(1, line)
+
+
+def _exit_status(pid: int, pidfd: int) -> int | None:
+    """Of a process that has ended: from /proc until it is reaped, by its pidfd after that; None = neither tells."""
+    stat = _stat(pid)
+    if stat and stat[_STAT_STATE] == "Z":
+        return os.waitstatus_to_exitcode(int(stat[_STAT_EXIT_CODE]))
+    try:
+        told = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    except OSError:
+        return None
+    given, *_, wait_status = _PIDFD_INFO.unpack(told)
+    return os.waitstatus_to_exitcode(wait_status) if given & _PIDFD_INFO_EXIT else None
 
 
 def _stat(pid: int) -> list[str] | None:

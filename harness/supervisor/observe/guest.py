@@ -17,11 +17,12 @@ from typing import Any
 
 import nsa_harness
 from nsa_harness import protocol
+from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
 from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
-from nsa_harness.supervisor.observe.ranks import is_python_command, starts_ranks
+from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 # Where the package can be imported from: in a checkout that is the folder of a link to it.

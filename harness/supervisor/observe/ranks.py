@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.core.verdict.limits import started
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.procfs import alive, command_words
@@ -15,18 +16,7 @@ from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
-# Python programs that start ranks and are none, even where RANK is in their own environment.
-_STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
-_STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
-_STARTER_WORDS = 4  # interpreter, its switches, -m, module
 _SPAWNED = "multiprocessing.spawn import spawn_main"
-
-
-def starts_ranks(words: Sequence[str]) -> bool:
-    """The command of a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
-    return any(
-        word in _STARTER_MODULES or os.path.basename(word) in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
-    )
 
 
 def is_python_command(words: Sequence[str]) -> bool:
@@ -85,16 +75,22 @@ def _is_python(pid: int, words: Sequence[str]) -> bool:
         return is_python_command(words)
 
 
+def _parents(pids: Iterable[int]) -> set[int]:
+    return {stat.parent for pid in pids if (stat := procfs.read_stat(pid)) is not None}
+
+
 _SEARCH_EVERY_S = 1.0  # reading the memory maps of every process costs some milliseconds
 
 
 @dataclass(kw_only=True)
 class GuestRanks(Ranks):
-    """Nobody says how many there will be, nor when. Ranks that take the place of dead ones are another attempt."""
+    """Nobody says how many there will be, nor when. Ranks that take the place of all that were are another attempt."""
 
     world_size: int = 0
     restarted: bool = False
+    set_aside: bool = False  # by the agent that had started the ranks before: their end is no result of the job's
     _solo: set[int] = field(default_factory=set)  # processes that would be rank 0 if nobody else had a rank
+    _parents: set[int] = field(default_factory=set)  # of the ranks
     _searched_ns: int = 0
 
     @property
@@ -112,14 +108,29 @@ class GuestRanks(Ranks):
         boards = dict(self._boards())
         solo = [pid for pid, board in boards.items() if board.world_size == 1 and rank_of(pid) is None]
         found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
-        if not found and solo:
+        # Who started ranks stays no rank once they have left: what it does then is no training that began anew.
+        if not found and solo and self._solo.issuperset(self.pids.values()):
             found = {0: min(solo)}
             self._solo |= set(solo)
         if not found and not self.pids:
             found = self._from_outside(launcher)
         self.world_size = max([self.world_size, *(board.world_size or 0 for board in boards.values())])
         self._drop_solo(found)
+        if self._take_the_place(found):
+            self.restarted, self.set_aside = True, self._same_agent(found)
+            return []
         return [(rank, pid) for rank, pid in sorted(found.items()) if self._takes(rank, pid)]
+
+    def _take_the_place(self, found: Mapping[int, int]) -> bool:
+        """Of all that were, and these have left: one that comes for one of them is no new start of the job."""
+        replaced = any(self.pids.get(rank, pid) != pid for rank, pid in found.items())
+        return replaced and not any(map(alive, self.pids.values()))
+
+    def _same_agent(self, found: Mapping[int, int]) -> bool:
+        parents = _parents(found.values())
+        return (
+            len(parents) == 1 and parents == self._parents and all(starts_ranks(command_words(one)) for one in parents)
+        )
 
     def _boards(self) -> Iterator[tuple[int, Board]]:
         """Boards of living processes."""
@@ -149,13 +160,10 @@ class GuestRanks(Ranks):
                 self.boards.pop(rank, None)
 
     def _takes(self, rank: int, pid: int) -> bool:
-        known = self.pids.get(rank)
-        if known == pid or (known is not None and alive(known)):
-            return False
-        if known is not None:
-            self.restarted = True
+        if rank in self.pids:
             return False
         self.pids[rank] = pid
+        self._parents |= _parents([pid])
         self.gone.discard(rank)
         self.guarded.tell(do="watch", pid=pid, rank=rank)
         return True

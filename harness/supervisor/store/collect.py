@@ -43,8 +43,9 @@ from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.steps import ledger_table, step_rows
-from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind, Trouble
+from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.core.scenario.program import Reported, Row
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.store.adapters import adapter, evidence_text
@@ -248,6 +249,7 @@ class _Gather:
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
             gradient_order=first_out_of_order(self._orders()),
+            agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             observed=bool(journals.said("observed")),
             reported=rows,
         )
