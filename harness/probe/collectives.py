@@ -212,7 +212,7 @@ class _Recorder:
                     note_broadcast(said.payload(arguments, options))
             if said.sums:
                 self._note_sum(said, arguments, options)
-            call_hash = said.hash and (said.hash ^ chain.hash) + elements
+            call_hash = (said.hash ^ chain.hash) + (elements if said.even else 0)
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
@@ -311,6 +311,7 @@ class CallArguments:
         self.string = board.string(name)
         self.entered = board.what("collective", name)
         self._board = board
+        self.even = name in protocol.EVEN
         self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, takewhile
 
+from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
 from nsa_harness.core.alignment.timeline import Event, Field, Timeline, Token, field_apart, value
@@ -46,6 +47,8 @@ class Difference:
     who: bool  # their own rounds before show it
     new: bool  # what these ranks entered they never entered before
     or_swapped: bool = False  # they may yet make the call that is missing: nothing is seen behind the next one
+    parted_before: bool = False  # before the oldest calls that are kept they were not the same either
+    lost: Members = ()  # whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
         return dict(self.entered).get(rank)
@@ -64,12 +67,23 @@ def differences(
 ) -> tuple[Difference, ...]:
     """One a group at most; those in which a rank is only late come last, since they follow from others."""
     found = [
-        one
+        _within_what_is_known(one, members, timelines, boards)
         for group, parties in groups.items()
         for members in parties
         if (one := _of_group(group, members, timelines, boards))
     ]
     return tuple(sorted(found, key=lambda one: (one.kind is DifferenceKind.LATE, _since_s(one), one.group)))
+
+
+def _within_what_is_known(
+    found: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, Board]
+) -> Difference:
+    """The first difference that is seen need not be the first one."""
+    parted = parted_before(found.group, {rank: boards[rank] for rank in members if rank in boards})
+    lost = tuple(rank for rank in members if rank in timelines and found.group in timelines[rank].lost)
+    if not parted and not lost:
+        return found
+    return replace(found, where=False, or_swapped=False, parted_before=parted, lost=lost)
 
 
 def groups_of(timelines: Mapping[int, Timeline], boards: Mapping[int, Board]) -> dict[str, tuple[Members, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -15,13 +15,7 @@ from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
-# Elsewhere sizes rightly differ: the root of a scatter has the payload, objects have any size, all_to_all and (on NCCL)
-# all_gather and reduce_scatter may be uneven.
-_EVEN = frozenset({
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
-    "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
-})  # fmt: skip
-_EVEN_ON_GLOO = _EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+_EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
 class Token(NamedTuple):
@@ -81,6 +75,7 @@ class Timeline:
     rank: int
     events: tuple[Event, ...]
     whole: bool  # from the beginning on
+    lost: frozenset[str] = frozenset()  # groups of which the recorder lacks numbers between others, unexplained
 
     def of_group(self, group: str) -> tuple[Event, ...]:
         return tuple(one for one in self.events if one.group == group and not one.transfer)
@@ -97,12 +92,19 @@ def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
     }
 
 
-def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], backend: str) -> Timeline:
+def timeline(
+    rank: int,
+    board: Board | None,
+    collectives: Sequence[Collective],
+    backend: str,
+    *,
+    lost: Collection[str] = (),
+) -> Timeline:
     """From both sources: what the recorder numbered, and what the board knows of the same calls and of others.
 
     What other threads call than the one that trains is no part of it.
     """
-    even = _EVEN_ON_GLOO if backend == "gloo" else _EVEN
+    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
     trains = _training_tid(board) if board else None
     calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
     # Without a common clock nobody knows which call a number belongs to.
@@ -121,6 +123,7 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
+        lost=frozenset(lost),
         whole=_kept_all(board) and all(one.seq == 1 for one in _first_of_each(series)),
     )
 

@@ -23,6 +23,7 @@ from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.proof import computations
@@ -77,7 +78,13 @@ class Case:
     def timelines(self) -> dict[int, Timeline]:
         return comparable(
             {
-                rank.rank: timeline(rank.rank, rank.board, collectives_of(self.evidence, rank), self.backend)
+                rank.rank: timeline(
+                    rank.rank,
+                    rank.board,
+                    collectives_of(self.evidence, rank),
+                    self.backend,
+                    lost=lost_groups(self.evidence, rank),
+                )
                 for rank in self.evidence.ranks
             }
         )
@@ -132,6 +139,13 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
         before = known.get((one.group, one.seq))
         known[one.group, one.seq] = one if before is None or one.retired else before
     return tuple(sorted(known.values(), key=lambda one: (one.created_ns, one.group, one.seq)))
+
+
+def lost_groups(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
+    """Groups of which a recorder of the rank lacks numbers between others. Two looks may well have some in between."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    recorders = [rank.collectives, *(one.collectives for one in last if one.rank == rank.rank)]
+    return frozenset(group for one in recorders for group, _, _ in missing_numbers(one))
 
 
 def layer_of(module: str | None) -> int | None:

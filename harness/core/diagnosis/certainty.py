@@ -126,7 +126,8 @@ def _no_line_of_the_program(case: Case, explanation: Explanation) -> str | None:
 def _caught_something(case: Case, explanation: Explanation) -> str | None:
     """An exception that only the blamed ranks caught may be why they went another way."""
     others = {one.type for rank, board in case.boards.items() if rank not in explanation.ranks for one in board.caught}
-    own = [(rank, one) for rank in explanation.ranks if rank in case.boards for one in case.boards[rank].caught]
+    boards = [(rank, case.boards[rank]) for rank in explanation.ranks if rank in case.boards]
+    own = [(rank, one) for rank, board in boards for one in board.caught if one.left_forward]
     alone = next(((rank, one) for rank, one in own if one.type not in others), None)
     return None if alone is None else f"rank {alone[0]} caught {alone[1].type}{at(alone[1].place)}, which may be why"
 

@@ -95,6 +95,16 @@ def shown_later(case: Case, found: Difference) -> str:
     return f"; it showed when {entered_text(case, found)}"
 
 
+def unseen_text(group: str, lost: Sequence[int], *, parted_before: bool) -> str:
+    """Why what is seen of the group may not be where its ranks parted; empty = nothing speaks for that."""
+    of_group = f"group {group or '0'}"
+    if parted_before:
+        return f"; but their calls of {of_group} parted before the oldest ones that are kept"
+    if lost:
+        return f"; but the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}"
+    return ""
+
+
 def places(case: Case, found: Difference, *, below: bool) -> Iterator[Place]:
     """Where the ranks stand that part there; `below`: only of what DDP or FSDP entered, since it is no call's line."""
     for rank, event in found.entered:

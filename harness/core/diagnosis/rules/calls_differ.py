@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
+from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.reasons import began_anew
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
@@ -31,6 +32,7 @@ from nsa_harness.core.diagnosis.entries import (
     places,
     reference,
     shown_later,
+    unseen_text,
 )
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
@@ -135,20 +137,27 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
     other = tuple(link.rank for link in ring if left_routine(case.timelines[link.rank], link.event))
     ranks = tuple(sorted(other)) or everyone
     told = 0 < len(other) < len(everyone)
+    before = next(filter(None, (_unseen_of_group(case, link.event.group, everyone) for link in ring)), "")
     first = next(link for link in ring if link.rank in ranks)
     return explained(
         Cause.CROSS_GROUP_DEADLOCK,
         f"{len(everyone)} ranks wait for each other in different groups:"
         f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}"
-        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}",
+        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}{before}",
         ranks=ranks,
         place=_crossing(case, ranks, everyone) or event_place(case, first.rank, first.event),
         step=first.event.step,
         collective=reference(first.event),
         parties=everyone,
-        seen=Seen.REPAIRED if told else Seen.PART,
+        seen=Seen.REPAIRED if told and not before else Seen.PART,
         proof=flight_proof(case, everyone),
     )
+
+
+def _unseen_of_group(case: Case, group: str, ranks: Sequence[int]) -> str:
+    lost = tuple(rank for rank in ranks if group in case.timelines[rank].lost)
+    boards = {rank: case.boards[rank] for rank in ranks if rank in case.boards}
+    return unseen_text(group, lost, parted_before=parted_before(group, boards))
 
 
 def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -234,16 +243,16 @@ def _jumps(case: Case, frame: Frame) -> list[Branch]:
 
 
 def _caught(case: Case, found: Difference) -> _Why | None:
-    """An exception left a forward of one side only, in the step in which it parted, and not out of that very call."""
+    """One side alone caught an exception, in the step in which it parted, and not out of that very call."""
     caught = {rank: board.caught for rank, board in case.boards.items() if rank in found.everyone}
     step = _step(found)
     for rank, own in caught.items():
         event = found.event(rank)
         others = {one.type for other, some in caught.items() if other != rank for one in some}
         new = (one for one in own if one.type not in others and not (event and one.place == event.place))
-        first = next((one for one in new if step in _steps_of(one)), None)
+        first = next((one for one in new if step in _steps_of(one) and _turned_by(case, found, rank, one)), None)
         if first is not None:
-            caught_at = _handler(case, rank)
+            caught_at = first.handled or _handler(case, rank)
             return _Why(
                 reason=R.CAUGHT,
                 ranks=(rank,),
@@ -253,6 +262,19 @@ def _caught(case: Case, found: Difference) -> _Why | None:
                 step=first.step,
             )
     return None
+
+
+def _turned_by(case: Case, found: Difference, rank: int, caught: CaughtException) -> bool:
+    """It took the rank out of a forward, or what caught it leads to a call here, and so decides what is called.
+
+    A helper that tries and goes on, as many do, decides nothing.
+    """
+    if caught.left_forward or caught.handled is None:
+        return caught.left_forward
+    events = [event for event in (found.expected, found.event(rank)) if event is not None]
+    ways = [*own_frames(case, rank), *(frame for event in events for frame in event.chain)]
+    handler = (caught.handled.file, (caught.handled.function or "").rpartition(".")[2])
+    return any((frame.file, frame.function.rpartition(".")[2]) == handler for frame in ways)
 
 
 def _steps_of(caught: CaughtException) -> tuple[int, ...]:
@@ -402,12 +424,16 @@ def _usual_position(case: Case, rank: int, event: Event) -> int | None:
 def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands, *, sure: bool) -> Explanation:
     ranks = why.ranks or found.ranks
     where = found.where or (found.or_swapped and _in_order_of_lines(case, found))
-    sure = sure or (where and found.who and not found.symmetric)
+    known = not found.parted_before and not found.lost
+    sure = known and (sure or (where and found.who and not found.symmetric))
     return explained(
         cause,
-        f"{why.said}{shown_later(case, found)}"
-        if why.said
-        else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
+        (
+            f"{why.said}{shown_later(case, found)}"
+            if why.said
+            else f"{_claim(case, found)}{why.besides or _alternatives(found)}"
+        )
+        + unseen_text(found.group, found.lost, parted_before=found.parted_before),
         ranks=ranks,
         place=(why.place if why.reason in _KNOWN_AT else None)
         or _exit(case, found, stands, ranks)
