@@ -12,7 +12,7 @@ from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
 from nsa_harness.core.alignment.timeline import Event, Field, Timeline, Token, field_apart, value
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import Board, Mode
 
 Members = tuple[int, ...]
 
@@ -410,7 +410,8 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
     absent = [track for track in tracks if track.rank not in entered]
     expected = waited[0]
     trains = any(_trains(entered[rank]) for rank, event in events.items() if event is expected)
-    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected)]
+    waiting = [track.board for track in entered.values() if track.board]
+    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected, waiting)]
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
@@ -445,17 +446,26 @@ def _trains(track: _Track) -> bool:
     return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
 
 
+def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
+    """It has gradients off, or its model in evaluation, where the other one trains."""
+    if mode is None or other is None:
+        return False
+    return mode.training < other.training or mode.gradients < other.gradients
+
+
 def _between_steps(track: _Track) -> bool:
     return track.board is not None and track.board.training is not None and track.board.training.kind == "step"
 
 
-def _passed(track: _Track, event: Event) -> bool:
+def _passed(track: _Track, event: Event, waiting: Sequence[Board]) -> bool:
     """By its steps, and its marks within the step, the rank is beyond the point at which the others made the call."""
     board = track.board
     if board is None or event.step is None or event.position is None:
         return False
     if board.step != event.step:
         return board.step > event.step
+    if any(_evaluates(board.mode, other.mode) for other in waiting):
+        return False  # what it does there is no part of the training
     usual = [one.position or 0 for one in track.line if one.site == event.site and (one.step or 0) < event.step]
     return board.position > max(usual, default=event.position)
 

@@ -25,7 +25,7 @@ def parted_before(group: str, boards: Mapping[int, Board]) -> bool:
     """
     known = [hashes for board in boards.values() if (hashes := _hashes(group, board))]
     common = max((min(hashes) for hashes in known), default=0)
-    return common > 0 and len({hashes[common] for hashes in known if common in hashes}) > 1
+    return len({hashes[common] for hashes in known if common in hashes}) > 1
 
 
 def _hashes(group: str, board: Board) -> dict[int, int]:

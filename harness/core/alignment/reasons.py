@@ -72,15 +72,20 @@ def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     )
 
 
-def began_anew(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:
-    """The others are through with the iterator that ended here too, and have begun another: they have no more batches
-    of the same, but go another round."""
-    ended = {loader.number: loader for rank in finished.ranks for loader in boards[rank].loaders}
-    later = (loader for rank in finished.others for loader in boards[rank].loaders)
-    return bool(ended) and any(
-        one.number > max(ended) or (one.number in ended and one.iterators > ended[one.number].iterators)
-        for one in later
-    )
+def still_given(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:
+    """The iterator that ended here gave another rank more. An evaluation, or another round, has one of its own.
+
+    True too where no rank's loaders are told.
+    """
+    ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.ended]
+    others = {
+        (loader.number, loader.iterators, loader.chain): loader.batches
+        for rank in finished.others
+        for loader in boards[rank].loaders
+    }
+    if not ended or not others:
+        return True
+    return any(others.get((one.number, one.iterators, one.chain), 0) > one.batches for one in ended)
 
 
 def last_agreed(boards: Mapping[int, Board]) -> Call | None:

@@ -15,7 +15,7 @@ from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
 from nsa_harness.core.alignment.counts import parted_before
-from nsa_harness.core.alignment.reasons import began_anew
+from nsa_harness.core.alignment.reasons import still_given
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -314,7 +314,7 @@ def _exhausted(case: Case, _: Difference | None) -> _Why | None:
     if (
         finished is None
         or (difference is not None and difference.step <= finished.step)
-        or began_anew(case.boards, finished)
+        or not still_given(case.boards, finished)
     ):
         return None
     instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
