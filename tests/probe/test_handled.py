@@ -144,11 +144,11 @@ def test_what_nobody_of_the_program_caught_is_no_exception_that_was_caught(watch
 
 def test_code_of_a_library_and_control_flow_say_nothing(watched: Watched) -> None:
     library = compile(
-        "def f(watched):\n try: {}['k']\n except KeyError as e: watched.handles(*here(e))",
+        "def f(watched):\n try: missing()\n except KeyError as e: watched.handles(*here(e))",
         "/x/site-packages/y.py",
         "exec",
     )
-    names: dict[str, Any] = {"here": here}
+    names: dict[str, Any] = {"here": here, "missing": missing}
     exec(library, names)
     names["f"](watched)
     try:
