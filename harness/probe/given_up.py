@@ -16,6 +16,7 @@ from .board import BoardWriter
 from .hooks import is_control_flow
 from .places import innermost, is_installed, place_text
 
+MODELS_LIMIT = 64  # between two backward passes
 KINDS_LIMIT = 8  # each a type and a line
 NUMBERS_BYTES = 64  # the first ones of a batch: a part of it begins so too
 DEPTH_LIMIT = 3  # containers inside containers
@@ -51,7 +52,8 @@ class GivenUp:
 
     def began(self, module: Any, arguments: Any) -> None:
         """A training pass through a whole model. A batch is known again by its first numbers."""
-        self.models.add(id(module))
+        if len(self.models) < MODELS_LIMIT:
+            self.models.add(id(module))
         batch = _first_numbers(arguments, DEPTH_LIMIT)
         if self._open is not None and _UNKNOWN not in (batch, self._batch):
             self._settle(lost=batch != self._batch)

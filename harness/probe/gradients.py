@@ -47,7 +47,9 @@ class GradientLooks:
         for model in self._names.models():
             if id(model) not in called:
                 continue
-            every = [one for one in model.parameters() if one.requires_grad and one.numel()]
+            # One that is lazy and was never used has no size, and asking for it raises.
+            wanted = (one for one in model.parameters() if one.requires_grad)
+            every = [one for one in wanted if one.grad is not None or (not hasattr(one, "materialize") and one.numel())]
             every = every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]
             reached = [one for one in every if one.grad is not None]
             if not reached:

@@ -114,7 +114,8 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
                 caught.look()
                 # It left a whole model, or a loss beside one.
                 if outermost[0] is None and module.training and grad_enabled():
-                    given_up.failed(sys.exc_info()[1])
+                    ended_by = sys.exc_info()[1]
+                    trouble.attempt("batches", lambda: given_up.failed(ended_by))
         except Exception as error:
             give_up(error)
 
