@@ -1,4 +1,4 @@
-"""Handles that are asked in every way but by their own wait: a future, a poll, the last one, and what needs none."""
+"""Handles that are asked in every way but by their own wait: a future, a poll, at the root none, and the last one."""
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ for _ in range(STEPS):
     sent = dist.broadcast(numbers, src=0, async_op=True)
     if rank != 0:
         sent.wait()
-    dist.isend(numbers, (rank + 1) % size)
-    dist.recv(numbers, (rank - 1) % size)
-    dist.barrier(async_op=True)
 # A program that ends may leave the newest ones, which would have been for a round that does not come.
 ahead = dist.all_reduce(torch.ones(4), async_op=True)
 end()
