@@ -16,23 +16,27 @@ from .names import ModuleNames
 from .places import chain, foreign_code, innermost, is_installed, place_text
 from .trouble import TroubleLog
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .given_up import GivenUp
+
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
 DEPTH_LIMIT = 4  # containers inside containers
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> ModuleNames:
     """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
     names = ModuleNames(board)
     caught = CaughtExceptions(board, foreign_code(torch))
-    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names, caught))
+    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names, caught, given_up))
     if hasattr(sys, "monitoring"):
         from . import handled
 
         trouble.attempt(handled.PIECE, lambda: handled.install(vars(sys)["monitoring"], caught, trouble))
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
     trouble.attempt("first optimizer", lambda: _await_optimizer(board))
-    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble))
+    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble, given_up))
     return names
 
 
@@ -43,7 +47,12 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
 
 
 def _hook_modules(
-    torch: Any, board: BoardWriter, trouble: TroubleLog, names: ModuleNames, caught: CaughtExceptions
+    torch: Any,
+    board: BoardWriter,
+    trouble: TroubleLog,
+    names: ModuleNames,
+    caught: CaughtExceptions,
+    given_up: GivenUp,
 ) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
@@ -64,7 +73,9 @@ def _hook_modules(
         for handle in handles:
             handle.remove()
 
-    def before_forward(module: Any, _arguments: Any) -> None:
+    in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+    def before_forward(module: Any, arguments: Any) -> None:
         if is_compiling():
             return
         try:
@@ -76,11 +87,14 @@ def _hook_modules(
                 outermost[0] = None  # nothing of a step that is done, whatever became of its end
             if known.learns and (outermost[0] is None or outermost[0] is module):
                 outermost[0] = module
+                learning = grad_enabled()
                 board.mode(
                     protocol.MODE_KNOWN
                     | (protocol.MODE_TRAINING if module.training else 0)
-                    | (protocol.MODE_GRADIENTS if grad_enabled() else 0)
+                    | (protocol.MODE_GRADIENTS if learning else 0)
                 )
+                if module.training and learning and in_backward() == -1:
+                    trouble.attempt("batches", lambda: given_up.began(module, arguments))
             if names.at_next_forward is not None:
                 names.at_next_forward()
             mark(known.forward)
@@ -109,6 +123,10 @@ def _hook_modules(
                     tensor.grad_fn.register_prehook(on_backward)
             else:
                 caught.look()
+                # It left a whole model, or a loss beside one.
+                if outermost[0] is None and module.training and grad_enabled():
+                    ended_by = sys.exc_info()[1]
+                    trouble.attempt("batches", lambda: given_up.failed(ended_by))
         except Exception as error:
             give_up(error)
 
@@ -202,7 +220,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
+def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> None:
     """A mark when a DataLoader is asked for a batch, and one when it has answered; how far its iterator is."""
     from torch.utils.data import dataloader
 
@@ -221,6 +239,7 @@ def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
             trouble.attempt("loaders", lambda: loaders.gave(self, 0))
             raise
         board.mark(answered)
+        given_up.took_another()
         trouble.attempt("loaders", lambda: loaders.gave(self, 1))
         return batch
 
