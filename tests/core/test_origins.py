@@ -54,7 +54,8 @@ PROGRAM = dedent(
             return found
 
         def gather(self, tensor):
-            return dist.all_gather(tensor)
+            whole = tensor.contiguous()
+            return dist.all_gather(whole)
 
         def evaluate(self, batch):
             labels = batch["labels"]
