@@ -40,6 +40,7 @@ from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
 from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
 from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame
+from nsa_harness.core.evidence.origins import origin_of_arguments, origin_of_loop
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
@@ -56,7 +57,7 @@ from nsa_harness.core.verdict.verdict import FailureKind
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _COMPARED = 16  # ranks, pair by pair
-_LATELY = 8  # events
+_LATELY = 64  # events
 _LINKS = 4  # of a cycle, that a sentence names
 
 
@@ -86,6 +87,7 @@ class _Why:
 
 K, R = DifferenceKind, Reason
 _CALLS = (K.MISSING, K.EXTRA, K.ORDER, K.COUNT)
+_OF_VALUES = (K.SHAPE, K.DTYPE, K.ROOT)
 _KNOWN_AT = (Reason.CAUGHT, Reason.SKIPPED)  # what was done there made the difference, wherever it shows
 # Kind and reason make the cause.
 CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
@@ -385,6 +387,8 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
 def _left_backward(case: Case, found: Difference) -> _Why | None:
     """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
     left = [(rank, event) for rank, event in found.entered if event.called]
+    if any(_evaluates(case.boards.get(rank)) for rank, _ in left):
+        return None  # what it went through last has no backward pass
     inside = [rank for rank, event in found.entered if not event.called and _in_backward(case.boards.get(rank))]
     if not left or not inside or len(left) + len(inside) < len(found.entered):
         return None
@@ -405,6 +409,10 @@ def _left_backward(case: Case, found: Difference) -> _Why | None:
         place=event_place(case, inside[0], dict(found.entered)[inside[0]]),
         step=step,
     )
+
+
+def _evaluates(board: Board | None) -> bool:
+    return board is not None and board.mode is not None and not board.mode.gradients
 
 
 def _in_backward(board: Board | None) -> bool:
@@ -459,6 +467,7 @@ def _in_order_of_lines(case: Case, found: Difference) -> bool:
 def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
     """Of ranks that went fewer rounds of a loop, or more: what lets them out, or the loop."""
     loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
+    left = loop is not None
     if loop is None and found.kind is K.COUNT:
         around = (
             one for frame in reversed(own_frames(case, ranks[0])) for one in loops_around(case.evidence.sources, frame)
@@ -466,12 +475,29 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
         loop = next(around, None)
     if loop is None:
         return None
-    line = next((one.line for one in (*loop.exits, *loop.skips)), loop.line)
-    return Place(file=loop.file, line=line, function=loop.function)
+    line = next((one.line for one in (*loop.exits, *loop.skips)), None)
+    others = [rank for rank in found.everyone if rank not in ranks] if left and line is None else []
+    made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
+    return made or Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
+
+
+def _rounds_of(case: Case, left: Loop, rank: int) -> Place | None:
+    """What gives the number of rounds of the loop, or of the first one within it that may go another number of them."""
+    frames, sources = own_frames(case, rank), case.evidence.sources
+    for depth, frame in enumerate(frames):
+        for loop in reversed(loops_around(sources, frame)):
+            if (loop.file, loop.function) != (left.file, left.function) or left.line <= loop.line <= left.last:
+                line = Place(file=loop.file, line=loop.line)
+                made = origin_of_loop(sources, line, tuple(reversed(frames[:depth])))
+                if made is not None:
+                    return made.place
+    return None
 
 
 def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     """Where the fix belongs: the branch that leads there, else the line at which the ways of the ranks part."""
+    if found.kind in _OF_VALUES and (made := _made_at(case, found, ranks)):
+        return made
     others = [rank for rank in found.everyone if rank not in found.ranks]
     if others and ranks:
         went, stands = (ranks[0], others[0]) if found.kind is K.EXTRA else (others[0], ranks[0])
@@ -483,6 +509,22 @@ def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
         return event_place(case, rank, found.expected) if rank is not None else found.expected.place
     event = found.event(ranks[0])
     return event_place(case, ranks[0], event) if event else None
+
+
+def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
+    """Where the ranks give a call unlike values: what makes them unlike, or the line that hands them to a helper."""
+    event = found.event(ranks[0]) if ranks else None
+    if event is None or not event.called or event.place is None:
+        return None
+    frames = tuple(reversed(own_frames(case, ranks[0])))
+    stands = next(
+        (at for at, one in enumerate(frames) if (one.file, one.line) == (event.place.file, event.place.line)), None
+    )
+    chain = event.chain or (() if stands is None else frames[stands:]) or (event.place,)
+    made = origin_of_arguments(case.evidence.sources, chain)
+    if made is None or (not made.of_rank and same_function(case.evidence.sources, made.place, chain[0])):
+        return None
+    return made.place
 
 
 def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
