@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from nsa_harness.core.alignment.reasons import (
 from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
-from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, Raised, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.proof import computations
@@ -199,6 +199,38 @@ def loop_place(case: Case, root: Wait) -> Place | None:
 
 def hung_roots(case: Case) -> Sequence[Wait]:
     return case.roots if case.judgement.status is Status.HANG else ()
+
+
+def standing(
+    stands: Callable[[Wait], bool], *, anywhere: bool = False
+) -> Callable[[Case], tuple[Wait, tuple[int, ...]] | None]:
+    """Finds the first root of a hang that stands so, and the ranks of those that stand in the same on the same line.
+
+    `anywhere`: the ranks of all that stand so.
+    """
+
+    def found(case: Case) -> tuple[Wait, tuple[int, ...]] | None:
+        roots = [root for root in hung_roots(case) if stands(root)]
+        alike = (one.rank for one in roots if anywhere or (one.kind, one.user) == (roots[0].kind, roots[0].user))
+        return (roots[0], tuple(alike)) if roots else None
+
+    return found
+
+
+def failed_first(case: Case) -> tuple[Failure] | None:
+    """What failed first, and of itself."""
+    first = case.first_failure
+    return None if first is None or first.collateral else (first,)
+
+
+def raised_first(case: Case) -> tuple[Failure, Raised] | None:
+    """What failed first, of itself and with an exception."""
+    first = case.first_failure
+    return (first, first.raised) if first and first.raised and not first.collateral else None
+
+
+def raised_at(case: Case, rank: int | None, raised: Raised) -> Place | None:
+    return place_of(case, rank, user_frame(raised.frames))
 
 
 def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
