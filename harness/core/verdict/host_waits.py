@@ -11,7 +11,7 @@ from nsa_harness.core.evidence.loops import only_looks, only_reports
 from nsa_harness.core.evidence.pools import awaits_result, awaits_task, is_worker, serves_pool
 from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
-from nsa_harness.core.verdict.wait import ChildWait, WaitKind
+from nsa_harness.core.verdict.wait import OF_MOTION, ChildWait, Stand, WaitKind
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
 WAKES = 2  # from one sleep line, to no effect: a third sleep there is one of a poller
@@ -78,23 +78,6 @@ _DEEPEST = 8  # children of children
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostWait:
-    """`peers`: ranks that hold what is waited for. MOVING: somebody who is waited for moves.
-
-    BURNING: every process that is waited for computes on lines that are known, or stands in a closed wait.
-    """
-
-    kind: WaitKind
-    motion: Motion = Motion.WAITING
-    closed: bool = False
-    peers: tuple[int, ...] = ()
-    until_s: float | None = None
-    target: str = ""
-    child: ChildWait | None = None
-    computing: tuple[ChildWait, ...] = ()  # BURNING: all that is waited for, and none of it is proven to move
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Actor:
     """One process now, and the thread of it that waits."""
 
@@ -139,10 +122,10 @@ class _Family:
 
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
-) -> HostWait:
+) -> Stand:
     """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
     if rank.process is None:
-        return HostWait(kind=WaitKind.UNKNOWN)
+        return Stand(kind=WaitKind.UNKNOWN)
     actors = {rank.pid: _actor(rank.process, before.process if before else None, rank.stacks, stack)}
     earlier = {child.pid: child for child in before.children} if before else {}
     for child in rank.children:
@@ -156,7 +139,7 @@ def _actor(process: Process, before: Process | None, stacks: tuple[Stack, ...], 
     return _Actor(process=process, before=before, stacks=stacks, stack=stack)
 
 
-def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
+def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> Stand:
     """`above`: the processes that wait for this one, which can do nothing for it in the thread that waits."""
     actor = family.actors[pid]
     task = actor.task
@@ -166,31 +149,31 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
         return _pool(family, actor, at_work, (*above, pid))
     name = task.syscall if task else ""
     if task is None or not name:
-        return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+        return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
     if name in SLEEPS:
         looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
         alone = len(family.actors) == 1 and not actor.another_thread_may_act
         polls = bool(above) and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
-        return HostWait(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
+        return Stand(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))
     if name == "futex":
         return _shared_lock(family, actor, task, (*above, pid)) if task.target else _lock(family, actor, task)
     if name in _FILE_LOCKS:
-        return _held(family, HostWait(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
+        return _held(family, Stand(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
     if name in _IO_CALLS:
         return _io(family, actor, task, (*above, pid))
-    return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+    return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
 
 
-def _lock(family: _Family, actor: _Actor, task: Task) -> HostWait:
+def _lock(family: _Family, actor: _Actor, task: Task) -> Stand:
     closed = task.timed is False and actor.stack is not None and not actor.may_act
-    return _unless_busy(family, HostWait(kind=WaitKind.LOCK, closed=closed))
+    return _unless_busy(family, Stand(kind=WaitKind.LOCK, closed=closed))
 
 
-def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
+def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
     """A semaphore of several processes: each one that has it in its memory may give it back."""
-    wait = HostWait(kind=WaitKind.LOCK, target=task.target)
+    wait = Stand(kind=WaitKind.LOCK, target=task.target)
     all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
     if task.timed is not False or not all_named or actor.another_thread_may_act:
         return _unless_busy(family, wait)
@@ -207,7 +190,7 @@ def _waits_for_orders(actor: _Actor) -> bool:
     return within and not _fetches(actor.stack) and not actor.another_thread_may_act
 
 
-def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
+def _unless_busy(family: _Family, wait: Stand) -> Stand:
     """A child that computes may be what an open wait is for: a compiler, a pool of workers.
 
     Not one that the wait is already known to be for.
@@ -221,8 +204,8 @@ def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
     return replace(wait, motion=Motion.MOVING, computing=()) if not wait.closed and any(computes) else wait
 
 
-def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
-    wait = HostWait(kind=WaitKind.IO, target=task.target)
+def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    wait = Stand(kind=WaitKind.IO, target=task.target)
     direct = task.syscall in _READS | _WRITES
     if task.target.startswith("socket:["):
         return _connection(family, actor, task, wait)
@@ -234,7 +217,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> H
     return replace(held, kind=WaitKind.PIPE) if held.closed and task.syscall in _WRITES else held
 
 
-def _connection(family: _Family, actor: _Actor, task: Task, wait: HostWait) -> HostWait:
+def _connection(family: _Family, actor: _Actor, task: Task, wait: Stand) -> Stand:
     """A connection to a rank waits for that rank, any other for the world outside."""
     inode = int(task.target[8:-1]) if task.target[8:-1].isdigit() else -1
     socket = next((one for one in actor.process.sockets if one.inode == inode), None)
@@ -245,7 +228,7 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: HostWait) -> H
     return replace(wait, target=socket.peer, peers=peers, closed=bool(peers))
 
 
-def _held(family: _Family, wait: HostWait, task: Task, above: tuple[int, ...]) -> HostWait:
+def _held(family: _Family, wait: Stand, task: Task, above: tuple[int, ...]) -> Stand:
     """Closed by those who hold what is waited for: other ranks are waited for, the rest must be unable to act."""
     holders = task.held_by
     if not holders or len(holders) >= _NAMED_HOLDERS:
@@ -261,8 +244,8 @@ def _held(family: _Family, wait: HostWait, task: Task, above: tuple[int, ...]) -
     return replace(found, closed=closed, peers=tuple(sorted(peers)) if closed else ())
 
 
-def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> HostWait:
-    wait = HostWait(kind=WaitKind.CHILD)
+def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> Stand:
+    wait = Stand(kind=WaitKind.CHILD)
     wanted = task.held_by or tuple(one for one, actor in family.actors.items() if actor.process.parent == pid)
     known = [one for one in wanted if one in family.actors and one not in above]
     below = [_child(family, one, above) for one in known]
@@ -270,12 +253,12 @@ def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> 
     return replace(_with_children(wait, below), closed=closed)
 
 
-def _loader(family: _Family, above: tuple[int, ...]) -> HostWait:
+def _loader(family: _Family, above: tuple[int, ...]) -> Stand:
     """A loop over a DataLoader ends when a worker that is at work hands over its batch."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _fetches(actor.stack)]
     below = [_child(family, pid, above) for pid in workers]
     closed = bool(below) and all(child.closed for child in below)
-    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.LOADER), below), closed=closed))
+    return _unless_busy(family, replace(_with_children(Stand(kind=WaitKind.LOADER), below), closed=closed))
 
 
 def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
@@ -287,14 +270,14 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
     return tuple(one for one, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
 
 
-def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> HostWait:
+def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> Stand:
     """Closed where each worker that has a task is, and nobody else is there who could give or do another one."""
     below = [_child(family, pid, above) for pid in at_work]
     serving = [one for one in actor.stacks if serves_pool(one.frames)]
     others = actor.stack is None or another_thread_may_act(actor.process, actor.stacks, actor.stack, serving)
     all_read = not any(one.is_unread for one in family.actors.values())
     closed = all(child.closed for child in below) and not others and all_read
-    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.CHILD), below), closed=closed))
+    return _unless_busy(family, replace(_with_children(Stand(kind=WaitKind.CHILD), below), closed=closed))
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
@@ -310,16 +293,17 @@ def _fetches(stack: Stack | None) -> bool:
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
 
 
-def _with_children(wait: HostWait, below: Sequence[ChildWait]) -> HostWait:
+def _with_children(wait: Stand, below: Sequence[ChildWait]) -> Stand:
     """Any of them may end the wait. Its end is readable where each one's is."""
     if not below:
         return wait
-    computing = tuple(one for child in below for one in child.computing)
+    at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
+    computing = tuple(one for _, computes in at_work for one in computes)
     # A loop that never ends explains the wait only where nothing else that is waited for may end it.
-    may_end = any(not child.closed and not child.computing for child in below)
+    may_end = any(not child.closed and not computes for child, computes in at_work)
     moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
     ends = [child.deepest.until_s for child in below]
-    shown = (child for child in below if (child.computing if computing else child.closed))
+    shown = (child for child, computes in at_work if (computes if computing else child.closed))
     return replace(
         wait,
         motion=Motion.MOVING if moving else Motion.BURNING if computing else wait.motion,
@@ -333,29 +317,17 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     actor = family.actors[pid]
     moved = _motion(actor, family.elapsed_s)
     if moved is not Motion.WAITING or len(above) > _DEEPEST:
-        kind = _PLAIN.get(moved, WaitKind.UNKNOWN)
-        found = HostWait(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
+        kind = OF_MOTION.get(moved, WaitKind.UNKNOWN)
+        found = Stand(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
         found = _stands_in(family, pid, above)
-    frames = actor.frames
     return ChildWait(
+        **vars(replace(found, closed=found.closed and not found.peers)),
         pid=pid,
         command=actor.process.command,
-        motion=found.motion,
-        kind=found.kind,
-        closed=found.closed and not found.peers,
-        until_s=found.until_s,
-        leaf=frames[0] if frames else None,
-        user=user_frame(frames),
-        target=found.target,
-        child=found.child,
-        below=found.computing,
+        leaf=actor.frames[0] if actor.frames else None,
+        user=user_frame(actor.frames),
     )
-
-
-_PLAIN = {
-    Motion.STOPPED: WaitKind.STOPPED, Motion.MOVING: WaitKind.NOTHING, Motion.BURNING: WaitKind.COMPUTE,
-}  # fmt: skip
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
