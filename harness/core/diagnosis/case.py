@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, cycle, differences, groups_of
-from nsa_harness.core.alignment.reasons import (
-    AbandonedBatch,
-    OtherPace,
-    OutOfBatches,
-    StepDifference,
-    abandoned_batch,
-    first_out_of_batches,
-    first_step_of_difference,
-    other_pace,
-)
+from nsa_harness.core.alignment.reasons import StepDifference, first_step_of_difference
 from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
@@ -107,20 +98,8 @@ class Case:
         return "gloo" if all(one.started is None for one in recorded) else backend
 
     @cached_property
-    def abandoned_batch(self) -> AbandonedBatch | None:
-        return abandoned_batch(self.boards)
-
-    @cached_property
-    def other_pace(self) -> OtherPace | None:
-        return other_pace(self.boards)
-
-    @cached_property
     def step_difference(self) -> StepDifference | None:
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
-
-    @cached_property
-    def out_of_batches(self) -> OutOfBatches | None:
-        return first_out_of_batches(self.boards)
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:

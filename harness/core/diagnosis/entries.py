@@ -97,10 +97,8 @@ def shown_later(case: Case, found: Difference) -> str:
 
 def places(case: Case, found: Difference, *, below: bool) -> Iterator[Place]:
     """Where the ranks stand that part there; `below`: only of what DDP or FSDP entered, since it is no call's line."""
-    for rank, event in found.entered:
-        place = None if below and event.called else event_place(case, rank, event)
-        if place is not None:
-            yield place
+    entered = (event_place(case, rank, event) for rank, event in found.entered if not (below and event.called))
+    return (place for place in entered if place is not None)
 
 
 def apart(found: StepDifference) -> tuple[int, ...]:

@@ -18,24 +18,6 @@ WAKES = 2  # from one sleep line, to no effect: a third sleep there is one of a 
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
-def could_release(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
-    """Some other thread of the process, or another process that shares the lock, may still act."""
-    if in_function(waiting.frames, "multiprocessing/synchronize.py") is not None:
-        return True
-    return another_thread_may_act(process, stacks, waiting)
-
-
-def another_thread_may_act(
-    process: Process, stacks: Sequence[Stack], waiting: Stack, idle: Sequence[Stack] = ()
-) -> bool:
-    """Any thread of this process but the one that waits, and those that are known to be idle."""
-    tasks = {task.tid: task for task in process.tasks}
-    in_python = {stack.tid for stack in stacks if stack.frames}
-    native = (task for tid, task in tasks.items() if tid not in in_python)
-    python = (stack for stack in stacks if stack is not waiting and stack.frames and stack not in idle)
-    return any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
-
-
 def is_library(task: Task) -> bool:
     """A thread that torch, gloo or a driver keeps for itself, told by its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
@@ -46,9 +28,7 @@ def _natively_busy(task: Task) -> bool:
 
     One that only polls (epoll, timed waits) is a library's loop: gloo, autograd and allocators all keep some.
     """
-    if is_library(task):
-        return False
-    return task.state in "RD" or task.syscall in _BLOCKING_IO
+    return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
@@ -93,12 +73,17 @@ class _Actor:
 
     @property
     def may_act(self) -> bool:
-        """Apart from the thread that waits."""
-        return self.stack is None or could_release(self.process, self.stacks, self.stack)
+        """Some other thread of it, or another process that shares the lock."""
+        return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
-    @property
-    def another_thread_may_act(self) -> bool:
-        return self.stack is None or another_thread_may_act(self.process, self.stacks, self.stack)
+    def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
+        """Any thread of it but the one that waits, and those that are known to be idle."""
+        tasks = {task.tid: task for task in self.process.tasks}
+        in_python = {stack.tid for stack in self.stacks if stack.frames}
+        native = (task for tid, task in tasks.items() if tid not in in_python)
+        python = (one for one in self.stacks if one is not self.stack and one.frames and one not in idle)
+        acts = any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
+        return self.stack is None or acts
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -126,17 +111,15 @@ def host_wait(
     """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
     if rank.process is None:
         return Stand(kind=WaitKind.UNKNOWN)
-    actors = {rank.pid: _actor(rank.process, before.process if before else None, rank.stacks, stack)}
+    was = before.process if before else None
+    actors = {rank.pid: _Actor(process=rank.process, before=was, stacks=rank.stacks, stack=stack)}
     earlier = {child.pid: child for child in before.children} if before else {}
     for child in rank.children:
         stacks = rank.child_stacks.get(child.pid, ())
-        actors[child.pid] = _actor(child, earlier.get(child.pid), stacks, training_stack(stacks, child.pid))
+        trains = training_stack(stacks, child.pid)
+        actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=trains)
     family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
     return _stands_in(family, rank.pid, ())
-
-
-def _actor(process: Process, before: Process | None, stacks: tuple[Stack, ...], stack: Stack | None) -> _Actor:
-    return _Actor(process=process, before=before, stacks=stacks, stack=stack)
 
 
 def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> Stand:
@@ -152,7 +135,7 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> Stand:
         return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
     if name in SLEEPS:
         looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
-        alone = len(family.actors) == 1 and not actor.another_thread_may_act
+        alone = len(family.actors) == 1 and not actor.thread_may_act()
         polls = bool(above) and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
         return Stand(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
     if name in _CHILD_CALLS:
@@ -175,7 +158,7 @@ def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, .
     """A semaphore of several processes: each one that has it in its memory may give it back."""
     wait = Stand(kind=WaitKind.LOCK, target=task.target)
     all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
-    if task.timed is not False or not all_named or actor.another_thread_may_act:
+    if task.timed is not False or not all_named or actor.thread_may_act():
         return _unless_busy(family, wait)
     idle = {pid for pid, other in family.actors.items() if _waits_for_orders(other)}
     sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
@@ -187,7 +170,7 @@ def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, .
 def _waits_for_orders(actor: _Actor) -> bool:
     """A worker of a DataLoader that nobody has given anything to do."""
     within = any(frame.file.endswith(_WORKER) for frame in actor.frames)
-    return within and not _fetches(actor.stack) and not actor.another_thread_may_act
+    return within and not _fetches(actor.stack) and not actor.thread_may_act()
 
 
 def _unless_busy(family: _Family, wait: Stand) -> Stand:
@@ -236,29 +219,23 @@ def _held(family: _Family, wait: Stand, task: Task, above: tuple[int, ...]) -> S
     strangers = [pid for pid in holders if pid not in family.actors and pid not in family.owners]
     if strangers:
         return wait
-    below = [_child(family, pid, above) for pid in holders if pid in family.actors and pid not in above]
+    below = [pid for pid in holders if pid in family.actors and pid not in above]
     waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
     peers = {family.owners[pid] for pid in holders if pid not in family.actors}
-    closed = waiting and all(child.closed for child in below)
-    found = _with_children(wait, below)
-    return replace(found, closed=closed, peers=tuple(sorted(peers)) if closed else ())
+    found = _with_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
+    return replace(found, peers=tuple(sorted(peers)) if found.closed else ())
 
 
 def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> Stand:
-    wait = Stand(kind=WaitKind.CHILD)
     wanted = task.held_by or tuple(one for one, actor in family.actors.items() if actor.process.parent == pid)
     known = [one for one in wanted if one in family.actors and one not in above]
-    below = [_child(family, one, above) for one in known]
-    closed = bool(below) and len(known) == len(wanted) and all(child.closed for child in below)
-    return replace(_with_children(wait, below), closed=closed)
+    return _with_children(Stand(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> Stand:
     """A loop over a DataLoader ends when a worker that is at work hands over its batch."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _fetches(actor.stack)]
-    below = [_child(family, pid, above) for pid in workers]
-    closed = bool(below) and all(child.closed for child in below)
-    return _unless_busy(family, replace(_with_children(Stand(kind=WaitKind.LOADER), below), closed=closed))
+    return _unless_busy(family, _with_children(Stand(kind=WaitKind.LOADER), family, workers, above))
 
 
 def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
@@ -272,12 +249,11 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
 
 def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> Stand:
     """Closed where each worker that has a task is, and nobody else is there who could give or do another one."""
-    below = [_child(family, pid, above) for pid in at_work]
     serving = [one for one in actor.stacks if serves_pool(one.frames)]
-    others = actor.stack is None or another_thread_may_act(actor.process, actor.stacks, actor.stack, serving)
+    others = actor.thread_may_act(serving)
     all_read = not any(one.is_unread for one in family.actors.values())
-    closed = all(child.closed for child in below) and not others and all_read
-    return _unless_busy(family, replace(_with_children(Stand(kind=WaitKind.CHILD), below), closed=closed))
+    found = _with_children(Stand(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
+    return _unless_busy(family, found)
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
@@ -293,10 +269,13 @@ def _fetches(stack: Stack | None) -> bool:
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
 
 
-def _with_children(wait: Stand, below: Sequence[ChildWait]) -> Stand:
-    """Any of them may end the wait. Its end is readable where each one's is."""
-    if not below:
+def _with_children(
+    wait: Stand, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, closed: bool = True
+) -> Stand:
+    """Any of them may end the wait; `closed`: nobody else. Its end is readable where each one's is."""
+    if not pids:
         return wait
+    below = [_child(family, pid, above) for pid in pids]
     at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
     computing = tuple(one for _, computes in at_work for one in computes)
     # A loop that never ends explains the wait only where nothing else that is waited for may end it.
@@ -307,6 +286,7 @@ def _with_children(wait: Stand, below: Sequence[ChildWait]) -> Stand:
     return replace(
         wait,
         motion=Motion.MOVING if moving else Motion.BURNING if computing else wait.motion,
+        closed=closed and all(child.closed for child in below),
         until_s=None if None in ends else min(end for end in ends if end is not None),
         child=next(shown, below[0]),
         computing=() if moving else computing,

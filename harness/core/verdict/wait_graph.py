@@ -18,6 +18,7 @@ from nsa_harness.core.verdict.motion import (
     only_another_line,
     rank_stack,
     task_of,
+    thread_cpu_s,
 )
 from nsa_harness.core.verdict.wait import OF_MOTION, Stand, Wait, WaitKind
 
@@ -60,7 +61,8 @@ def _wait(
     moved = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)
     frames = stack.frames if stack else ()
-    computes = moved is Motion.BURNING and not _idles(before, rank, stack, elapsed_s)
+    thread_s = thread_cpu_s(before, rank)
+    computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
     found = Stand(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _OVER)
     if moved in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
@@ -90,12 +92,6 @@ def _moved(host: Stand, *, works: bool) -> Motion:
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
-
-
-def _idles(before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, elapsed_s: float) -> bool:
-    """The thread that trains used no CPU, whatever the others did; False where nobody says."""
-    now, then = task_of(rank, stack), task_of(before, stack) if before else None
-    return now is not None and then is not None and now.cpu_s - then.cpu_s < STARVED_SHARE * elapsed_s
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:

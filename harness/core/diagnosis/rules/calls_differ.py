@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
-from nsa_harness.core.alignment.reasons import began_anew
+from nsa_harness.core.alignment.reasons import abandoned_batch, began_anew, first_out_of_batches, other_pace
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -205,7 +205,7 @@ def _place_of(branch: Branch) -> Place:
 
 def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     """Its steps show it: it began again in one of them, and came to its end a batch before the others."""
-    gave_up = case.abandoned_batch
+    gave_up = abandoned_batch(case.boards)
     if gave_up is None or case.step_difference is not None:
         return None
     caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
@@ -288,21 +288,21 @@ def _printed(case: Case, rank: int) -> str:
 
 
 def _exhausted(case: Case, _: Difference | None) -> _Why | None:
-    finished, difference = case.out_of_batches, case.step_difference
+    finished, difference = first_out_of_batches(case.boards), case.step_difference
     if (
         finished is None
         or (difference is not None and difference.step <= finished.step)
         or began_anew(case.boards, finished)
     ):
         return None
-    instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
+    instead = "ended" if finished.inside is None else f"entered {finished.inside.op}{at(finished.inside.place)}"
     return _Why(
         reason=R.EXHAUSTED,
         ranks=finished.ranks,
         said=f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
-        f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
+        f" and {instead}; {ranks_text(finished.others)} went on to step"
         f" {finished.step + 1}",
-        place=finished.calls[0][1].place if finished.calls else None,
+        place=finished.inside.place if finished.inside else None,
         step=finished.step + 1,
         proof=("step_ledger.txt",),
     )
@@ -331,7 +331,7 @@ def _out_of_batches(case: Case) -> Explanation | None:
 
 def _other_pace(case: Case, _: Difference) -> _Why | None:
     """As many reductions a step on every rank, but of another number of batches."""
-    pace = case.other_pace
+    pace = other_pace(case.boards)
     if pace is None:
         return None
     marks = on_ranks([(rank, str(count)) for rank, count in pace.marks])
