@@ -157,12 +157,12 @@ def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=BARRIER)
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=())
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=None)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def loaded(*loaders: tuple[int, int, bool]) -> Board:
     ids=["the same iterator", "another one", "another loader", "not told"],
 )
 def test_who_began_another_round_of_batches_has_no_more_of_those_that_ended_here(other: Board, anew: bool) -> None:
-    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, calls=())
+    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
     assert began_anew({0: other, 1: loaded((1, 2, True))}, finished) is anew
     assert not began_anew({0: other, 1: loaded()}, finished)
 

@@ -16,6 +16,7 @@ from nsa_harness.core.diagnosis.grades import Seen, confidence
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, Raised, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.verdict.group_waits import backend_of
 from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
@@ -90,8 +91,7 @@ class Case:
     @property
     def backend(self) -> str:
         """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
-        found = next((board.backend for board in self.boards.values() if board.backend), "")
-        backend = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
+        backend = backend_of(self.evidence.backend, self.boards.values())
         recorded = [one for rank in self.evidence.ranks for one in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not recorded:
             return backend

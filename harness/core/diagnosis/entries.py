@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import Difference, minority
 from nsa_harness.core.alignment.reasons import StepDifference
@@ -88,17 +88,6 @@ def parted(case: Case) -> bool:
         return first.collateral or first.kind is FailureKind.LEFT
     roots = {root.kind for root in case.roots}
     return case.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
-
-
-def shown_later(case: Case, found: Difference) -> str:
-    """Where it came to light, which is later."""
-    return f"; it showed when {entered_text(case, found)}"
-
-
-def places(case: Case, found: Difference, *, below: bool) -> Iterator[Place]:
-    """Where the ranks stand that part there; `below`: only of what DDP or FSDP entered, since it is no call's line."""
-    entered = (event_place(case, rank, event) for rank, event in found.entered if not (below and event.called))
-    return (place for place in entered if place is not None)
 
 
 def apart(found: StepDifference) -> tuple[int, ...]:

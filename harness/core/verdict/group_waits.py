@@ -61,8 +61,7 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (one.started for rank in ranks for one in rank.collectives)
-    found = next((board.backend for board in boards if board.backend), "")
-    known = backend if backend in ("gloo", "nccl") else found or backend
+    known = backend_of(backend, boards)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
@@ -71,6 +70,12 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
         # Only a device's recorder says what has started; a program of unknown backend is told by it.
         spins="nccl" in known or (known != "gloo" and any(one is not None for one in recorded)),
     )
+
+
+def backend_of(asked_for: str, boards: Iterable[Board]) -> str:
+    """Where nobody was asked, what the ranks found."""
+    found = next((board.backend for board in boards if board.backend), "")
+    return asked_for if asked_for in ("gloo", "nccl") else found or asked_for
 
 
 def group_wait(
@@ -126,12 +131,13 @@ def operation(call: Call) -> str:
 
 def _creation(rank: RankSnapshot, call: Call, job: JobState) -> Stand:
     named = missing_rank(call.key)
-    absent = [other for other in job.others(rank.rank) if not _has_entered(other, rank, call, job)]
-    if named is not None:
-        absent = [named]
+    kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
+    made = {other: _made(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
+    absent = [other for other, (ahead, _) in made.items() if ahead < 0] if named is None else [named]
     absent += [other for other in job.elsewhere if other not in absent]
     if not absent and call.op != ENTRANCE:
-        absent = [other for other in job.others(rank.rank) if _makes_a_later_one(other, rank, job)]
+        # Through with as many as this rank has begun, and in a further one: of another number.
+        absent = [other for other, (ahead, inside) in made.items() if ahead > 0 and inside]
     if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
     if not absent:
@@ -139,28 +145,17 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> Stand:
     return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)
 
 
-def _has_entered(other: int, rank: RankSnapshot, call: Call, job: JobState) -> bool:
-    """The other rank has made as many calls of the kind, or has forgotten how many it made and is in one."""
-    peer = job.living.get(other)
+def _made(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
+    """By how many calls of these kinds the peer is ahead, 0 where that is forgotten; and whether it is in one."""
     if peer is None or peer.board is None or rank.board is None:
-        return False
-    kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
-    if call.op == ENTRANCE and _forgot(peer.board):
-        return True
-    if _forgot(peer.board) or _forgot(rank.board):
-        within = _open_call(peer.board)
-        return within is not None and within.op in kinds
-    return _count(peer.board, kinds) >= _count(rank.board, kinds)
-
-
-def _makes_a_later_one(other: int, rank: RankSnapshot, job: JobState) -> bool:
-    """It is through with as many creations as this rank has begun, and waits in a further one: of another number."""
-    peer = job.living.get(other)
-    if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
-        return False
+        return -1, False
     within = _open_call(peer.board)
-    ahead = _count(peer.board, CREATIONS) > _count(rank.board, CREATIONS)
-    return ahead and within is not None and within.op in CREATIONS
+    inside = within is not None and within.op in kinds
+    if not _forgot(peer.board) and not _forgot(rank.board):
+        return _count(peer.board, kinds) - _count(rank.board, kinds), inside
+    # The entrance is every rank's first call. Who is in a call of the kind is taken to have come to the same one.
+    entered = inside or (kinds == {ENTRANCE} and _forgot(peer.board))
+    return (0 if entered else -1), inside
 
 
 def _forgot(board: Board) -> bool:

@@ -28,9 +28,7 @@ from nsa_harness.core.diagnosis.entries import (
     number_text,
     on_ranks,
     parted,
-    places,
     reference,
-    shown_later,
 )
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
@@ -347,6 +345,8 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
     ranks = apart(less)
     reduces = less.op in _REDUCTIONS and not less.called and less.alone
     fewer = bool(less.without_gradients)
+    # Of what DDP or FSDP entered: where it showed is no other call's line.
+    shows = (event_place(case, rank, event) for rank, event in found.entered if not (reduces and event.called))
     what = "reduced gradients" if reduces else f"entered {less.op} of group {less.group}"
     return _Why(
         reason=R.FEWER if not reduces else R.FEWER_GRADIENTS if fewer else R.NOT_REDUCED,
@@ -354,7 +354,7 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
         said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
         f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
         " from there on collectives of different steps were paired",
-        place=next(places(case, found, below=reduces), None),
+        place=next((one for one in shows if one is not None), None),
         step=less.step,
         proof=("step_ledger.txt",),
     )
@@ -405,7 +405,7 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
     sure = sure or (where and found.who and not found.symmetric)
     return explained(
         cause,
-        f"{why.said}{shown_later(case, found)}"
+        f"{why.said}; it showed when {entered_text(case, found)}"
         if why.said
         else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
         ranks=ranks,
