@@ -157,12 +157,12 @@ def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=BARRIER)
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=())
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=None)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,13 @@ def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> Board:
     ids=["more of the same", "as many", "another iterator", "another loader", "made elsewhere", "not told"],
 )
 def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(other: Board, uneven: bool) -> None:
-    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, calls=())
+    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
     assert still_given({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
     assert still_given({0: other, 1: loaded()}, finished)
 
 
 def test_an_evaluation_of_one_rank_that_came_to_its_end_is_not_uneven() -> None:
-    finished = OutOfBatches(ranks=(0,), others=(1,), step=4, calls=())
+    finished = OutOfBatches(ranks=(0,), others=(1,), step=4, inside=None)
     evaluated = loaded((1, 1, 4, False), (2, 1, 3, True))
     assert not still_given({0: evaluated, 1: loaded((1, 1, 5, False))}, finished)
 

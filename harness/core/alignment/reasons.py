@@ -39,7 +39,7 @@ class OutOfBatches:
     ranks: tuple[int, ...]
     others: tuple[int, ...]
     step: int
-    calls: tuple[tuple[int, Call], ...]  # (rank, what it stands in instead)
+    inside: Call | None  # what the first of them that is in a call stands in instead
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
@@ -63,13 +63,8 @@ def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(boards[rank], step + 1))
     if not ranks or not others:
         return None
-    calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
-    return OutOfBatches(
-        ranks=ranks,
-        others=others,
-        step=step,
-        calls=tuple((rank, call[0]) for rank, call in calls if call[0].left_s is None),
-    )
+    inside = (call for rank in ranks for call in boards[rank].calls[-1:] if call.left_s is None)
+    return OutOfBatches(ranks=ranks, others=others, step=step, inside=next(inside, None))
 
 
 def still_given(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:

@@ -114,6 +114,7 @@ def timeline(
     if board and board.calls and board.calls[0].number > 1:
         # Of what is older than the calls that are kept nobody knows whether it was called from Python.
         numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
+    oldest = {one.group: one.seq for one in sorted(series, key=lambda one: one.seq, reverse=True)}
     joined = {one.call.number for one in numbered if one.call}
     numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
     alone = [_called(one, even) for one in calls if one.number not in joined]
@@ -124,7 +125,7 @@ def timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
         lost=frozenset(lost),
-        whole=_kept_all(board) and all(one.seq == 1 for one in _first_of_each(series)),
+        whole=_kept_all(board) and set(oldest.values()) <= {1},
     )
 
 
@@ -166,34 +167,21 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
     return sorted(kept, key=lambda one: (one.created_ns, one.group, one.seq))
 
 
-def _first_of_each(series: Sequence[Collective]) -> Iterator[Collective]:
-    return (min(group, key=lambda one: one.seq) for group in _by_group(series))
-
-
-def _by_group(series: Sequence[Collective]) -> Iterator[list[Collective]]:
-    return (list(group) for _, group in groupby(sorted(series, key=lambda one: one.group), key=lambda one: one.group))
-
-
 def _numbered(board: Board | None, series: Sequence[Collective]) -> Iterator[Event]:
     """One event for each; a call that enters several is one event with the first one's number."""
-    before: Event | None = None
     calls = calls_of(board, series) if board else {}
-    for one in series:
-        event = _entered(board, one, calls.get((one.group, one.seq)))
-        same_call = before is not None and event.call is not None and event.call == before.call
-        if before is not None and same_call:
-            before = replace(before, done=before.done and event.done)
-            continue
-        if before is not None:
-            yield before
-        before = event
-    if before is not None:
-        yield before
+    entered = (_entered(board, one, calls.get((one.group, one.seq))) for one in series)
+    for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
+        first, *others = same_call
+        yield replace(first, done=first.done and all(one.done for one in others))
 
 
 def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
     at_s = (entered_s(board, one) if board else None) or one.created_ns / 1e9
-    below = Event(
+    if call is not None:
+        from_python = _called(call, frozenset())
+        return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
+    return Event(
         group=one.group,
         op=one.op,
         called=False,
@@ -208,21 +196,6 @@ def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
         step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
         position=None,
         collective=one,
-    )
-    if call is None:
-        return below
-    return replace(
-        below,
-        op=operation(call),
-        called=True,
-        place=call.place,
-        elements=call.elements,
-        dtype=call.dtype,
-        root=call.peer,
-        step=call.step,
-        position=call.position,
-        call=call,
-        chain=call.chain,
     )
 
 

@@ -15,7 +15,7 @@ from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
 from nsa_harness.core.alignment.counts import parted_before
-from nsa_harness.core.alignment.reasons import still_given
+from nsa_harness.core.alignment.reasons import abandoned_batch, first_out_of_batches, other_pace, still_given
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -29,9 +29,7 @@ from nsa_harness.core.diagnosis.entries import (
     number_text,
     on_ranks,
     parted,
-    places,
     reference,
-    shown_later,
     unseen_text,
 )
 from nsa_harness.core.diagnosis.grades import Seen
@@ -216,7 +214,7 @@ def _place_of(branch: Branch) -> Place:
 
 def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     """Its steps show it: it began again in one of them, and came to its end a batch before the others."""
-    gave_up = case.abandoned_batch
+    gave_up = abandoned_batch(case.boards)
     if gave_up is None or case.step_difference is not None:
         return None
     caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
@@ -312,21 +310,21 @@ def _printed(case: Case, rank: int) -> str:
 
 
 def _exhausted(case: Case, _: Difference | None) -> _Why | None:
-    finished, difference = case.out_of_batches, case.step_difference
+    finished, difference = first_out_of_batches(case.boards), case.step_difference
     if (
         finished is None
         or (difference is not None and difference.step <= finished.step)
         or not still_given(case.boards, finished)
     ):
         return None
-    instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
+    instead = "ended" if finished.inside is None else f"entered {finished.inside.op}{at(finished.inside.place)}"
     return _Why(
         reason=R.EXHAUSTED,
         ranks=finished.ranks,
         said=f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
-        f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
+        f" and {instead}; {ranks_text(finished.others)} went on to step"
         f" {finished.step + 1}",
-        place=finished.calls[0][1].place if finished.calls else None,
+        place=finished.inside.place if finished.inside else None,
         step=finished.step + 1,
         proof=("step_ledger.txt",),
     )
@@ -355,7 +353,7 @@ def _out_of_batches(case: Case) -> Explanation | None:
 
 def _other_pace(case: Case, _: Difference) -> _Why | None:
     """As many reductions a step on every rank, but of another number of batches."""
-    pace = case.other_pace
+    pace = other_pace(case.boards)
     if pace is None:
         return None
     marks = on_ranks([(rank, str(count)) for rank, count in pace.marks])
@@ -371,6 +369,8 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
     ranks = apart(less)
     reduces = less.op in _REDUCTIONS and not less.called and less.alone
     fewer = bool(less.without_gradients)
+    # Of what DDP or FSDP entered: where it showed is no other call's line.
+    shows = (event_place(case, rank, event) for rank, event in found.entered if not (reduces and event.called))
     what = "reduced gradients" if reduces else f"entered {less.op} of group {less.group}"
     return _Why(
         reason=R.FEWER if not reduces else R.FEWER_GRADIENTS if fewer else R.NOT_REDUCED,
@@ -378,7 +378,7 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
         said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
         f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
         " from there on collectives of different steps were paired",
-        place=next(places(case, found, below=reduces), None),
+        place=next((one for one in shows if one is not None), None),
         step=less.step,
         proof=("step_ledger.txt",),
     )
@@ -437,7 +437,7 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
     return explained(
         cause,
         (
-            f"{why.said}{shown_later(case, found)}"
+            f"{why.said}; it showed when {entered_text(case, found)}"
             if why.said
             else f"{_claim(case, found)}{why.besides or _alternatives(found)}"
         )
