@@ -95,7 +95,7 @@ class Case:
     def cycle(self) -> tuple[Link, ...]:
         return cycle(self.timelines, groups_of(self.timelines, self.boards))
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
         backend = backend_of(self.evidence.backend, self.boards.values())
