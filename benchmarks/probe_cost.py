@@ -33,6 +33,7 @@ from nsa_harness.nsa.config import SHAPES  # noqa: E402
 from nsa_harness.nsa.model import TinyLM  # noqa: E402
 from nsa_harness.probe import beat, collectives, groups, hooks, waits  # noqa: E402
 from nsa_harness.probe.board import BoardWriter  # noqa: E402
+from nsa_harness.probe.given_up import GivenUp  # noqa: E402
 from nsa_harness.probe.places import foreign_code  # noqa: E402
 from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
 
@@ -68,7 +69,7 @@ class Switch:
             optimizer._global_optimizer_pre_hooks,
             optimizer._global_optimizer_post_hooks,
         ]
-        hooks.install(torch, board, trouble)
+        hooks.install(torch, board, trouble, GivenUp(board, foreign_code(torch)))
         self._entries = [dict(table) for table in self._tables]
 
     def turn(self, *, on: bool) -> None:

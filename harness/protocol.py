@@ -156,6 +156,9 @@ FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward:
 # And the same number; the value is written over: "1 0000000012 0000000057 0000000009", that number again, how often
 # this was raised at this place, the newest step, and the node: the program's own lines from there outwards.
 FACT_CAUGHT_AGAIN = "again "
+# And the same number, with that of a line: "10 3.0 run.py:30:main". First whether it was caught there for good, then
+# whether it had left a module's forward; both are written over.
+FACT_HANDLED = "handled "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 STEPPED_JOIN = " < "
 FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above
@@ -173,9 +176,17 @@ NODE = struct.Struct("<HH")
 NODES_AT = FACTS_AT + FACTS * FACT.size
 
 TOTALS = 256
-# string: group; calls so far, transfers and waits left out; their hash, equal where the same was done in the same order
-# (operation, chain, elements); check = group ^ calls ^ hash
+# string: group; calls so far, transfers and waits left out; their hash, equal where the same was done in the same
+# order; check = group ^ calls ^ hash. The hash is FNV-1a over 64 bits, a call at a time: (hash ^ call) * HASH_FACTOR,
+# where a call is (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, these only of EVEN.
 TOTAL = struct.Struct("<QQQQ")
+HASH_START, HASH_FACTOR, HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+# Elsewhere sizes rightly differ: the root of a scatter has the payload, objects have any size, all_to_all and (on NCCL)
+# all_gather and reduce_scatter may be uneven.
+EVEN = frozenset((
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
+    "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
+))  # fmt: skip
 TOTALS_AT = NODES_AT + NODES * NODE.size
 
 LOADERS = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,8 @@ settings.load_profile("of_the_tree")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Their tests start jobs and wait for what becomes of them; those of all other folders compute, or are over at once.
+LAUNCHING = Path(__file__).with_name("end_to_end")
 WORKERS = 2  # most tests wait, for a limit or an import; more at once would load the machine that some measure
 
 
@@ -26,3 +29,19 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if whole and config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None:
         config.option.numprocesses, config.option.dist = WORKERS, "loadfile"
         config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One worker waits while the other computes: files that launch are spread among the others.
+
+    They are through before the others are, and the small files of the core come last, so that both workers end
+    together.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    files = list(dict.fromkeys(item.path for item in items))
+    launching = [path for path in files if path.is_relative_to(LAUNCHING)]
+    others = [path for path in reversed(files) if not path.is_relative_to(LAUNCHING)]
+    place = {path: 0.8 * number / len(launching) for number, path in enumerate(launching)}
+    place |= {path: number / len(others) for number, path in enumerate(others)}
+    items.sort(key=lambda item: place[item.path])

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from documents import REPOSITORY, text
 from ruamel.yaml import YAML
 
+from nsa_harness.cli.main import run_command_line
 from nsa_harness.core.ci import MatrixJob
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
@@ -27,6 +28,7 @@ LEFT_OUT = {"Install", "Install without torch", "Let stacks be read"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 Tree = dict[str, Any]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def workflow(path: Path) -> Tree:
@@ -129,6 +131,23 @@ def test_matrix_and_summary_install_every_dependency_but_the_heavy_ones() -> Non
 # The command line.
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process, in an empty directory, for what is no claim on how it starts."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name in os.environ.keys() - clean().keys():
+                patch.delenv(name)
+            for name, value in {**clean(), **environ}.items():
+                patch.setenv(name, value)
+            code = run_command_line(words)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
+
+
 def nsa_harness(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["nsa-harness", *words], capture_output=True, text=True, cwd=cwd, env={**clean(), **environ}, check=False
@@ -152,16 +171,16 @@ def test_the_matrix_of_the_shipped_plan_is_one_line_that_from_json_reads(tmp_pat
     assert [line.split()[0] for line in table] == ["job", *(entry["name"] for entry in entries), str(len(entries))]
 
 
-def test_every_option_of_the_matrix_is_also_a_name_in_the_environment_and_empty_is_not_given(tmp_path: Path) -> None:
+def test_every_option_of_the_matrix_is_also_a_name_in_the_environment_and_empty_is_not_given(here: Command) -> None:
     words = ["--shards", "6", "--torch", "2.12", "--gpus", "4", "--backend", "nccl", "--runner", "big"]
-    typed = nsa_harness("ci", "matrix", "--json", "-t", "ddp", *words, cwd=tmp_path)
+    typed = here("ci", "matrix", "--json", "-t", "ddp", *words)
     names = dict(zip(words[::2], words[1::2], strict=True))
     environ = {f"NSA_HARNESS_{option[2:].upper()}": value for option, value in names.items()}
-    given = nsa_harness("ci", "matrix", "--json", cwd=tmp_path, NSA_HARNESS_TAG="ddp", NSA_HARNESS_CPU="", **environ)
+    given = here("ci", "matrix", "--json", NSA_HARNESS_TAG="ddp", NSA_HARNESS_CPU="", **environ)
     assert (given.returncode, given.stdout) == (0, typed.stdout)
     empty = dict.fromkeys(["NSA_HARNESS_CPU", "NSA_HARNESS_TAG", *environ], "")
-    default = nsa_harness("ci", "matrix", "--json", cwd=tmp_path)
-    assert nsa_harness("ci", "matrix", "--json", cwd=tmp_path, **empty).stdout == default.stdout
+    default = here("ci", "matrix", "--json")
+    assert here("ci", "matrix", "--json", **empty).stdout == default.stdout != typed.stdout
 
 
 @pytest.mark.parametrize(
@@ -174,9 +193,9 @@ def test_every_option_of_the_matrix_is_also_a_name_in_the_environment_and_empty_
     ],
 )
 def test_a_matrix_that_cannot_be_made_is_exit_2_and_one_clear_error(
-    words: list[str], message: str, tmp_path: Path
+    words: list[str], message: str, here: Command
 ) -> None:
-    done = nsa_harness("ci", "matrix", "--json", *words, cwd=tmp_path)
+    done = here("ci", "matrix", "--json", *words)
     assert (done.returncode, done.stdout.count("include")) == (2, 0)
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr

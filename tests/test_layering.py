@@ -82,16 +82,18 @@ def _absolute(node: ast.ImportFrom, path: Path | None) -> str:
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
-def imported(path: Path) -> list[str]:
+@cache
+def imported(path: Path) -> tuple[str, ...]:
     """Every module that the file imports, and the guests' private package by its real name."""
     found = imports(parsed(path), path)
-    return [f"{HARNESS}{name.removeprefix(PRIVATE)}" if name.startswith(PRIVATE) else name for name in found]
+    return tuple(f"{HARNESS}{name.removeprefix(PRIVATE)}" if name.startswith(PRIVATE) else name for name in found)
 
 
 def packages(path: Path) -> set[str]:
     return {module.split(".")[0] for module in imported(path)}
 
 
+@cache
 def _is_module(name: str) -> bool:
     place = ROOT.joinpath(*name.replace(HARNESS, "harness", 1).split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()
@@ -112,11 +114,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def of_layer(*layers: str) -> list[Path]:
+@cache
+def of_layer(*layers: str) -> tuple[Path, ...]:
     def layer(path: Path) -> str:
         return layer_of(module_of(path).removesuffix(".__init__").removesuffix(".__main__"))
 
-    return [path for path in SOURCES if layer(path) in layers]
+    return tuple(path for path in SOURCES if layer(path) in layers)
 
 
 def violations(path: Path, layer: str) -> list[str]:

@@ -49,7 +49,7 @@ from nsa_harness.core.evidence.evidence import (
 )
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Replica, Written
-from nsa_harness.core.evidence.sources import excerpts, lines_setting_keys, places_of
+from nsa_harness.core.evidence.sources import program_sources
 from nsa_harness.core.report import Place
 from nsa_harness.supervisor.store.adapters import adapter, plain
 
@@ -160,11 +160,7 @@ def collected(evidence: Evidence, texts: Mapping[str, str]) -> Evidence:
     """With the source that collection would have stored, where the recording has none; `texts` by path."""
     if evidence.sources:
         return evidence
-    found: list[Source] = []
-    for file, lines in places_of(evidence).items():
-        text = texts.get(file, "")
-        found += excerpts(file, text, lines | lines_setting_keys(evidence, text))
-    return replace(evidence, sources=tuple(found))
+    return replace(evidence, sources=tuple(program_sources(evidence, lambda file: texts.get(file, ""))))
 
 
 class Blindfold:

@@ -25,8 +25,7 @@ _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
 _SHORT_NS = 100_000  # a quiet of less is not compared with the longest: limits are made of seconds
-# FNV-1a over 64 bits, a call at a time: cheap, and another order is another hash.
-_HASH_START, _HASH_FACTOR, _HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+_HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
 
 
 class _Slots(_thread._local):

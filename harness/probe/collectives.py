@@ -127,6 +127,7 @@ class _Recorder:
         self._waits = waits
         self._tensor_type = torch.Tensor
         self._work_type = c10d.Work
+        self._no_work_type = getattr(c10d, "_IllegalWork", ())  # what a coalescing manager is to be asked for instead
         self._is_compiling = compiling_test(torch)
         self._groups = groups
         self._chains = Chains(board, waits.foreign)
@@ -162,7 +163,7 @@ class _Recorder:
                 if changes_groups:
                     regroup(name)
             if result is not None:
-                remember(number, said, arguments, options, result)
+                remember(number, said, arguments, options, result, getframe(1))
             return result
 
         return collective
@@ -212,7 +213,7 @@ class _Recorder:
                     note_broadcast(said.payload(arguments, options))
             if said.sums:
                 self._note_sum(said, arguments, options)
-            call_hash = said.hash and (said.hash ^ chain.hash) + elements
+            call_hash = (said.hash ^ chain.hash) + (elements if said.even else 0)
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
@@ -247,22 +248,35 @@ class _Recorder:
             self._group_strings[id(group)] = number
         return number
 
-    def _remember(self, number: int, said: CallArguments, arguments: Any, options: Any, result: Any) -> None:
+    def _remember(
+        self, number: int, said: CallArguments, arguments: Any, options: Any, result: Any, frame: Any
+    ) -> None:
         """Never raises. A handle that was handed out is known by its call from here on."""
         try:
             if isinstance(result, self._work_type):
-                self._waits.remember(result, Handle(said.op, *self._board.described(number)))
+                if isinstance(result, self._no_work_type):
+                    return
+                handle = Handle(said.op, *self._board.described(number))
+                handle.line = self._waits.unwaited.handed_out(
+                    said.op, handle.peer, frame, said.tensors(arguments, options)
+                )
+                self._waits.remember(result, handle)
             elif said.op == BATCH:
-                self._remember_batch(Handle(said.op, *self._board.described(number)), said, arguments, options, result)
+                handle = Handle(said.op, *self._board.described(number))
+                self._remember_batch(handle, said, arguments, options, result, frame)
         except Exception as error:
             self._trouble.note("collective handles", error)
 
-    def _remember_batch(self, handle: Handle, said: CallArguments, arguments: Any, options: Any, works: Any) -> None:
+    def _remember_batch(
+        self, handle: Handle, said: CallArguments, arguments: Any, options: Any, works: Any, frame: Any
+    ) -> None:
         """One handle for each operation, or one for all of them."""
         parts = said.operations(arguments, options)
+        tensors = said.tensors(arguments, options)
         for index, work in enumerate(works):
             op, peer = parts[index] if len(parts) == len(works) else (handle.op, handle.peer)
-            self._waits.remember(work, Handle(op, handle.group, handle.elements, handle.dtype, peer))
+            line = self._waits.unwaited.handed_out(op, peer, frame, tensors)
+            self._waits.remember(work, Handle(op, handle.group, handle.elements, handle.dtype, peer, line))
 
     def _look_around(self, op: str) -> None:
         if op == "init_process_group":
@@ -311,6 +325,7 @@ class CallArguments:
         self.string = board.string(name)
         self.entered = board.what("collective", name)
         self._board = board
+        self.even = name in protocol.EVEN
         self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
@@ -350,10 +365,14 @@ class CallArguments:
             expected = self._world_size(arguments, options)
             if isinstance(expected, int):
                 return max(expected, 0), 0
+        return self._sum(self.tensors(arguments, options))
+
+    def tensors(self, arguments: Any, options: Any) -> list[Any]:
+        """What this rank gives, or for a transfer what it gives or takes."""
         payload: Any = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]
-        return self._sum([tensor for tensor in given if isinstance(tensor, self._tensor_type)])
+        return [tensor for tensor in given if isinstance(tensor, self._tensor_type)]
 
     def _sum(self, tensors: list[Any]) -> tuple[int, int]:
         elements = 0

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from .board import BoardWriter
     from .endings import Endings
+    from .given_up import GivenUp
     from .leaving import Leaving
+    from .looks import LookTaker
     from .names import ModuleNames
 
 # Programs that start ranks and are none, even where a cluster put RANK into their environment.
@@ -68,6 +70,7 @@ class ProcessProbe:
         self._board: BoardWriter | None = None
         self._endings: Endings | None = None
         self._leaving: Leaving | None = None
+        self._looks: LookTaker | None = None
         self._pieces: dict[str, Callable[[], object]] = {}  # what the beat does besides
 
     def become_rank(self) -> None:
@@ -138,18 +141,22 @@ class ProcessProbe:
             switch_debugging_on(sys.modules["torch"], self.trouble)
 
     def _set_hooks(self, board: BoardWriter) -> None:
+        from .given_up import GivenUp
         from .hooks import install
+        from .places import foreign_code
 
-        names = install(sys.modules["torch"], board, self.trouble)
+        torch: Any = sys.modules["torch"]
+        given_up = GivenUp(board, foreign_code(torch))
+        names = install(torch, board, self.trouble, given_up)
         if self._endings is not None:
             self._endings.names = names
         if self._mode == protocol.PROBE_FULL:
-            self.trouble.attempt("looks", lambda: self._set_looks(board, names))
+            self.trouble.attempt("looks", lambda: self._set_looks(board, names, given_up))
 
-    def _set_looks(self, board: BoardWriter, names: ModuleNames) -> None:
+    def _set_looks(self, board: BoardWriter, names: ModuleNames, given_up: GivenUp) -> None:
         from .looks import install
 
-        install(sys.modules["torch"], board, self.trouble, self._directory, names)
+        self._looks = install(sys.modules["torch"], board, self.trouble, self._directory, names, given_up)
 
     def _watch_autograd(self, board: BoardWriter) -> None:
         from .autograd import watch_checkpoints, watch_graph
@@ -166,6 +173,8 @@ class ProcessProbe:
         torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
         lasting, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
         self._pieces |= {"waits": lasting.write_down, "groups": members.tell}
+        if self._looks is not None:
+            self._looks.at_the_end.append(lasting.unwaited.records)
         attempt, place = self.trouble.attempt, groups.MeshPlace(board)
         collectives.install(torch, board, self.trouble, lasting, members)
         attempt("store waits", lambda: waits.watch_stores(c10d, lasting))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 CHUNKS = 4  # pieces of a tensor that is too large to be read whole, evenly spaced
+ZEROS_BYTES = 64 << 20  # of gradients that are read whole, because all that was read of them is zero
 ALIGNED = 16  # bytes; no element is cut in two
 PARAMETERS_LIMIT = 512  # of an optimizer
 
@@ -79,6 +80,32 @@ def numbers(data: bytes, dtype: str) -> Sequence[float]:
 def is_zero(data: bytes, dtype: str) -> bool:
     """Every number is zero, of either sign. Less than a nanosecond a byte, unless there are zeros below zero."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(numbers(data, dtype)))
+
+
+def all_zero(gradients: list[Any]) -> int:
+    """How many there are, if all their numbers are zero; else 0, as where that cannot be read or is too much to read.
+
+    Where training goes well, the beginning of the first one says so.
+    """
+    if sum(one.numel() * one.element_size() for one in gradients) > ZEROS_BYTES:
+        return 0
+    for limit_bytes in (256, ZEROS_BYTES):
+        for one in gradients:
+            local = getattr(one, "_local_tensor", one)
+            try:
+                if not is_zero(sample(local, limit_bytes), str(local.dtype)):
+                    return 0
+            except Unreadable:
+                return 0
+    return len(gradients)
+
+
+def largest(data: bytes, dtype: str) -> float:
+    """The largest size of a number; nan where one is none, 0 where there is none."""
+    values = numbers(data, dtype)
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(map(abs, values), default=0.0)
 
 
 def checksum(data: bytes, before: int = 0) -> int:

@@ -16,18 +16,27 @@ from .names import ModuleNames
 from .places import chain, foreign_code, innermost, is_installed, place_text
 from .trouble import TroubleLog
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .given_up import GivenUp
+
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
 DEPTH_LIMIT = 4  # containers inside containers
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: BoardWriter, trouble: TroubleLog) -> ModuleNames:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> ModuleNames:
     """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
     names = ModuleNames(board)
-    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names))
+    caught = CaughtExceptions(board, foreign_code(torch))
+    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names, caught, given_up))
+    if hasattr(sys, "monitoring"):
+        from . import handled
+
+        trouble.attempt(handled.PIECE, lambda: handled.install(vars(sys)["monitoring"], caught, trouble))
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
     trouble.attempt("first optimizer", lambda: _await_optimizer(board))
-    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble))
+    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble, given_up))
     return names
 
 
@@ -37,7 +46,14 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
     return getattr(compiler, "is_compiling", None) or (lambda: False)
 
 
-def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: ModuleNames) -> None:
+def _hook_modules(
+    torch: Any,
+    board: BoardWriter,
+    trouble: TroubleLog,
+    names: ModuleNames,
+    caught: CaughtExceptions,
+    given_up: GivenUp,
+) -> None:
     """Global forward hooks. A module full backward hook is out of the question: it breaks programs that work in place.
 
     The backward mark is a pre-hook on the grad_fn of what the module returned. It is inert: it returns nothing.
@@ -48,7 +64,6 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
     tensor_type = torch.Tensor
     ready, mark = names.ready.get, board.mark
     handles: list[Any] = []
-    caught = CaughtExceptions(board, foreign_code(torch))
     inner_output: list[Callable[[], object | None]] = [lambda: None]
     outermost: list[Any] = [None]  # the module whose forward is inside no other one's
     grad_enabled: Callable[[], bool] = torch.is_grad_enabled
@@ -58,7 +73,9 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
         for handle in handles:
             handle.remove()
 
-    def before_forward(module: Any, _arguments: Any) -> None:
+    in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+    def before_forward(module: Any, arguments: Any) -> None:
         if is_compiling():
             return
         try:
@@ -70,11 +87,14 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
                 outermost[0] = None  # nothing of a step that is done, whatever became of its end
             if known.learns and (outermost[0] is None or outermost[0] is module):
                 outermost[0] = module
+                learning = grad_enabled()
                 board.mode(
                     protocol.MODE_KNOWN
                     | (protocol.MODE_TRAINING if module.training else 0)
-                    | (protocol.MODE_GRADIENTS if grad_enabled() else 0)
+                    | (protocol.MODE_GRADIENTS if learning else 0)
                 )
+                if module.training and learning and in_backward() == -1:
+                    trouble.attempt("batches", lambda: given_up.began(module, arguments))
             if names.at_next_forward is not None:
                 names.at_next_forward()
             mark(known.forward)
@@ -103,6 +123,10 @@ def _hook_modules(torch: Any, board: BoardWriter, trouble: TroubleLog, names: Mo
                     tensor.grad_fn.register_prehook(on_backward)
             else:
                 caught.look()
+                # It left a whole model, or a loss beside one.
+                if outermost[0] is None and module.training and grad_enabled():
+                    ended_by = sys.exc_info()[1]
+                    trouble.attempt("batches", lambda: given_up.failed(ended_by))
         except Exception as error:
             give_up(error)
 
@@ -196,7 +220,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
+def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> None:
     """A mark when a DataLoader is asked for a batch, and one when it has answered; how far its iterator is."""
     from torch.utils.data import dataloader
 
@@ -215,6 +239,7 @@ def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog) -> None:
             trouble.attempt("loaders", lambda: loaders.gave(self, 0))
             raise
         board.mark(answered)
+        given_up.took_another()
         trouble.attempt("loaders", lambda: loaders.gave(self, 1))
         return batch
 
@@ -303,6 +328,7 @@ class Caller:
         self._board.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
 
 
+HANDLERS_LIMIT = 4  # lines that one kind is handled by, on its way or for good
 CAUGHT_LIMIT = 8  # kinds, each a type and a line; what is raised all the time has one place, and is counted there
 
 
@@ -316,6 +342,8 @@ class CaughtExceptions:
         self._chains = Chains(board, foreign)
         self._kinds: dict[tuple[str, str], _Caught] = {}
         self._last: tuple[int, int] | None = None  # the same exception passes one module after the other
+        # By identity of the function, which is held: what it handled last.
+        self._handled: dict[int, tuple[Any, _Caught, str]] = {}
 
     def look(self) -> None:
         """Called from a forward hook: the frame before the hook's is torch's, which handles the exception if any."""
@@ -333,7 +361,36 @@ class CaughtExceptions:
         self._last = key
         # What torch raised, the line did that called torch.
         place = inner[-1] if inner else place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-        self._count(type(error).__name__, place, trace.tb_frame, inner)
+        known = self._kind(type(error).__name__, place, trace.tb_frame, inner)
+        if known is not None:
+            known.forward = True
+            known.again(self._board.step)
+
+    def handled(self, error: BaseException, frame: Any, offset: int) -> None:
+        """The frame, of the program's own code, goes on at this instruction, which may be only on the way past it."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame is not frame:
+            trace = trace.tb_next
+        if trace is None or is_control_flow(type(error)):
+            return
+        inner = self._inside(trace)
+        known = self._kind(type(error).__name__, inner[-1], frame.f_back, inner)
+        if known is None:
+            return
+        line = known.handled_at(frame.f_code, offset)
+        self._handled[id(frame.f_code)] = frame.f_code, known, line
+        # Once, on its way past several lines; what a forward raised was counted as it left it.
+        if known.is_first(line) and not (known.forward and self._last == (id(error), self._board.step)):
+            known.again(self._board.step)
+
+    def passed_on(self, code: Any) -> None:
+        """What it handled last it did not catch."""
+        if id(code) in self._handled:
+            _, known, line = self._handled[id(code)]
+            known.tell(line, handled=False)
+
+    def is_foreign(self, file: str) -> bool:
+        return file.startswith(self._foreign)
 
     def _inside(self, trace: Any) -> list[str]:
         """The program's own lines that it left already, outermost first."""
@@ -345,16 +402,16 @@ class CaughtExceptions:
             trace = trace.tb_next
         return lines
 
-    def _count(self, kind: str, place: str, outside: Any, inner: list[str]) -> None:
+    def _kind(self, kind: str, place: str, outside: Any, inner: list[str]) -> _Caught | None:
+        """None where there are too many."""
         known = self._kinds.get((kind, place))
-        if known is None:
-            if len(self._kinds) == CAUGHT_LIMIT:
-                return
-            node = self._chains.of(outside).node
+        if known is None and len(self._kinds) < CAUGHT_LIMIT:
+            node = self._chains.of(outside).node if outside is not None else 0
             for line in inner:
                 node = self._board.node(self._board.string(line), node)
-            known = self._kinds[kind, place] = _Caught(self._board, len(self._kinds) + 1, f"{kind} {place}", node)
-        known.again(self._board.step)
+            known = _Caught(self._board, len(self._kinds) + 1, f"{kind} {place}", node)
+            self._kinds[kind, place] = known
+        return known
 
 
 def _left_another(trace: Any) -> bool:
@@ -372,6 +429,9 @@ class _Caught:
         self._board = board
         self._number, self._node = number, node
         self._count = 0
+        self.forward = False  # it left one, and was counted there
+        self._lines: dict[tuple[int, int], tuple[Any, str]] = {}  # by code and instruction; the code is held by it
+        self._handlers: dict[str, int] = {}  # by line; where on the board each is told
         board.fact(f"{protocol.FACT_CAUGHT}{number}", f"{board.step} {said}")
         self._at = board.fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(board.step))
 
@@ -379,6 +439,31 @@ class _Caught:
         self._count += 1
         if self._at:
             self._board.rewrite(self._at, self._numbers(step))
+
+    def handled_at(self, code: Any, offset: int) -> str:
+        _, line = self._lines.get((id(code), offset)) or self._learn(code, offset)
+        self.tell(line, handled=True)
+        return line
+
+    def is_first(self, line: str) -> bool:
+        return line == next(iter(self._handlers), None)
+
+    def tell(self, line: str, *, handled: bool) -> None:
+        at = self._handlers.get(line)
+        if at:
+            self._board.rewrite(at, f"{int(handled)}{int(self.forward)}")
+
+    def _learn(self, code: Any, offset: int) -> tuple[Any, str]:
+        """The end of a handler is one of its own, in the same line."""
+        line = next((line for _, end, line in code.co_lines() if end > offset and line), code.co_firstlineno)
+        place = place_text(code.co_filename, line, code.co_name)
+        index = len(self._handlers)
+        if place not in self._handlers and index < HANDLERS_LIMIT:
+            said = f"{self._number}.{index}"
+            self._handlers[place] = self._board.fact(f"{protocol.FACT_HANDLED}{said}", f"00 {said} {place}")
+        if len(self._lines) < HANDLERS_LIMIT * HANDLERS_LIMIT:
+            self._lines[id(code), offset] = code, place
+        return code, place
 
     def _numbers(self, step: int) -> str:
         return f"{self._number} {self._count:010d} {step:010d} {self._node:010d}"

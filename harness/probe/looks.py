@@ -12,13 +12,15 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import protocol
 from . import replicas
 from .board import BoardWriter
-from .fingerprint import Unreadable, broken, is_zero, sample, trained
+from .fingerprint import Unreadable, all_zero, broken, sample, trained
+from .given_up import GivenUp
+from .gradients import GradientLooks
 from .hooks import compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
@@ -30,14 +32,15 @@ LOOKS_AN_OCTAVE = 8
 OPTIMIZERS_LIMIT = 8
 SAMPLE_BYTES = 128 << 10  # of all parameters of an optimizer
 FILE_LIMIT_BYTES = 1 << 20
-ZEROS_BYTES = 64 << 20  # of gradients that are read whole, because all that was read of them is zero
 NAMES_LIMIT = 8
 USUAL_AFTER = 4  # steps: in the first ones much has no gradient yet
 
 
-def install(torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames) -> LookTaker:
+def install(
+    torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames, given_up: GivenUp
+) -> LookTaker:
     """Each kind of look stands alone; what this torch does not have is noted and left out."""
-    looks = LookTaker(torch, board, trouble, directory, names)
+    looks = LookTaker(torch, board, trouble, directory, names, given_up)
     trouble.attempt("looks at optimizers", looks.hook_optimizers)
     trouble.attempt("looks at losses", looks.cover_backward)
     trouble.attempt("looks at replicas", lambda: replicas.watch(looks.made))
@@ -67,7 +70,16 @@ class _Steps:
 class LookTaker:
     """The looks of one process. A forked child keeps the hooks and looks at nothing."""
 
-    def __init__(self, torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        board: BoardWriter,
+        trouble: TroubleLog,
+        directory: str,
+        names: ModuleNames,
+        given_up: GivenUp,
+    ) -> None:
+        self._given_up, self._gradients = given_up, GradientLooks(names)
         self._torch, self._board, self._trouble, self._names = torch, board, trouble, names
         self._path = os.path.join(directory, protocol.LOOKS.format(pid=os.getpid()))
         self._written = 0
@@ -81,6 +93,11 @@ class LookTaker:
         self.written = WrittenFiles(board, trouble, self._foreign)
         self._never_used: tuple[tuple[str, ...], str] = (), ""
         self._in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+        self.at_the_end: list[Callable[[], Iterable[dict[str, Any]]]] = [
+            self.written.records,
+            given_up.records,
+            lambda: self._gradients.records(by_hand=not self._total_steps),
+        ]  # what else to write
 
     # What calls in.
 
@@ -97,11 +114,22 @@ class LookTaker:
         original = self._torch.autograd.backward
         is_compiling = compiling_test(self._torch)
         look = self._safely("looks at losses", self._at_backward)
+        failed = self._safely("batches", self._given_up.failed)
+        done = self._safely("batches", self._given_up.went_back)
+        arrived = self._safely("looks at arrived gradients", self._at_arrived)
 
         def backward(tensors: Any, *arguments: Any, **options: Any) -> Any:
-            if not is_compiling():
-                look(tensors)
-            return original(tensors, *arguments, **options)
+            if is_compiling():
+                return original(tensors, *arguments, **options)
+            look(tensors)
+            try:
+                result = original(tensors, *arguments, **options)
+            except Exception as error:
+                failed(error)
+                raise
+            arrived()
+            done()
+            return result
 
         backward.__doc__ = original.__doc__
         backward.__wrapped__ = original  # type: ignore[attr-defined]
@@ -135,7 +163,7 @@ class LookTaker:
         if not due(steps.count):
             return
         if steps.never is None or steps.still:
-            steps.still = _all_zero([one.grad for one in trained(optimizer) if one.grad is not None])
+            steps.still = all_zero([one.grad for one in trained(optimizer) if one.grad is not None])
         missing = {id(one) for one in trained(optimizer) if one.grad is None and one.numel()}
         steps.never = missing if steps.never is None else steps.never & missing
 
@@ -212,6 +240,11 @@ class LookTaker:
             place = _user_place(self._foreign)
             self._write({"at": "loss", "step": self._step, "value": wrong, "place": place, "held": names})
 
+    def _at_arrived(self) -> None:
+        """A pass inside another one leaves what is not all."""
+        if due(self._losses) and self._in_backward() == -1:
+            self._gradients.look(self._losses, self._given_up.models, self._owners)
+
     def _broken_loss(self, loss: Any) -> str | None:
         if type(loss) is not self._torch.Tensor or loss.numel() != 1 or loss.device.type != "cpu":
             return None
@@ -238,6 +271,7 @@ class LookTaker:
     def _stepped(self) -> None:
         """A round ends with the first step after a backward: a rank that steps twice is still in the same one."""
         self._total_steps += 1
+        self._given_up.took_another()
         key = self._losses or self._total_steps
         self._round += key != self._round_key
         self._round_key = key
@@ -262,8 +296,9 @@ class LookTaker:
         for replica in self._living():
             if not replica.wrapped:
                 self._write(self._look_at(replica, "over"))
-        for record in self.written.records():
-            self._write(record)
+        for records in self.at_the_end:
+            for record in records():
+                self._write(record)
 
     def _lost(self) -> dict[str, int]:
         return {"losses": self._losses, "bad_losses": self._bad_losses, "bad_in_a_row": self._bad_in_a_row}
@@ -313,24 +348,6 @@ class LookTaker:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-
-
-def _all_zero(gradients: list[Any]) -> int:
-    """How many there are, if all their numbers are zero; else 0, as where that cannot be read or is too much to read.
-
-    Where training goes well, the beginning of the first one says so.
-    """
-    if sum(one.numel() * one.element_size() for one in gradients) > ZEROS_BYTES:
-        return 0
-    for limit_bytes in (256, ZEROS_BYTES):
-        for one in gradients:
-            local = getattr(one, "_local_tensor", one)
-            try:
-                if not is_zero(sample(local, limit_bytes), str(local.dtype)):
-                    return 0
-            except Unreadable:
-                return 0
-    return len(gradients)
 
 
 def _user_place(foreign: tuple[str, ...]) -> str:

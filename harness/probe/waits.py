@@ -19,10 +19,23 @@ from .board import BoardWriter, Inside
 from .chains import Chains
 from .places import innermost, place_text
 from .trouble import TroubleLog
+from .unwaited import CallingLine, Unwaited
 
 LASTING_NS = 200_000_000
 SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
+# Who asks a handle for one of these wants to know of its end, or has somebody else see to it.
+ASKED = (
+    "block_current_stream",
+    "boxed",
+    "exception",
+    "get_future",
+    "get_future_result",
+    "is_completed",
+    "is_success",
+    "result",
+    "synchronize",
+)
 REMEMBERED = 4096  # handles that are out; a program that keeps more loses the names of the oldest
 ELLIPSIS = "..."
 
@@ -30,10 +43,19 @@ ELLIPSIS = "..."
 class Handle:
     """What an asynchronous collective was called with."""
 
-    __slots__ = ("dtype", "elements", "group", "op", "peer")
+    __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
-    def __init__(self, op: str, group: int = 0, elements: int = 0, dtype: int = 0, peer: int = -1) -> None:
+    def __init__(
+        self,
+        op: str,
+        group: int = 0,
+        elements: int = 0,
+        dtype: int = 0,
+        peer: int = -1,
+        line: CallingLine | None = None,
+    ) -> None:
         self.op = op
+        self.line = line
         self.group = group
         self.elements = elements
         self.dtype = dtype
@@ -61,6 +83,7 @@ class Waits:
         self._open: dict[int, OngoingWait] = {}  # by thread
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
         self.inside = Inside()
+        self.unwaited = Unwaited(board, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
         """`work` is the handle of this call. It is known as long as it lives."""
@@ -72,12 +95,25 @@ class Waits:
                 del self._handles[key]
 
         if len(self._handles) >= REMEMBERED:
-            self._handles.pop(next(iter(self._handles)), None)
+            self._forget_oldest()
         self._handles[key] = (weakref.ref(work, forget), handle)
 
     def handle_of(self, work: Any) -> Handle:
         known = self._handles.get(id(work))
         return known[1] if known is not None and known[0]() is work else Handle("collective")
+
+    def asked(self, work: Any) -> Handle:
+        """Somebody wants to know of the end of `work`, and so of what else its line hands out."""
+        handle = self.handle_of(work)
+        if handle.line is not None:
+            handle.line.asked = True
+        return handle
+
+    def _forget_oldest(self) -> None:
+        """Whether that one will be waited for is not seen any more."""
+        _, oldest = self._handles.pop(next(iter(self._handles)))
+        if oldest.line is not None:
+            oldest.line.asked = True
 
     def during(self, handle: Handle, keys: Any, call: Callable[[], Any]) -> Any:
         """Run `call`, which may block. Only the outermost wait of a thread counts."""
@@ -181,9 +217,22 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
     def wait(self: Any, *arguments: Any, **options: Any) -> Any:
         if is_compiling() or waits.inside.call[0]:
             return method(self, *arguments, **options)
-        return waits.during(waits.handle_of(self), None, lambda: method(self, *arguments, **options))
+        return waits.during(waits.asked(self), None, lambda: method(self, *arguments, **options))
 
     c10d.Work.wait = wait
+    for name in ASKED:
+        if hasattr(c10d.Work, name):
+            setattr(c10d.Work, name, _covered_question(waits, getattr(c10d.Work, name), is_compiling))
+
+
+def _covered_question(waits: Waits, method: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def question(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not is_compiling():
+            waits.asked(self)
+        return method(self, *arguments, **options)
+
+    return question
 
 
 def key_text(keys: Any) -> str:

@@ -22,7 +22,7 @@ from nsa_harness.core.alignment.alignment import (
     minority,
 )
 from nsa_harness.core.alignment.timeline import Timeline, timeline
-from nsa_harness.core.evidence.evidence import Board, Collective
+from nsa_harness.core.evidence.evidence import Board, Collective, Mode
 
 MISSING, EXTRA, ORDER, COUNT = (
     DifferenceKind.MISSING,
@@ -424,6 +424,21 @@ def test_who_is_beyond_the_point_of_a_call_has_not_come_to_it_any_more(other: Bo
     one = only((waiting(), ()), (other, ()))
     assert (one.kind, one.who, one.absent) == (kind, False, (1,))
     assert one.ranks == ((0,) if kind is EXTRA else (1,))
+
+
+TRAINS = Mode(training=True, gradients=True)
+
+
+@pytest.mark.parametrize("evaluates", [Mode(training=False, gradients=True), Mode(training=True, gradients=False)])
+def test_an_evaluation_is_no_training_and_takes_nobody_past_a_call(evaluates: Mode) -> None:
+    waits, beyond = waiting(mode=TRAINS), marked(step=1, position=6, mode=evaluates)
+    assert only((waits, ()), (beyond, ())).kind is LATE
+    # Where all of them do so it is what they all are at, and nothing is said of a rank that has run no model.
+    assert only((waiting(mode=evaluates), ()), (beyond, ())).kind is EXTRA
+    assert only((waits, ()), (replace(beyond, mode=TRAINS), ())).kind is EXTRA
+    assert only((waits, ()), (replace(beyond, mode=None), ())).kind is EXTRA
+    # The next step is one, whatever it runs there.
+    assert only((waits, ()), (marked(step=2, mode=evaluates), ())).kind is EXTRA
 
 
 def test_of_many_ranks_that_are_beyond_a_call_the_one_that_stands_in_it_made_it_alone() -> None:

@@ -604,6 +604,32 @@ def caught_by(rank: int, step: int, at: int = 31) -> Evidence:
     return stood(replace(ran, boards=boards))
 
 
+@pytest.mark.parametrize(
+    ("function", "swallowed"),
+    [("main", True), ("Trainer.step", True), ("log", False)],
+    ids=["stands in", "made", "helper"],
+)
+def test_of_exceptions_that_left_no_forward_those_count_whose_handler_leads_to_a_call(
+    function: str, swallowed: bool
+) -> None:
+    seen = caught_by(1, 3)
+    board = seen.ranks[1].board
+    assert board is not None
+    (error,) = board.caught
+    error = replace(error, left_forward=False, handled=line(52, function))
+    ranks = []
+    for rank in seen.ranks:
+        assert rank.board is not None
+        came = tuple(replace(one, chain=(frame(37), frame(60, function="main"))) for one in rank.board.calls)
+        caught = (error,) if rank.rank == 1 else ()
+        ranks.append(replace(rank, board=replace(rank.board, calls=came, caught=caught)))
+    found = main(replace(seen, ranks=tuple(ranks)))
+    assert (found.code == "swallowed_exception") is swallowed
+    if swallowed:
+        assert found.place == line(52, function)
+        assert "raised ValueError at ada/train.py:31 in step 3, caught it at ada/train.py:52 and went on" in found.claim
+
+
 def test_a_rank_that_caught_an_exception_in_the_step_in_which_it_parted_swallowed_it() -> None:
     found = main(caught_by(1, 3))
     assert (found.code, found.ranks, found.place) == ("swallowed_exception", (1,), line(31, "loss"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import board, call, mark
+from builders import board, call, frame, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +16,11 @@ from nsa_harness.core.alignment.reasons import (
     OutOfBatches,
     StepDifference,
     abandoned_batch,
-    began_anew,
     first_out_of_batches,
     first_step_of_difference,
     last_agreed,
     other_pace,
+    still_given,
 )
 from nsa_harness.core.evidence.evidence import Board, Call, Loader, Mark, StepRow, Tally
 
@@ -157,12 +157,12 @@ def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=((1, BARRIER),))
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=BARRIER)
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, calls=())
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=None)
 
 
 @pytest.mark.parametrize(
@@ -188,26 +188,35 @@ def test_where_nobody_goes_on_nobody_was_early() -> None:
 # Steps compared by how much training they hold.
 
 
-def loaded(*loaders: tuple[int, int, bool]) -> Board:
-    """(number, iterators so far, whether the newest has ended)."""
-    made_of = [Loader(number=n, iterators=count, batches=4, ended=ended) for n, count, ended in loaders]
+def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> Board:
+    """(number, iterators so far, batches of the newest, whether it has ended)."""
+    chain = (frame(made_at),)
+    made_of = [Loader(number=n, iterators=count, batches=given, ended=e, chain=chain) for n, count, given, e in loaders]
     return board(loaders=tuple(made_of))
 
 
 @pytest.mark.parametrize(
-    ("other", "anew"),
+    ("other", "uneven"),
     [
-        (loaded((1, 2, False)), False),
-        (loaded((1, 3, False)), True),
-        (loaded((1, 2, True), (2, 1, False)), True),
-        (loaded(), False),
+        (loaded((1, 2, 5, False)), True),
+        (loaded((1, 2, 4, False)), False),
+        (loaded((1, 3, 5, False)), False),
+        (loaded((1, 2, 4, True), (2, 1, 5, False)), False),
+        (loaded((1, 2, 5, False), made_at=19), False),
+        (loaded(), True),
     ],
-    ids=["the same iterator", "another one", "another loader", "not told"],
+    ids=["more of the same", "as many", "another iterator", "another loader", "made elsewhere", "not told"],
 )
-def test_who_began_another_round_of_batches_has_no_more_of_those_that_ended_here(other: Board, anew: bool) -> None:
-    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, calls=())
-    assert began_anew({0: other, 1: loaded((1, 2, True))}, finished) is anew
-    assert not began_anew({0: other, 1: loaded()}, finished)
+def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(other: Board, uneven: bool) -> None:
+    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
+    assert still_given({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
+    assert still_given({0: other, 1: loaded()}, finished)
+
+
+def test_an_evaluation_of_one_rank_that_came_to_its_end_is_not_uneven() -> None:
+    finished = OutOfBatches(ranks=(0,), others=(1,), step=4, inside=None)
+    evaluated = loaded((1, 1, 4, False), (2, 1, 3, True))
+    assert not still_given({0: evaluated, 1: loaded((1, 1, 5, False))}, finished)
 
 
 def steps(count: int) -> tuple[tuple[int, float], ...]:

@@ -217,6 +217,15 @@ def test_where_nothing_decides_one_line_it_is_what_decides_the_other() -> None:
     assert around_alone((source,), None, line(83)) is None
 
 
+def test_a_condition_that_is_the_same_on_every_rank_decides_after_one_that_is_not() -> None:
+    lines = ["def fit(self):", "    for step in range(9):", "        if self.since == 4:", "            outer()"]
+    lines += ["        if step % 3 == 0:", "            evaluate()"]
+    source = Source(file=USER, first=80, text="\n".join(lines))
+    way = (MAIN, frame(85, function="fit"))
+    found = turned_off_at(case((MAIN, frame(83, function="fit")), way, sources=(source,)), 0, way)
+    assert (found and found.line) == 82
+
+
 def test_of_another_thread_its_own_function_tells_what_let_it_out_of_the_way() -> None:
     way = (frame(70, function="writer"), there("self.log()", "epoch"), there("store.set", "publish"))
     found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True)

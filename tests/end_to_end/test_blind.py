@@ -52,7 +52,7 @@ def test_without_a_probe_a_closed_wait_is_still_proven_and_blamed_on_the_right_r
 
 
 def test_a_rank_that_holds_the_interpreters_lock_in_c_is_named_with_the_c_function(forks):
-    outcome = forks.outcome_of("held", scenario("gil"))
+    outcome = forks.outcome_of("held", scenario("gil", SHORT))
 
     assert (outcome["verdict"], outcome["cause"]) == ("HANG", "gil_held_native")
     assert (outcome["culprit"]["ranks"], outcome["victims"]) == ([1], [0])

@@ -53,10 +53,12 @@ def planted(kind: str, seed: int, limits: str = "", **more: object) -> tuple[str
 
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+# Ranks that raise and ranks that are killed are met by the quick tests of forked launches, and of kills and meshes.
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind in ("raise", "sigkill") else kind for kind in EXPECTED]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_planted_fault_is_named_with_its_rank_line_layer_and_step(launcher, kind, seed):
     text, where = planted(kind, seed, f"busy_s: {BUSY_S}, deadline_s: 200")
     outcome = launcher.outcome_of("subject", text)

@@ -134,6 +134,7 @@ def test_a_scenario_that_passes_computes_the_same_numbers(launches: Launches) ->
     assert len(forked.outcome.artifacts) == len(anew.outcome.artifacts)
 
 
+@pytest.mark.slow  # the quick bisection compares hangs of forked ranks with those of torchrun too
 def test_a_hang_has_the_same_proof_and_line(launches: Launches) -> None:
     anew, forked = launches.both(scenario("fault_deadlock", "limits.stall_s=1"), "fault_deadlock")
     assert anew.outcome.verdict.status == "HANG"

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from nsa_harness.commands.overhead import ranks_of
+from nsa_harness.commands.overhead import measured, ranks_of
 from nsa_harness.commands.selftest import SelftestRequest, selftest
 from nsa_harness.core.selftest.selftest import SELFTEST_FAULTS
+from nsa_harness.errors import UsageError
 
 TWO = [kind for kind in SELFTEST_FAULTS if kind.name in ("raise", "skip_collective")]
 
@@ -54,16 +55,14 @@ def test_the_cost_of_a_command_is_measured_in_pairs(workspace):
     assert not (workspace.directory / "reports").exists()
 
 
-def test_a_command_that_fails_is_not_measured(workspace):
-    ran = workspace.harness("doctor", "--overhead", "--", sys.executable, "-c", "raise SystemExit('no data')")
-    assert ran.code == 2
-    assert "the command ends with 1 without the harness: no data; mend it first" in ran.err
+def test_a_command_that_fails_is_not_measured():
+    with pytest.raises(UsageError, match="the command ends with 1 without the harness: no data; mend it first"):
+        measured([sys.executable, "-c", "raise SystemExit('no data')"], print)
 
 
-def test_a_command_that_is_not_there_is_not_measured(workspace):
-    ran = workspace.harness("doctor", "--overhead", "--", "no-such-program")
-    assert ran.code == 2
-    assert "no-such-program cannot be started: No such file or directory" in ran.err
+def test_a_command_that_is_not_there_is_not_measured():
+    with pytest.raises(UsageError, match="no-such-program cannot be started: No such file or directory"):
+        measured(["no-such-program"], print)
 
 
 @pytest.mark.parametrize(

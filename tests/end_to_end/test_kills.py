@@ -121,9 +121,9 @@ def test_the_death_of_torchrun_is_named_and_its_ranks_are_ended(workspace, momen
     _judged_again_alike(workspace, ran)
 
 
-@pytest.mark.parametrize("moment", [5, *(param for n, param in TRAINING.items() if n != 5)])
+@pytest.mark.parametrize("moment", [WAITING, *TRAINING.values()])
 def test_the_death_of_a_rank_is_named(workspace, moment):
-    controller = started(workspace, max(moment, 2))
+    controller = started(workspace, moment if moment == WAITING else max(moment, 2))
     victim = random.Random(moment).randrange(2)
     wait_for(lambda: ranks(workspace).get(victim)).send_signal(signal.SIGKILL)
 

@@ -10,12 +10,13 @@ import pytest
 
 from .conftest import Forks, Workspace
 
-BUSY_PROCESSES = 4
+BUSY_PROCESSES = {"quick": 2, "slow": 4}
 
 
 @pytest.fixture
-def busy_launcher(launcher: Workspace | Forks) -> Iterator[Workspace | Forks]:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
+def busy_launcher(request: pytest.FixtureRequest, launcher: Workspace | Forks) -> Iterator[Workspace | Forks]:
+    count = BUSY_PROCESSES["quick" if request.node.get_closest_marker("slow") is None else "slow"]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     yield launcher
     for process in busy:
         process.kill()

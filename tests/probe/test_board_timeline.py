@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ import pytest
 from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 from nsa_harness import protocol
+from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.timeline import comparable, timeline
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import Loader, Mode
+from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode
 from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
 
@@ -69,6 +71,12 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
     one, other = boards
     assert one.counts == other.counts
     assert one.counts["0"].calls == 6  # the group of the thread was made there
+    # What the ranks themselves counted is undone from what they wrote, to the same count.
+    older, newer = replace(one, calls=one.calls[-5:]), replace(other, calls=other.calls[-3:])
+    assert not parted_before("0", {0: older, 1: newer})
+    # All of them are undone to the beginning: a rank of which that fails would say nothing of the other.
+    unlike = replace(other, calls=(), counts={"0": CallCount(calls=6, hash=1)})
+    assert parted_before("0", {0: one, 1: unlike})
     told = [
         [(loader.number, loader.iterators, loader.batches, loader.ended) for loader in each.loaders] for each in boards
     ]

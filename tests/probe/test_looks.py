@@ -16,8 +16,17 @@ from ranks import run_forks, run_ranks
 from nsa_harness import protocol
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
-from nsa_harness.probe.fingerprint import Unreadable, broken, checksum, numbers, sample, size_and_sum
-from nsa_harness.probe.looks import ZEROS_BYTES, _all_zero, due
+from nsa_harness.probe.fingerprint import (
+    ZEROS_BYTES,
+    Unreadable,
+    all_zero,
+    broken,
+    checksum,
+    numbers,
+    sample,
+    size_and_sum,
+)
+from nsa_harness.probe.looks import due
 from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -93,7 +102,7 @@ def test_an_empty_tensor_has_nothing_to_say() -> None:
 def test_gradients_are_zero_where_every_number_of_them_was_read_and_is(
     gradients: list[torch.Tensor], still: int
 ) -> None:
-    assert _all_zero(gradients) == still
+    assert all_zero(gradients) == still
 
 
 def test_gradients_are_reduced_where_each_was_summed_since_the_newest_backward_began() -> None:

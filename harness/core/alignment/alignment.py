@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, takewhile
 
+from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
 from nsa_harness.core.alignment.timeline import Event, Field, Timeline, Token, field_apart, value
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import Board, Mode
 
 Members = tuple[int, ...]
 
@@ -46,6 +47,8 @@ class Difference:
     who: bool  # their own rounds before show it
     new: bool  # what these ranks entered they never entered before
     or_swapped: bool = False  # they may yet make the call that is missing: nothing is seen behind the next one
+    parted_before: bool = False  # before the oldest calls that are kept they were not the same either
+    lost: Members = ()  # whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
         return dict(self.entered).get(rank)
@@ -64,12 +67,23 @@ def differences(
 ) -> tuple[Difference, ...]:
     """One a group at most; those in which a rank is only late come last, since they follow from others."""
     found = [
-        one
+        _within_what_is_known(one, members, timelines, boards)
         for group, parties in groups.items()
         for members in parties
         if (one := _of_group(group, members, timelines, boards))
     ]
     return tuple(sorted(found, key=lambda one: (one.kind is DifferenceKind.LATE, _since_s(one), one.group)))
+
+
+def _within_what_is_known(
+    found: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, Board]
+) -> Difference:
+    """The first difference that is seen need not be the first one."""
+    parted = parted_before(found.group, {rank: boards[rank] for rank in members if rank in boards})
+    lost = tuple(rank for rank in members if rank in timelines and found.group in timelines[rank].lost)
+    if not parted and not lost:
+        return found
+    return replace(found, where=False, or_swapped=False, parted_before=parted, lost=lost)
 
 
 def groups_of(timelines: Mapping[int, Timeline], boards: Mapping[int, Board]) -> dict[str, tuple[Members, ...]]:
@@ -396,7 +410,8 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
     absent = [track for track in tracks if track.rank not in entered]
     expected = waited[0]
     trains = any(_trains(entered[rank]) for rank, event in events.items() if event is expected)
-    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected)]
+    waiting = [track.board for track in entered.values() if track.board]
+    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected, waiting)]
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
@@ -431,17 +446,26 @@ def _trains(track: _Track) -> bool:
     return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
 
 
+def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
+    """It has gradients off, or its model in evaluation, where the other one trains."""
+    if mode is None or other is None:
+        return False
+    return mode.training < other.training or mode.gradients < other.gradients
+
+
 def _between_steps(track: _Track) -> bool:
     return track.board is not None and track.board.training is not None and track.board.training.kind == "step"
 
 
-def _passed(track: _Track, event: Event) -> bool:
+def _passed(track: _Track, event: Event, waiting: Sequence[Board]) -> bool:
     """By its steps, and its marks within the step, the rank is beyond the point at which the others made the call."""
     board = track.board
     if board is None or event.step is None or event.position is None:
         return False
     if board.step != event.step:
         return board.step > event.step
+    if any(_evaluates(board.mode, other.mode) for other in waiting):
+        return False  # what it does there is no part of the training
     usual = [one.position or 0 for one in track.line if one.site == event.site and (one.step or 0) < event.step]
     return board.position > max(usual, default=event.position)
 

@@ -39,7 +39,7 @@ class OutOfBatches:
     ranks: tuple[int, ...]
     others: tuple[int, ...]
     step: int
-    calls: tuple[tuple[int, Call], ...]  # (rank, what it stands in instead)
+    inside: Call | None  # what the first of them that is in a call stands in instead
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
@@ -63,24 +63,24 @@ def first_out_of_batches(boards: Mapping[int, Board]) -> OutOfBatches | None:
     others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(boards[rank], step + 1))
     if not ranks or not others:
         return None
-    calls = ((rank, call) for rank in ranks if (call := boards[rank].calls[-1:]))
-    return OutOfBatches(
-        ranks=ranks,
-        others=others,
-        step=step,
-        calls=tuple((rank, call[0]) for rank, call in calls if call[0].left_s is None),
-    )
+    inside = (call for rank in ranks for call in boards[rank].calls[-1:] if call.left_s is None)
+    return OutOfBatches(ranks=ranks, others=others, step=step, inside=next(inside, None))
 
 
-def began_anew(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:
-    """The others are through with the iterator that ended here too, and have begun another: they have no more batches
-    of the same, but go another round."""
-    ended = {loader.number: loader for rank in finished.ranks for loader in boards[rank].loaders}
-    later = (loader for rank in finished.others for loader in boards[rank].loaders)
-    return bool(ended) and any(
-        one.number > max(ended) or (one.number in ended and one.iterators > ended[one.number].iterators)
-        for one in later
-    )
+def still_given(boards: Mapping[int, Board], finished: OutOfBatches) -> bool:
+    """The iterator that ended here gave another rank more. An evaluation, or another round, has one of its own.
+
+    True too where no rank's loaders are told.
+    """
+    ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.ended]
+    others = {
+        (loader.number, loader.iterators, loader.chain): loader.batches
+        for rank in finished.others
+        for loader in boards[rank].loaders
+    }
+    if not ended or not others:
+        return True
+    return any(others.get((one.number, one.iterators, one.chain), 0) > one.batches for one in ended)
 
 
 def last_agreed(boards: Mapping[int, Board]) -> Call | None:

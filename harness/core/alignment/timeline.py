@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -15,13 +15,7 @@ from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
-# Elsewhere sizes rightly differ: the root of a scatter has the payload, objects have any size, all_to_all and (on NCCL)
-# all_gather and reduce_scatter may be uneven.
-_EVEN = frozenset({
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
-    "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
-})  # fmt: skip
-_EVEN_ON_GLOO = _EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+_EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
 class Token(NamedTuple):
@@ -81,6 +75,7 @@ class Timeline:
     rank: int
     events: tuple[Event, ...]
     whole: bool  # from the beginning on
+    lost: frozenset[str] = frozenset()  # groups of which the recorder lacks numbers between others, unexplained
 
     def of_group(self, group: str) -> tuple[Event, ...]:
         return tuple(one for one in self.events if one.group == group and not one.transfer)
@@ -97,12 +92,19 @@ def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
     }
 
 
-def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], backend: str) -> Timeline:
+def timeline(
+    rank: int,
+    board: Board | None,
+    collectives: Sequence[Collective],
+    backend: str,
+    *,
+    lost: Collection[str] = (),
+) -> Timeline:
     """From both sources: what the recorder numbered, and what the board knows of the same calls and of others.
 
     What other threads call than the one that trains is no part of it.
     """
-    even = _EVEN_ON_GLOO if backend == "gloo" else _EVEN
+    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
     trains = _training_tid(board) if board else None
     calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
     # Without a common clock nobody knows which call a number belongs to.
@@ -112,6 +114,7 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     if board and board.calls and board.calls[0].number > 1:
         # Of what is older than the calls that are kept nobody knows whether it was called from Python.
         numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
+    oldest = {one.group: one.seq for one in sorted(series, key=lambda one: one.seq, reverse=True)}
     joined = {one.call.number for one in numbered if one.call}
     numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
     alone = [_called(one, even) for one in calls if one.number not in joined]
@@ -121,7 +124,8 @@ def timeline(rank: int, board: Board | None, collectives: Sequence[Collective], 
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
-        whole=_kept_all(board) and all(one.seq == 1 for one in _first_of_each(series)),
+        lost=frozenset(lost),
+        whole=_kept_all(board) and set(oldest.values()) <= {1},
     )
 
 
@@ -163,34 +167,21 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
     return sorted(kept, key=lambda one: (one.created_ns, one.group, one.seq))
 
 
-def _first_of_each(series: Sequence[Collective]) -> Iterator[Collective]:
-    return (min(group, key=lambda one: one.seq) for group in _by_group(series))
-
-
-def _by_group(series: Sequence[Collective]) -> Iterator[list[Collective]]:
-    return (list(group) for _, group in groupby(sorted(series, key=lambda one: one.group), key=lambda one: one.group))
-
-
 def _numbered(board: Board | None, series: Sequence[Collective]) -> Iterator[Event]:
     """One event for each; a call that enters several is one event with the first one's number."""
-    before: Event | None = None
     calls = calls_of(board, series) if board else {}
-    for one in series:
-        event = _entered(board, one, calls.get((one.group, one.seq)))
-        same_call = before is not None and event.call is not None and event.call == before.call
-        if before is not None and same_call:
-            before = replace(before, done=before.done and event.done)
-            continue
-        if before is not None:
-            yield before
-        before = event
-    if before is not None:
-        yield before
+    entered = (_entered(board, one, calls.get((one.group, one.seq))) for one in series)
+    for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
+        first, *others = same_call
+        yield replace(first, done=first.done and all(one.done for one in others))
 
 
 def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
     at_s = (entered_s(board, one) if board else None) or one.created_ns / 1e9
-    below = Event(
+    if call is not None:
+        from_python = _called(call, frozenset())
+        return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
+    return Event(
         group=one.group,
         op=one.op,
         called=False,
@@ -205,21 +196,6 @@ def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
         step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
         position=None,
         collective=one,
-    )
-    if call is None:
-        return below
-    return replace(
-        below,
-        op=operation(call),
-        called=True,
-        place=call.place,
-        elements=call.elements,
-        dtype=call.dtype,
-        root=call.peer,
-        step=call.step,
-        position=call.position,
-        call=call,
-        chain=call.chain,
     )
 
 

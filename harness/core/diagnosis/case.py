@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, cycle, differences, groups_of
-from nsa_harness.core.alignment.reasons import (
-    AbandonedBatch,
-    OtherPace,
-    OutOfBatches,
-    StepDifference,
-    abandoned_batch,
-    first_out_of_batches,
-    first_step_of_difference,
-    other_pace,
-)
+from nsa_harness.core.alignment.reasons import StepDifference, first_step_of_difference
 from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
-from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, Raised, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.verdict.group_waits import backend_of
 from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, Judgement
 from nsa_harness.core.verdict.wait import Wait
@@ -77,7 +70,13 @@ class Case:
     def timelines(self) -> dict[int, Timeline]:
         return comparable(
             {
-                rank.rank: timeline(rank.rank, rank.board, collectives_of(self.evidence, rank), self.backend)
+                rank.rank: timeline(
+                    rank.rank,
+                    rank.board,
+                    collectives_of(self.evidence, rank),
+                    self.backend,
+                    lost=lost_groups(self.evidence, rank),
+                )
                 for rank in self.evidence.ranks
             }
         )
@@ -96,31 +95,18 @@ class Case:
     def cycle(self) -> tuple[Link, ...]:
         return cycle(self.timelines, groups_of(self.timelines, self.boards))
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
-        found = next((board.backend for board in self.boards.values() if board.backend), "")
-        backend = self.evidence.backend if self.evidence.backend in ("gloo", "nccl") else found or self.evidence.backend
+        backend = backend_of(self.evidence.backend, self.boards.values())
         recorded = [one for rank in self.evidence.ranks for one in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not recorded:
             return backend
         return "gloo" if all(one.started is None for one in recorded) else backend
 
     @cached_property
-    def abandoned_batch(self) -> AbandonedBatch | None:
-        return abandoned_batch(self.boards)
-
-    @cached_property
-    def other_pace(self) -> OtherPace | None:
-        return other_pace(self.boards)
-
-    @cached_property
     def step_difference(self) -> StepDifference | None:
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
-
-    @cached_property
-    def out_of_batches(self) -> OutOfBatches | None:
-        return first_out_of_batches(self.boards)
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
@@ -132,6 +118,13 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
         before = known.get((one.group, one.seq))
         known[one.group, one.seq] = one if before is None or one.retired else before
     return tuple(sorted(known.values(), key=lambda one: (one.created_ns, one.group, one.seq)))
+
+
+def lost_groups(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
+    """Groups of which a recorder of the rank lacks numbers between others. Two looks may well have some in between."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    recorders = [rank.collectives, *(one.collectives for one in last if one.rank == rank.rank)]
+    return frozenset(group for one in recorders for group, _, _ in missing_numbers(one))
 
 
 def layer_of(module: str | None) -> int | None:
@@ -199,6 +192,38 @@ def loop_place(case: Case, root: Wait) -> Place | None:
 
 def hung_roots(case: Case) -> Sequence[Wait]:
     return case.roots if case.judgement.status is Status.HANG else ()
+
+
+def standing(
+    stands: Callable[[Wait], bool], *, anywhere: bool = False
+) -> Callable[[Case], tuple[Wait, tuple[int, ...]] | None]:
+    """Finds the first root of a hang that stands so, and the ranks of those that stand in the same on the same line.
+
+    `anywhere`: the ranks of all that stand so.
+    """
+
+    def found(case: Case) -> tuple[Wait, tuple[int, ...]] | None:
+        roots = [root for root in hung_roots(case) if stands(root)]
+        alike = (one.rank for one in roots if anywhere or (one.kind, one.user) == (roots[0].kind, roots[0].user))
+        return (roots[0], tuple(alike)) if roots else None
+
+    return found
+
+
+def failed_first(case: Case) -> tuple[Failure] | None:
+    """What failed first, and of itself."""
+    first = case.first_failure
+    return None if first is None or first.collateral else (first,)
+
+
+def raised_first(case: Case) -> tuple[Failure, Raised] | None:
+    """What failed first, of itself and with an exception."""
+    first = case.first_failure
+    return (first, first.raised) if first and first.raised and not first.collateral else None
+
+
+def raised_at(case: Case, rank: int | None, raised: Raised) -> Place | None:
+    return place_of(case, rank, user_frame(raised.frames))
 
 
 def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:

@@ -386,8 +386,14 @@ class Cause(StrEnum):
         code="swallowed_exception",
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK,),
+        beside=True,
+        unfailed=Severity.WARNING,
         certain_by=(Seen.REPAIRED,),
-        shown_by=(by_program("data_error_swallowed"), by_program("data_loss_swallowed")),
+        shown_by=(
+            by_program("data_error_swallowed"),
+            by_program("data_loss_swallowed"),
+            by_program("silent_batch_given_up"),
+        ),
         advice=(
             "Look for an except that goes on, or a continue, around the step. Tell all ranks (an all_reduce of a flag)"
             " and leave the batch out on every one, or let the exception end the run."
@@ -395,12 +401,16 @@ class Cause(StrEnum):
         means="""
         an exception was raised in a training loop and went no further, and the job stands because of it. One rank gives
         up a batch and takes the next one; it comes to its end while the others have another step to do. Or it goes on
-        without a call that the others make in that step.
+        without a call that the others make in that step. Where the ranks do so alike, or need not meet, nothing stands:
+        the run passes, and has learnt from fewer batches than it took. That is noted beside the verdict, *likely*,
+        where an exception left a whole model in training, a loss or a backward pass, and the next thing was another
+        batch or a step. A pass that is tried again does not count, nor does a type of the program's own, what it raises
+        by its own `raise`, or that memory ran out.
         """,
         proven_by="""
         `rank<r>/calls.txt` and the board: in one step the rank began again, as no other rank and no other step did.
         Where the exception left a module's forward, its type and line are known, and it is *certain*; else a `continue`
-        looks the same, and it is *likely*.
+        looks the same, and it is *likely*. Beside a verdict `rank<r>/looks.jsonl`: type, line and how many batches.
         """,
         remedy="""
         let the exception end the process, or leave the batch out on every rank or on none: reduce a flag first.
@@ -1423,14 +1433,19 @@ class Cause(StrEnum):
             by_program("silent_no_gradient_detached"),
             by_program("silent_no_gradient_no_grad"),
             by_program("silent_no_gradient_masked"),
+            by_program("silent_no_gradient_by_hand"),
+            by_program("silent_no_gradient_summed"),
         ),
         means="""
         parameters received no gradient in a traced step of `nsa.train`. In any other program: an optimizer holds them,
         their module was called, and at none of at least four looks did they have a gradient; that is *likely*, since an
         output may be left out of the loss on purpose. Frozen parameters do not count. Or every gradient that an
-        optimizer was given was zero at each of at least four looks, in host memory. Noted beside the verdict, also of
-        a PASS. It is the cause of a FAIL, and *likely*, where a backward pass began at a tensor that no parameter leads
-        to. The place is the line that uses the whole part of the model that never learns.
+        optimizer was given was zero at each of at least four looks, in host memory. The same is asked of what each
+        backward pass leaves in a model, so that a program which steps by hand is seen too, and a rank that has nothing
+        of its own to bring to a sum over all; a parameter that then never has a gradient, though others of its model
+        do, counts where no optimizer of torch's ever stepped. Noted beside the verdict, also of a PASS. It is the cause
+        of a FAIL, and *likely*, where a backward pass began at a tensor that no parameter leads to. The place is the
+        line that uses the whole part of the model that never learns.
         """,
         proven_by="""
         the `[GRAD-TRACE]` and `- MISSING:` lines in `traces.log`; else `rank<r>/looks.jsonl`.
@@ -1523,6 +1538,56 @@ class Cause(StrEnum):
         """,
         remedy="""
         let one rank write it, or put the rank into the name.
+        """,
+    )
+
+    UNINITIALISED_PARAMETERS = Row(
+        code="uninitialised_parameters",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_program("silent_parameters_unset"),),
+        advice=(
+            "Look for torch.empty, empty_like or to_empty behind the parameter, and give it values (torch.nn.init, or"
+            " reset_parameters) before the first forward; under DDP one rank's garbage becomes everybody's."
+        ),
+        means="""
+        a parameter held NaN, or a number above 1e20, as its first gradient came, before any step: that is what memory
+        looks like which `torch.empty` gave out and nobody wrote. Infinities do not count, nor does a parameter that has
+        no gradient. Always *likely*. Memory that happens to hold zeros or small numbers cannot be told from a choice;
+        where it differs between ranks that reduce their gradients, that is `replica_divergence`.
+        """,
+        proven_by="""
+        `rank<r>/looks.jsonl`: names, and the first such number. Only host memory is looked at; of a large tensor a
+        sample.
+        """,
+        remedy="""
+        give it values before the first forward: `torch.nn.init`, `reset_parameters`, or a checkpoint that has all keys.
+        """,
+    )
+
+    UNWAITED_COLLECTIVE = Row(
+        code="unwaited_collective",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_program("silent_unwaited_reduce"),),
+        advice=(
+            "Keep the handle that async_op=True gives, and call its wait() before the first line that reads or writes"
+            " the tensor."
+        ),
+        means="""
+        a line of the program called a collective asynchronously, three times or more, and none of its handles was
+        waited for or asked whether it is done, be it by a future or a poll. What it brings may be read before it has
+        come, or be overwritten by it later. Only what brings this rank something counts: not `isend`, not a barrier,
+        not what a root sends; nor what a library calls. Tensors on a device do not count, since a later wait of that
+        group covers them. Always *likely*: nobody may read what was brought.
+        """,
+        proven_by="""
+        `rank<r>/looks.jsonl`: the line, the operation and how many handles it was given.
+        """,
+        remedy="""
+        keep the handle and call its `wait()` before the tensor is used.
         """,
     )
 

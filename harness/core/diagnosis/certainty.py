@@ -5,7 +5,7 @@ Each rule weighs its own evidence; whether the rest of the run fits is asked her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
@@ -17,6 +17,7 @@ from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import waited_for
 
 _RACE_S = 1.0  # two ranks that fail of themselves so close together: the later one need not follow from the first
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
@@ -53,26 +54,12 @@ def _some_rank_stands_elsewhere(case: Case, explanation: Explanation) -> str | N
     """A root that does not wait for those who are blamed, and that they do not wait for: it hangs by itself."""
     if case.judgement.status is not Status.HANG or not explanation.ranks:
         return None
-    blamed = set(explanation.ranks)
-    alone = [root for root in case.roots if root.kind is not WaitKind.GONE and not _tied(root, blamed, case.roots)]
-    if not alone:
+    # Neither blamed itself, nor in one circle of waits with a rank that is.
+    apart = (one for one in case.roots if waited_for(one.rank, case.roots).isdisjoint(explanation.ranks))
+    alone = next((one for one in apart if one.kind is not WaitKind.GONE), None)
+    if alone is None:
         return None
-    return f"rank {alone[0].rank} stands in {alone[0].stands_in} at the same time, which that does not explain"
-
-
-def _tied(root: Wait, blamed: set[int], roots: Sequence[Wait]) -> bool:
-    """Blamed itself, or in one circle of waits with a rank that is."""
-    by_rank = {one.rank: one for one in roots}
-    seen: set[int] = set()
-    queue = [root.rank]
-    while queue:
-        rank = queue.pop()
-        if rank in blamed:
-            return True
-        if rank not in seen and rank in by_rank:
-            seen.add(rank)
-            queue += by_rank[rank].peers
-    return False
+    return f"rank {alone.rank} stands in {alone.stands_in} at the same time, which that does not explain"
 
 
 def _some_rank_is_unseen(case: Case, explanation: Explanation) -> str | None:
@@ -126,7 +113,8 @@ def _no_line_of_the_program(case: Case, explanation: Explanation) -> str | None:
 def _caught_something(case: Case, explanation: Explanation) -> str | None:
     """An exception that only the blamed ranks caught may be why they went another way."""
     others = {one.type for rank, board in case.boards.items() if rank not in explanation.ranks for one in board.caught}
-    own = [(rank, one) for rank in explanation.ranks if rank in case.boards for one in case.boards[rank].caught]
+    boards = [(rank, case.boards[rank]) for rank in explanation.ranks if rank in case.boards]
+    own = [(rank, one) for rank, board in boards for one in board.caught if one.left_forward]
     alone = next(((rank, one) for rank, one in own if one.type not in others), None)
     return None if alone is None else f"rank {alone[0]} caught {alone[1].type}{at(alone[1].place)}, which may be why"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import Difference, minority
 from nsa_harness.core.alignment.reasons import StepDifference
@@ -90,17 +90,14 @@ def parted(case: Case) -> bool:
     return case.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
 
 
-def shown_later(case: Case, found: Difference) -> str:
-    """Where it came to light, which is later."""
-    return f"; it showed when {entered_text(case, found)}"
-
-
-def places(case: Case, found: Difference, *, below: bool) -> Iterator[Place]:
-    """Where the ranks stand that part there; `below`: only of what DDP or FSDP entered, since it is no call's line."""
-    for rank, event in found.entered:
-        place = None if below and event.called else event_place(case, rank, event)
-        if place is not None:
-            yield place
+def unseen_text(group: str, lost: Sequence[int], *, parted_before: bool) -> str:
+    """Why what is seen of the group may not be where its ranks parted; empty = nothing speaks for that."""
+    of_group = f"group {group or '0'}"
+    if parted_before:
+        return f"; but their calls of {of_group} parted before the oldest ones that are kept"
+    if lost:
+        return f"; but the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}"
+    return ""
 
 
 def apart(found: StepDifference) -> tuple[int, ...]:

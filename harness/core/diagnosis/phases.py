@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from graphlib import TopologicalSorter
+from typing import TypeVarTuple
 
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.causes import Cause
 
 Explain = Callable[[Case], "Explanation | None"]
+Given = TypeVarTuple("Given")
 
 
 class RulePhase(StrEnum):
@@ -64,6 +67,22 @@ def rule(
             outranked_by=outranked_by,
             explain=explain,
         )
+
+    return made
+
+
+def rule_given(
+    given: Callable[[Case], tuple[*Given] | None], phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = ()
+) -> Callable[[Callable[[Case, *Given], Explanation | None]], Rule]:
+    """Makes a rule of a function that is asked only where `given` finds something, and is handed what that is."""
+
+    def made(explain: Callable[[Case, *Given], Explanation | None]) -> Rule:
+        @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
+        def asked(case: Case) -> Explanation | None:
+            found = given(case)
+            return None if found is None else explain(case, *found)
+
+        return rule(phase, *causes, outranks=outranks)(asked)
 
     return made
 

@@ -61,7 +61,9 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
         return (_place_of(next(below, None)) if own else None) or place_of(case, rank, found.alike[-1])
     decided = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
     # Where nothing decides that the line is reached, that the other one is: each may be what they should not have done.
-    return _place_of(decided or around_alone(sources, found.stands, found.reached) or found.reached)
+    # So where what decides is the same on every rank.
+    instead = around_alone(sources, found.stands, found.reached) if decided is None or not decided.varies else None
+    return _place_of(instead or decided or found.reached)
 
 
 def _place_of(line: Branch | Frame | None) -> Place | None:

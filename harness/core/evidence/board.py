@@ -29,6 +29,7 @@ _RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
 _ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
 _RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _AGAIN = re.compile(r"[0-9]+ ([0-9]{10}) ([0-9]{10}) ([0-9]{10})")
+_HANDLED = re.compile(r"([01])([01]) [0-9.]+ (.*)", re.DOTALL)
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 _MAX_CHAIN = 64  # frames
@@ -159,7 +160,9 @@ def _identity(data: bytes) -> tuple[int, int, int, int, int]:
     if magic != protocol.MAGIC:
         raise ValueError(f"a board begins with {protocol.MAGIC!r}, this file with {magic!r}")
     if layout not in _SIZES:
-        raise ValueError(f"this harness reads board layout {protocol.LAYOUT}, the file has layout {layout}")
+        raise ValueError(
+            f"this harness reads board layouts {protocol.LAYOUT_2} and {protocol.LAYOUT}, the file has layout {layout}"
+        )
     if not size == len(data) == _SIZES[layout]:
         raise ValueError(f"a board has {_SIZES[layout]} bytes, this one says {size} and has {len(data)}")
     return pid, rank, world_size, created_ns, layout
@@ -256,9 +259,10 @@ def _caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[Cau
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
         if len(parts) == 3 and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < _STEP_DIGITS:
             one = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
-            again = facts.get(protocol.FACT_CAUGHT_AGAIN + name[len(protocol.FACT_CAUGHT) :], "")
-            caught.append(_counted(one, again, chains))
-    return tuple(caught)
+            number = name[len(protocol.FACT_CAUGHT) :]
+            again = facts.get(protocol.FACT_CAUGHT_AGAIN + number, "")
+            caught.append(_handled(_counted(one, again, chains), number, facts))
+    return tuple(one for one in caught if one.left_forward or one.handled is not None)
 
 
 def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
@@ -267,6 +271,17 @@ def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) 
         return one
     count, last_step, node = map(int, numbers.groups())
     return replace(one, count=max(1, count), last_step=max(one.step, last_step), chain=_at(chains, node, ()))
+
+
+def _handled(one: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
+    """By the first of its lines that caught it for good."""
+    lines = [
+        found
+        for name, value in sorted(facts.items())
+        if name.startswith(f"{protocol.FACT_HANDLED}{number}.") and (found := _HANDLED.fullmatch(value))
+    ]
+    place = next((read_place(line[3]) for line in lines if line[1] == "1"), None)
+    return replace(one, handled=place, left_forward=not lines or any(line[2] == "1" for line in lines))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

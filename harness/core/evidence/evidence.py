@@ -60,7 +60,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """A kind of exception that left a module's forward. What became of it the rest of the evidence tells."""
+    """A kind of exception that left a module's forward, or that the program's own code caught."""
 
     step: int  # of the first
     type: str
@@ -68,6 +68,8 @@ class CaughtException:
     count: int = 1
     last_step: int | None = None  # None: a board that tells the first ones alone
     chain: tuple[Frame, ...] = ()  # the program's own lines, innermost first; empty: not told
+    handled: Place | None = None  # where the program's own code caught it; None: not told (Python before 3.12), or not
+    left_forward: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

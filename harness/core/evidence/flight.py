@@ -6,7 +6,7 @@ import io
 import json
 import pickle
 import pickletools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,19 @@ def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GR
         for collective in [*group[-newest_kept:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
     }
     return tuple(one for one in collectives if (one.group, one.seq) in kept)
+
+
+def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
+    """(group, first, last) that one recorder lacks between two that it has: it loses the oldest, and none else.
+
+    Behind one that is open others may have been left out, since it is kept for being open (`essential`).
+    """
+    newest: dict[str, Collective] = {}
+    for one in sorted(collectives, key=lambda one: (one.group, one.seq)):
+        before = newest.get(one.group)
+        if before is not None and before.retired and one.seq > before.seq + 1:
+            yield one.group, before.seq + 1, one.seq - 1
+        newest[one.group] = one
 
 
 def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:

@@ -8,7 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from nsa_harness.core.evidence.board import read_place, read_ranks
-from nsa_harness.core.evidence.looks import Broken, Looks, Memory, Part, Replica, ReplicaLook, Written
+from nsa_harness.core.evidence.looks import (
+    Arrived,
+    Broken,
+    GivenUp,
+    Looks,
+    Memory,
+    Part,
+    Replica,
+    ReplicaLook,
+    Unwaited,
+    Written,
+)
 from nsa_harness.core.report import Place
 
 KEPT_POINTS = 96
@@ -17,6 +28,7 @@ _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
 _MAX_PATH, _MAX_FILES = 1024, 64
+_MAX_LINES, _MAX_MODELS = 64, 8  # of the program
 
 
 def read_looks(records: Iterable[dict[str, Any]]) -> Looks | None:
@@ -53,6 +65,12 @@ class _Reader:
             place = read_place(str(record["place"]))
             written = Written(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
             self._change(wrote=(*self._state.wrote, written)[:_MAX_FILES])
+        elif kind == "unwaited":
+            self._change(unwaited=(*self._state.unwaited, _unwaited(record))[:_MAX_LINES])
+        elif kind == "given up":
+            self._change(given_up=(*self._state.given_up, _given_up(record))[:_MAX_LINES])
+        elif kind == "gradients":
+            self._change(arrived=(*self._state.arrived, _arrived(record))[:_MAX_MODELS])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -118,6 +136,32 @@ class _Reader:
             parts=tuple(_part(one) for one in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
+
+
+def _unwaited(record: dict[str, Any]) -> Unwaited:
+    place = read_place(str(record["place"]))
+    return Unwaited(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
+
+
+def _given_up(record: dict[str, Any]) -> GivenUp:
+    return GivenUp(
+        type=str(record["type"])[:_MAX_TEXT],
+        place=read_place(str(record["place"])),
+        batches=int(record["batches"]),
+        step=int(record["step"]),
+    )
+
+
+def _arrived(record: dict[str, Any]) -> Arrived:
+    return Arrived(
+        model=str(record["model"])[:_MAX_TEXT],
+        looks=int(record["looks"]),
+        still=int(record["still"]),
+        never=_names(record["never_names"]),
+        never_count=int(record["never"]),
+        unset=_names(record["unset"]),
+        unset_value=str(record["unset_value"])[:_MAX_TEXT],
+    )
 
 
 def _replica(record: dict[str, Any]) -> Replica:

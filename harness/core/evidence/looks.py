@@ -62,6 +62,38 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unwaited:
+    """A line that called a collective asynchronously, and never asked any of its handles whether it is done."""
+
+    op: str
+    place: Place | None
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    """Batches whose training pass an exception ended, at one line, and which were not tried again."""
+
+    type: str
+    place: Place | None  # where it was raised
+    batches: int
+    step: int  # of the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """Gradients of one model as each backward pass left them, before anything reduced or used them."""
+
+    model: str
+    looks: int  # that found any
+    still: int = 0  # parameters whose gradients were all zero at every look
+    never: tuple[str, ...] = ()  # had none at any look, though their module was called; no optimizer of torch's stepped
+    never_count: int = 0
+    unset: tuple[str, ...] = ()  # held what no program begins with, as their first gradient came
+    unset_value: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Broken:
     """The first time that something was not finite."""
 
@@ -90,6 +122,9 @@ class Looks:
     still_looks: int = 0  # so many
     replicas: tuple[Replica, ...] = ()
     wrote: tuple[Written, ...] = ()
+    unwaited: tuple[Unwaited, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
+    arrived: tuple[Arrived, ...] = ()
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
 
 

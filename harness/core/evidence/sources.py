@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from pathlib import PurePosixPath
 from textwrap import dedent
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
@@ -14,11 +15,13 @@ from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
 
 _MAX_LINES = 400  # of one function
+_FOLDERS = 3  # above a file, in which it may find what it imports
+_BEYOND = 3  # calls that lead from a function which holds a line of the evidence to one that holds none
 _RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|coordinator)|(?:main|master)_?proc", re.I)
 
 _Loop = ast.For | ast.AsyncFor | ast.While
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Holder = ast.If | ast.ExceptHandler | _Loop | _Function
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Holder = ast.If | ast.ExceptHandler | _Loop | Function
 _COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
 _SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)\.")
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
@@ -36,6 +39,39 @@ class Branch:
     leaves: bool  # it lies before the line, and what it holds leaves the loop or the function
     ends: bool  # it leaves the function, so that whoever stands behind it in the same call did not take it
     varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
+
+
+def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
+    """What holds the lines that the evidence names, then what these functions call, and what their attributes and locks
+    are shared with. `text_of`: of a file of the program; empty for any other.
+    """
+    lines = places_of(evidence)
+    texts = {file: text for file in lines if (text := text_of(file))}
+    kept = [
+        one
+        for file, text in texts.items()
+        for one in excerpts(file, text, lines[file] | lines_setting_keys(evidence, text))
+    ]
+    yield from kept
+    for imported in [one for file, text in texts.items() for one in _imported(file, text)]:
+        if imported not in texts and not is_library(imported) and (text := text_of(imported)):
+            texts[imported] = text
+    functions = [one for file, text in texts.items() for one in _functions(file, text)]
+    known = {(one.file, one.first) for one in kept}
+    for _ in range(_BEYOND):
+        wanted = [_touched(one) for one in kept]
+        calls, shared = (
+            {name for one in wanted for name in one[0]},
+            {(one.file, name) for one, names in zip(kept, wanted, strict=True) for name in names[1]},
+        )
+        kept = [
+            one
+            for one in functions
+            if (one.file, one.first) not in known
+            and (function_name(one) in calls or any((one.file, name) in shared for name in _touched(one)[1]))
+        ]
+        known |= {(one.file, one.first) for one in kept}
+        yield from kept
 
 
 def places_of(evidence: Evidence) -> dict[str, set[int]]:
@@ -72,7 +108,7 @@ def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     whole = text.splitlines()
-    functions = [one for one in ast.walk(module) if isinstance(one, _Function)]
+    functions = [one for one in ast.walk(module) if isinstance(one, Function)]
     held = {one.name for one in functions if any(_begin(one) <= line <= (one.end_lineno or 0) for line in lines)}
     called_at = {line for one in functions for line, name in _calls(one) if name in held}
     spans = {span for line in lines | called_at if (span := _span(module.body, line))}
@@ -81,27 +117,58 @@ def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
             yield Source(file=file, first=first, text="\n".join(whole[first - 1 : last]))
 
 
+def _functions(file: str, text: str) -> Iterator[Source]:
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    whole = text.splitlines()
+    for one in ast.walk(module):
+        if isinstance(one, Function) and (one.end_lineno or 0) - one.lineno < _MAX_LINES:
+            yield Source(file=file, first=_begin(one), text="\n".join(whole[_begin(one) - 1 : one.end_lineno]))
+
+
+def _imported(file: str, text: str) -> Iterator[str]:
+    """Files that it may import beside itself, or beside a package that it lies in."""
+    folders = list(PurePosixPath(file).parents)[:_FOLDERS]
+    for one in ast.walk(parsed(text)):
+        modules = [each.name for each in one.names] if isinstance(one, ast.Import) else []
+        if isinstance(one, ast.ImportFrom):
+            inside = [each.name for each in one.names]
+            modules = [one.module, *(f"{one.module}.{name}" for name in inside)] if one.module else inside
+        for module in modules:
+            yield from (f"{folder / module.replace('.', '/')}.py" for folder in folders)
+
+
+@cache
+def _touched(kept: Source) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of what it calls; the attributes of its object that it reads, sets or locks."""
+    tree = parsed(kept.text)
+    own = (one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self")
+    return frozenset(name for _, name in _calls(tree)), frozenset(one.attr for one in own)
+
+
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
     """The innermost function around the line; outside of functions the statement of the module."""
     found: tuple[int, int] | None = None
     while holder := next((one for one in body if _begin(one) <= line <= (one.end_lineno or 0)), None):
-        if found is None or isinstance(holder, _Function):
+        if found is None or isinstance(holder, Function):
             found = _begin(holder), holder.end_lineno or holder.lineno
-        if not isinstance(holder, _Function | ast.ClassDef | ast.If | ast.With | ast.Try | ast.For | ast.While):
+        if not isinstance(holder, Function | ast.ClassDef | ast.If | ast.With | ast.Try | ast.For | ast.While):
             break
         body = [one for one in ast.walk(holder) if isinstance(one, ast.stmt) and one is not holder]
-        body = [one for one in body if isinstance(one, _Function | ast.ClassDef)]
+        body = [one for one in body if isinstance(one, Function | ast.ClassDef)]
     return found
 
 
 def _begin(one: ast.stmt) -> int:
-    decorators = one.decorator_list if isinstance(one, _Function | ast.ClassDef) else []
+    decorators = one.decorator_list if isinstance(one, Function | ast.ClassDef) else []
     return min([one.lineno, *(each.lineno for each in decorators)])
 
 
 def statement(sources: Sequence[Source], place: Place) -> str | None:
     """The line itself."""
-    kept = _excerpt(sources, place.file, place.line)
+    kept = excerpt(sources, place.file, place.line)
     return None if kept is None or place.line is None else kept.text.splitlines()[place.line - kept.first].strip()[:200]
 
 
@@ -118,15 +185,15 @@ class Loop:
 
 def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
     """Both lines lie in one stored function."""
-    kept = _excerpt(sources, one.file, one.line)
-    return kept is not None and kept is _excerpt(sources, other.file, other.line)
+    kept = excerpt(sources, one.file, one.line)
+    return kept is not None and kept is excerpt(sources, other.file, other.line)
 
 
 def loops_around(sources: Sequence[Source], place: Place | Frame) -> tuple[Loop, ...]:
     """Innermost first."""
-    kept = _excerpt(sources, place.file, place.line)
-    around = _around(kept, place.line or 0) if kept is not None else []
-    return tuple(_loop(kept, one) for one in around if kept is not None and isinstance(one, _Loop))
+    kept = excerpt(sources, place.file, place.line)
+    held_by = holders(kept, place.line or 0) if kept is not None else []
+    return tuple(_loop(kept, one) for one in held_by if kept is not None and isinstance(one, _Loop))
 
 
 def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place | Frame) -> tuple[Loop, ...]:
@@ -143,7 +210,7 @@ def _loop(kept: Source, one: _Loop) -> Loop:
         file=kept.file,
         line=one.lineno + kept.first - 1,
         last=(one.end_lineno or one.lineno) + kept.first - 1,
-        function=_function(kept),
+        function=function_name(kept),
         of_items=items,
         exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
         skips=tuple(_handlers(kept, one)),
@@ -152,21 +219,21 @@ def _loop(kept: Source, one: _Loop) -> Loop:
 
 def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
     """The line of the innermost `for` or `while` around a line of its function."""
-    kept = _excerpt(sources, frame.file, frame.line)
-    loop = next((one for one in _around(kept, frame.line) if isinstance(one, _Loop)), None) if kept else None
+    kept = excerpt(sources, frame.file, frame.line)
+    loop = next((one for one in holders(kept, frame.line) if isinstance(one, _Loop)), None) if kept else None
     return None if loop is None or kept is None else loop.lineno + kept.first - 1
 
 
 def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
     """What decides whether the line is reached: conditions around it, nearest first; then jumps before it in a loop."""
-    kept = _excerpt(sources, place.file, place.line)
+    kept = excerpt(sources, place.file, place.line)
     if kept is None or place.line is None:
         return ()
-    around = _around(kept, place.line)
+    around = holders(kept, place.line)
     tests = [_branch(kept, one, one.test) for one in around if isinstance(one, ast.If | ast.While)]
     handlers = [_branch(kept, one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
     loop = next((one for one in around if isinstance(one, _Loop)), None)
-    block = loop or next((one for one in around if isinstance(one, _Function)), None)
+    block = loop or next((one for one in around if isinstance(one, Function)), None)
     return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
 
 
@@ -201,7 +268,7 @@ def around_alone(sources: Sequence[Source], one: Place | Frame | None, other: Pl
 
 def guard(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
     """The condition around a line, else around the only line of its file that calls its function."""
-    kept, seen = _excerpt(sources, place.file, place.line), set[str]()
+    kept, seen = excerpt(sources, place.file, place.line), set[str]()
     while kept is not None and kept.text not in seen:
         seen.add(kept.text)
         found = next((one for one in branches(sources, place) if not one.leaves and one.varies), None)
@@ -209,16 +276,17 @@ def guard(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
         if len(calls) != 1:
             return found
         place = calls[0]
-        kept = _excerpt(sources, place.file, place.line)
+        kept = excerpt(sources, place.file, place.line)
     return None
 
 
 def _callers(sources: Sequence[Source], called: Source) -> Iterator[Place]:
-    name = _function(called)
+    name = function_name(called)
     for kept in sources:
         if kept.file == called.file:
-            lines = (line for line, word in _calls(_tree(kept.text)) if word == name)
-            yield from (Place(file=kept.file, line=line + kept.first - 1, function=_function(kept)) for line in lines)
+            lines = (line for line, word in _calls(parsed(kept.text)) if word == name)
+            name_of = function_name(kept)
+            yield from (Place(file=kept.file, line=line + kept.first - 1, function=name_of) for line in lines)
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -242,7 +310,7 @@ def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.Exce
     for one in ast.iter_child_nodes(block):
         if isinstance(one, ast.If | ast.ExceptHandler):
             yield one, nested
-        if not isinstance(one, _Function | ast.Lambda):
+        if not isinstance(one, Function | ast.Lambda):
             yield from _guards(one, nested=nested or isinstance(one, _Loop))
 
 
@@ -251,17 +319,22 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
     return Branch(
         file=kept.file,
         line=one.lineno + kept.first - 1,
-        function=_function(kept),
+        function=function_name(kept),
         text=lines[one.lineno - 1].strip().rstrip(":")[:120],
-        of_rank=test is not None and _asks_rank(_tree(kept.text), test),
+        of_rank=test is not None and asks_rank(parsed(kept.text), test),
         leaves=leaves,
         ends=False,
-        varies=test is None or _varies(_tree(kept.text), test),
+        varies=test is None or _varies(parsed(kept.text), test),
     )
 
 
-def _function(kept: Source) -> str:
-    return next((one.name for one in ast.walk(_tree(kept.text)) if isinstance(one, _Function)), "<module>")
+def function_name(kept: Source) -> str:
+    return next((one.name for one in ast.walk(parsed(kept.text)) if isinstance(one, Function)), "<module>")
+
+
+def is_setting(text: str) -> bool:
+    """An attribute of what the program was started with."""
+    return _SETTING.search(text) is not None
 
 
 def _varies(tree: ast.AST, test: ast.expr) -> bool:
@@ -272,7 +345,7 @@ def _varies(tree: ast.AST, test: ast.expr) -> bool:
         for each in _first_names(one.target)
     }
     settings = {id(each) for one in ast.walk(test) if isinstance(one, ast.Attribute) for each in ast.walk(one.value)
-                if _SETTING.search(ast.unparse(one))}  # fmt: skip
+                if is_setting(ast.unparse(one))}  # fmt: skip
     periods = (one.right for one in ast.walk(test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
     settings |= {id(each) for one in periods for each in ast.walk(one)}
     names = [one for one in ast.walk(test) if isinstance(one, ast.Name) and id(one) not in settings]
@@ -288,10 +361,10 @@ def _first_names(target: ast.expr) -> Iterator[ast.Name]:
 def handlers(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, ...]:
     """Around the line, or beside it in its innermost loop: where an exception may have been caught before it, at the
     statement by which the handler goes on, if it has one."""
-    kept = _excerpt(sources, place.file, place.line)
+    kept = excerpt(sources, place.file, place.line)
     if kept is None:
         return ()
-    around = _around(kept, place.line or 0)
+    around = holders(kept, place.line or 0)
     block = next((one for one in around if isinstance(one, _Loop)), next(iter(around[-1:]), None))
     return tuple(_handlers(kept, block)) if block else ()
 
@@ -303,7 +376,7 @@ def _handlers(kept: Source, block: ast.AST) -> Iterator[Branch]:
             yield replace(_branch(kept, one, one.type), line=jump.lineno + kept.first - 1)
 
 
-def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:
+def asks_rank(tree: ast.AST, test: ast.expr) -> bool:
     """By the words of the condition, or of what its variables were given in the same function."""
     names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
     given = [
@@ -311,18 +384,22 @@ def _asks_rank(tree: ast.AST, test: ast.expr) -> bool:
         for one in ast.walk(tree)
         if isinstance(one, ast.Assign) and any(isinstance(each, ast.Name) and each.id in names for each in one.targets)
     ]
-    return any(_RANK.search(ast.unparse(one)) for one in (test, *given))
+    return any(names_rank(ast.unparse(one)) for one in (test, *given))
 
 
-def _around(kept: Source, line: int) -> list[_Holder]:
+def names_rank(text: str) -> bool:
+    return _RANK.search(text) is not None
+
+
+def holders(kept: Source, line: int) -> list[_Holder]:
     """What holds a line of the file, the innermost first."""
     at = line + 1 - kept.first
-    found = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, _Holder)]
+    found = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, _Holder)]
     return sorted((one for one in found if one.lineno <= at <= (one.end_lineno or 0)), key=lambda one: -one.lineno)
 
 
 @cache
-def _tree(text: str) -> ast.AST:
+def parsed(text: str) -> ast.AST:
     """Of an excerpt, whose lines are indented as they were."""
     try:
         return ast.parse(dedent(text))
@@ -330,7 +407,7 @@ def _tree(text: str) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> Source | None:
+def excerpt(sources: Sequence[Source], file: str | None, line: int | None) -> Source | None:
     """The one that holds the line; of several the smallest."""
     if file is None or line is None:
         return None
@@ -355,7 +432,7 @@ def lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 def key_setters(sources: Sequence[Source], key: str) -> Iterator[tuple[Place, re.Match[str]]]:
     """Lines that set a key of a store which may be this one as it is written there; and what stands in its gaps."""
     for kept in sources:
-        calls = [one for one in ast.walk(_tree(kept.text)) if isinstance(one, ast.Call) and one.args]
+        calls = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.Call) and one.args]
         for one in calls:
             named = isinstance(one.func, ast.Attribute) and one.func.attr in _SETS
             if named and (found := re.fullmatch(f"(?:.*/)?{_pattern(one.args[0])}", key)):
@@ -371,11 +448,11 @@ def _pattern(name: ast.expr) -> str:
 
 def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
     """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
-    kept = _excerpt(sources, wanted.file, wanted.line)
+    kept = excerpt(sources, wanted.file, wanted.line)
     at = (wanted.line or 0) + 1 - kept.first if kept else 0
     locks = {lock for lock, one in _locks(kept) if one.lineno == at} if kept else set()
     for frame in frames if locks else ():
-        held = _excerpt(sources, frame.file, frame.line)
+        held = excerpt(sources, frame.file, frame.line)
         for lock, one in _locks(held) if held else ():
             if held and lock in locks and one.lineno < frame.line + 1 - held.first <= (one.end_lineno or 0):
                 return Place(file=frame.file, line=one.lineno + held.first - 1, function=frame.function)
@@ -384,7 +461,7 @@ def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[
 
 def _locks(kept: Source) -> Iterator[tuple[str, ast.With | ast.Call]]:
     """What is taken where: by a `with`, which holds it to its end, or a call that holds it for longer than is seen."""
-    for one in ast.walk(_tree(kept.text)):
+    for one in ast.walk(parsed(kept.text)):
         if isinstance(one, ast.With):
             yield from ((ast.unparse(each.context_expr), one) for each in one.items)
         elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "acquire":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -74,6 +75,7 @@ class Parsed:
     mistakes: tuple[Mistake, ...]
 
 
+@lru_cache(maxsize=512)  # a matrix of a nightly asks one catalog for each kind of runner; reading it is what takes long
 def parse_yaml(text: str, source: str) -> Parsed:
     """The tree of one document. Never raises; duplicate keys are all reported, a broken syntax once."""
     builder = _Builder(source)

@@ -18,7 +18,7 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
 )
 from nsa_harness.core.evidence.stacks import in_probe
-from nsa_harness.core.verdict.wait import WaitKind
+from nsa_harness.core.verdict.wait import Stand, WaitKind
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
 _CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
@@ -31,17 +31,6 @@ TRANSFERS = frozenset({*_SENDS, *_RECEIVES, *_BOTH_WAYS})
 _UNIFORM = {"all_reduce", "reduce", "all_reduce_coalesced", "barrier", "all_reduce_barrier"}
 # torch's rendezvous of a process group: "/default_pg/0//cpu//<one rank>/<the rank waited for>".
 _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupWait:
-    """`closed`: one of the peers at least is a rank that we see, so that its own wait decides."""
-
-    kind: WaitKind
-    peers: tuple[int, ...]
-    closed: bool
-    collective: Collective | None = None
-    call: Call | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +61,7 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (one.started for rank in ranks for one in rank.collectives)
-    found = next((board.backend for board in boards if board.backend), "")
-    known = backend if backend in ("gloo", "nccl") else found or backend
+    known = backend_of(backend, boards)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
@@ -84,10 +72,18 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
     )
 
 
+def backend_of(asked_for: str, boards: Iterable[Board]) -> str:
+    """Where nobody was asked, what the ranks found."""
+    found = next((board.backend for board in boards if board.backend), "")
+    return asked_for if asked_for in ("gloo", "nccl") else found or asked_for
+
+
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
-) -> GroupWait | None:
+) -> Stand | None:
     """What the rank waits for in other ranks; None where it waits elsewhere, or computes.
+
+    It is closed where one of the peers at least is a rank that we see, so that its own wait decides.
 
     `computes`: the thread uses a core. `still`: it stands on the same line as before.
     """
@@ -119,7 +115,7 @@ def _open_call(board: Board | None) -> Call | None:
     return next((one for one in reversed(board.calls) if one.left_s is None), None) if board else None
 
 
-def _called(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait | None:
+def _called(rank: RankSnapshot, call: Call, job: JobState) -> Stand | None:
     """Waits that the flight recorder does not know: only the call says for whom."""
     if call.op == ENTRANCE or call.op in CREATIONS:
         return _creation(rank, call, job)
@@ -133,14 +129,15 @@ def operation(call: Call) -> str:
     return call.op.removeprefix(protocol.WAIT)
 
 
-def _creation(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait:
+def _creation(rank: RankSnapshot, call: Call, job: JobState) -> Stand:
     named = missing_rank(call.key)
-    absent = [other for other in job.others(rank.rank) if not _has_entered(other, rank, call, job)]
-    if named is not None:
-        absent = [named]
+    kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
+    made = {other: _made(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
+    absent = [other for other, (ahead, _) in made.items() if ahead < 0] if named is None else [named]
     absent += [other for other in job.elsewhere if other not in absent]
     if not absent and call.op != ENTRANCE:
-        absent = [other for other in job.others(rank.rank) if _makes_a_later_one(other, rank, job)]
+        # Through with as many as this rank has begun, and in a further one: of another number.
+        absent = [other for other, (ahead, inside) in made.items() if ahead > 0 and inside]
     if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
     if not absent:
@@ -148,28 +145,17 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> GroupWait:
     return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)
 
 
-def _has_entered(other: int, rank: RankSnapshot, call: Call, job: JobState) -> bool:
-    """The other rank has made as many calls of the kind, or has forgotten how many it made and is in one."""
-    peer = job.living.get(other)
+def _made(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
+    """By how many calls of these kinds the peer is ahead, 0 where that is forgotten; and whether it is in one."""
     if peer is None or peer.board is None or rank.board is None:
-        return False
-    kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
-    if call.op == ENTRANCE and _forgot(peer.board):
-        return True
-    if _forgot(peer.board) or _forgot(rank.board):
-        within = _open_call(peer.board)
-        return within is not None and within.op in kinds
-    return _count(peer.board, kinds) >= _count(rank.board, kinds)
-
-
-def _makes_a_later_one(other: int, rank: RankSnapshot, job: JobState) -> bool:
-    """It is through with as many creations as this rank has begun, and waits in a further one: of another number."""
-    peer = job.living.get(other)
-    if peer is None or peer.board is None or rank.board is None or _forgot(peer.board) or _forgot(rank.board):
-        return False
+        return -1, False
     within = _open_call(peer.board)
-    ahead = _count(peer.board, CREATIONS) > _count(rank.board, CREATIONS)
-    return ahead and within is not None and within.op in CREATIONS
+    inside = within is not None and within.op in kinds
+    if not _forgot(peer.board) and not _forgot(rank.board):
+        return _count(peer.board, kinds) - _count(rank.board, kinds), inside
+    # The entrance is every rank's first call. Who is in a call of the kind is taken to have come to the same one.
+    entered = inside or (kinds == {ENTRANCE} and _forgot(peer.board))
+    return (0 if entered else -1), inside
 
 
 def _forgot(board: Board) -> bool:
@@ -180,7 +166,7 @@ def _count(board: Board, kinds: frozenset[str]) -> int:
     return sum(call.op in kinds for call in board.calls)
 
 
-def _transfer(rank: int, call: Call, job: JobState) -> GroupWait:
+def _transfer(rank: int, call: Call, job: JobState) -> Stand:
     """A receive from anybody waits for all others."""
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
@@ -202,14 +188,14 @@ def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
     return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
 
 
-def _store_wait(rank: int, call: Call, job: JobState) -> GroupWait:
+def _store_wait(rank: int, call: Call, job: JobState) -> Stand:
     """A key of a rendezvous names the rank that is missing. Any other key may be set by any other rank."""
     named = missing_rank(call.key)
     if named is not None:
         return _waits(WaitKind.GROUP_CREATION, (named,), job, call=call)
     others = job.others(rank)
     if job.elsewhere or not others:
-        return GroupWait(kind=WaitKind.STORE, peers=(), closed=False, call=call)
+        return Stand(kind=WaitKind.STORE, peers=(), closed=False, call=call)
     return _waits(WaitKind.STORE, others, job, call=call)
 
 
@@ -219,24 +205,24 @@ def missing_rank(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _waits(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> GroupWait:
+def _waits(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> Stand:
     """For a rank that is seen, its own wait decides. A number outside the job never comes."""
     wanted = tuple(sorted(peers))
     nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in wanted)
     closed = bool(wanted) and (nobody or any(peer in job.seen for peer in wanted))
-    return GroupWait(kind=kind, peers=wanted, closed=closed, call=call)
+    return Stand(kind=kind, peers=wanted, closed=closed, call=call)
 
 
 def _transport(
     rank: int, peers: Iterable[int], *, collective: Collective | None = None, call: Call | None = None
-) -> GroupWait:
+) -> Stand:
     others = tuple(peer for peer in peers if peer != rank)
-    return GroupWait(kind=WaitKind.TRANSPORT, peers=others, closed=False, collective=collective, call=call)
+    return Stand(kind=WaitKind.TRANSPORT, peers=others, closed=False, collective=collective, call=call)
 
 
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
-) -> GroupWait | None:
+) -> Stand | None:
     """The collective this rank waits in, and the ranks that have not come to it."""
     pending = next((one for one in rank.collectives if not one.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
@@ -246,7 +232,7 @@ def _collective(
         unrecorded = in_engine and rank.board is None and not computes
         if not (inside or unrecorded or (call is not None and not frames)):
             return None
-        return GroupWait(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
+        return Stand(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
     absent, unseen = _absent(pending, rank.rank, job)
     absent = tuple(sorted({*absent, *_of_another_root(rank.rank, call, job)}))
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
@@ -255,9 +241,7 @@ def _collective(
     if not absent and not unseen:
         members = job.groups.get(pending.group, others)
         return _transport(rank.rank, members, collective=pending, call=call)
-    return GroupWait(
-        kind=WaitKind.COLLECTIVE, peers=absent or unseen, closed=bool(absent), collective=pending, call=call
-    )
+    return Stand(kind=WaitKind.COLLECTIVE, peers=absent or unseen, closed=bool(absent), collective=pending, call=call)
 
 
 def _of_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:

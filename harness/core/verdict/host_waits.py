@@ -11,29 +11,11 @@ from nsa_harness.core.evidence.loops import only_looks, only_reports
 from nsa_harness.core.evidence.pools import awaits_result, awaits_task, is_worker, serves_pool
 from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
-from nsa_harness.core.verdict.wait import ChildWait, WaitKind
+from nsa_harness.core.verdict.wait import OF_MOTION, ChildWait, Stand, WaitKind
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
 WAKES = 2  # from one sleep line, to no effect: a third sleep there is one of a poller
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
-
-
-def could_release(process: Process, stacks: Sequence[Stack], waiting: Stack) -> bool:
-    """Some other thread of the process, or another process that shares the lock, may still act."""
-    if in_function(waiting.frames, "multiprocessing/synchronize.py") is not None:
-        return True
-    return another_thread_may_act(process, stacks, waiting)
-
-
-def another_thread_may_act(
-    process: Process, stacks: Sequence[Stack], waiting: Stack, idle: Sequence[Stack] = ()
-) -> bool:
-    """Any thread of this process but the one that waits, and those that are known to be idle."""
-    tasks = {task.tid: task for task in process.tasks}
-    in_python = {stack.tid for stack in stacks if stack.frames}
-    native = (task for tid, task in tasks.items() if tid not in in_python)
-    python = (stack for stack in stacks if stack is not waiting and stack.frames and stack not in idle)
-    return any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
 
 
 def is_library(task: Task) -> bool:
@@ -46,9 +28,7 @@ def _natively_busy(task: Task) -> bool:
 
     One that only polls (epoll, timed waits) is a library's loop: gloo, autograd and allocators all keep some.
     """
-    if is_library(task):
-        return False
-    return task.state in "RD" or task.syscall in _BLOCKING_IO
+    return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
@@ -78,23 +58,6 @@ _DEEPEST = 8  # children of children
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostWait:
-    """`peers`: ranks that hold what is waited for. MOVING: somebody who is waited for moves.
-
-    BURNING: every process that is waited for computes on lines that are known, or stands in a closed wait.
-    """
-
-    kind: WaitKind
-    motion: Motion = Motion.WAITING
-    closed: bool = False
-    peers: tuple[int, ...] = ()
-    until_s: float | None = None
-    target: str = ""
-    child: ChildWait | None = None
-    computing: tuple[ChildWait, ...] = ()  # BURNING: all that is waited for, and none of it is proven to move
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Actor:
     """One process now, and the thread of it that waits."""
 
@@ -110,12 +73,17 @@ class _Actor:
 
     @property
     def may_act(self) -> bool:
-        """Apart from the thread that waits."""
-        return self.stack is None or could_release(self.process, self.stacks, self.stack)
+        """Some other thread of it, or another process that shares the lock."""
+        return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
-    @property
-    def another_thread_may_act(self) -> bool:
-        return self.stack is None or another_thread_may_act(self.process, self.stacks, self.stack)
+    def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
+        """Any thread of it but the one that waits, and those that are known to be idle."""
+        tasks = {task.tid: task for task in self.process.tasks}
+        in_python = {stack.tid for stack in self.stacks if stack.frames}
+        native = (task for tid, task in tasks.items() if tid not in in_python)
+        python = (one for one in self.stacks if one is not self.stack and one.frames and one not in idle)
+        acts = any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
+        return self.stack is None or acts
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -139,24 +107,22 @@ class _Family:
 
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
-) -> HostWait:
+) -> Stand:
     """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
     if rank.process is None:
-        return HostWait(kind=WaitKind.UNKNOWN)
-    actors = {rank.pid: _actor(rank.process, before.process if before else None, rank.stacks, stack)}
+        return Stand(kind=WaitKind.UNKNOWN)
+    was = before.process if before else None
+    actors = {rank.pid: _Actor(process=rank.process, before=was, stacks=rank.stacks, stack=stack)}
     earlier = {child.pid: child for child in before.children} if before else {}
     for child in rank.children:
         stacks = rank.child_stacks.get(child.pid, ())
-        actors[child.pid] = _actor(child, earlier.get(child.pid), stacks, training_stack(stacks, child.pid))
+        trains = training_stack(stacks, child.pid)
+        actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=trains)
     family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
     return _stands_in(family, rank.pid, ())
 
 
-def _actor(process: Process, before: Process | None, stacks: tuple[Stack, ...], stack: Stack | None) -> _Actor:
-    return _Actor(process=process, before=before, stacks=stacks, stack=stack)
-
-
-def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
+def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> Stand:
     """`above`: the processes that wait for this one, which can do nothing for it in the thread that waits."""
     actor = family.actors[pid]
     task = actor.task
@@ -166,33 +132,33 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> HostWait:
         return _pool(family, actor, at_work, (*above, pid))
     name = task.syscall if task else ""
     if task is None or not name:
-        return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+        return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
     if name in SLEEPS:
         looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
-        alone = len(family.actors) == 1 and not actor.another_thread_may_act
+        alone = len(family.actors) == 1 and not actor.thread_may_act()
         polls = bool(above) and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
-        return HostWait(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
+        return Stand(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
     if name in _CHILD_CALLS:
         return _children(family, pid, task, (*above, pid))
     if name == "futex":
         return _shared_lock(family, actor, task, (*above, pid)) if task.target else _lock(family, actor, task)
     if name in _FILE_LOCKS:
-        return _held(family, HostWait(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
+        return _held(family, Stand(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
     if name in _IO_CALLS:
         return _io(family, actor, task, (*above, pid))
-    return _unless_busy(family, HostWait(kind=WaitKind.UNKNOWN))
+    return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
 
 
-def _lock(family: _Family, actor: _Actor, task: Task) -> HostWait:
+def _lock(family: _Family, actor: _Actor, task: Task) -> Stand:
     closed = task.timed is False and actor.stack is not None and not actor.may_act
-    return _unless_busy(family, HostWait(kind=WaitKind.LOCK, closed=closed))
+    return _unless_busy(family, Stand(kind=WaitKind.LOCK, closed=closed))
 
 
-def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
+def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
     """A semaphore of several processes: each one that has it in its memory may give it back."""
-    wait = HostWait(kind=WaitKind.LOCK, target=task.target)
+    wait = Stand(kind=WaitKind.LOCK, target=task.target)
     all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
-    if task.timed is not False or not all_named or actor.another_thread_may_act:
+    if task.timed is not False or not all_named or actor.thread_may_act():
         return _unless_busy(family, wait)
     idle = {pid for pid, other in family.actors.items() if _waits_for_orders(other)}
     sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
@@ -204,10 +170,10 @@ def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, .
 def _waits_for_orders(actor: _Actor) -> bool:
     """A worker of a DataLoader that nobody has given anything to do."""
     within = any(frame.file.endswith(_WORKER) for frame in actor.frames)
-    return within and not _fetches(actor.stack) and not actor.another_thread_may_act
+    return within and not _fetches(actor.stack) and not actor.thread_may_act()
 
 
-def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
+def _unless_busy(family: _Family, wait: Stand) -> Stand:
     """A child that computes may be what an open wait is for: a compiler, a pool of workers.
 
     Not one that the wait is already known to be for.
@@ -221,8 +187,8 @@ def _unless_busy(family: _Family, wait: HostWait) -> HostWait:
     return replace(wait, motion=Motion.MOVING, computing=()) if not wait.closed and any(computes) else wait
 
 
-def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> HostWait:
-    wait = HostWait(kind=WaitKind.IO, target=task.target)
+def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    wait = Stand(kind=WaitKind.IO, target=task.target)
     direct = task.syscall in _READS | _WRITES
     if task.target.startswith("socket:["):
         return _connection(family, actor, task, wait)
@@ -234,7 +200,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> H
     return replace(held, kind=WaitKind.PIPE) if held.closed and task.syscall in _WRITES else held
 
 
-def _connection(family: _Family, actor: _Actor, task: Task, wait: HostWait) -> HostWait:
+def _connection(family: _Family, actor: _Actor, task: Task, wait: Stand) -> Stand:
     """A connection to a rank waits for that rank, any other for the world outside."""
     inode = int(task.target[8:-1]) if task.target[8:-1].isdigit() else -1
     socket = next((one for one in actor.process.sockets if one.inode == inode), None)
@@ -245,7 +211,7 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: HostWait) -> H
     return replace(wait, target=socket.peer, peers=peers, closed=bool(peers))
 
 
-def _held(family: _Family, wait: HostWait, task: Task, above: tuple[int, ...]) -> HostWait:
+def _held(family: _Family, wait: Stand, task: Task, above: tuple[int, ...]) -> Stand:
     """Closed by those who hold what is waited for: other ranks are waited for, the rest must be unable to act."""
     holders = task.held_by
     if not holders or len(holders) >= _NAMED_HOLDERS:
@@ -253,29 +219,23 @@ def _held(family: _Family, wait: HostWait, task: Task, above: tuple[int, ...]) -
     strangers = [pid for pid in holders if pid not in family.actors and pid not in family.owners]
     if strangers:
         return wait
-    below = [_child(family, pid, above) for pid in holders if pid in family.actors and pid not in above]
+    below = [pid for pid in holders if pid in family.actors and pid not in above]
     waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
     peers = {family.owners[pid] for pid in holders if pid not in family.actors}
-    closed = waiting and all(child.closed for child in below)
-    found = _with_children(wait, below)
-    return replace(found, closed=closed, peers=tuple(sorted(peers)) if closed else ())
+    found = _with_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
+    return replace(found, peers=tuple(sorted(peers)) if found.closed else ())
 
 
-def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> HostWait:
-    wait = HostWait(kind=WaitKind.CHILD)
+def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> Stand:
     wanted = task.held_by or tuple(one for one, actor in family.actors.items() if actor.process.parent == pid)
     known = [one for one in wanted if one in family.actors and one not in above]
-    below = [_child(family, one, above) for one in known]
-    closed = bool(below) and len(known) == len(wanted) and all(child.closed for child in below)
-    return replace(_with_children(wait, below), closed=closed)
+    return _with_children(Stand(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
 
 
-def _loader(family: _Family, above: tuple[int, ...]) -> HostWait:
+def _loader(family: _Family, above: tuple[int, ...]) -> Stand:
     """A loop over a DataLoader ends when a worker that is at work hands over its batch."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _fetches(actor.stack)]
-    below = [_child(family, pid, above) for pid in workers]
-    closed = bool(below) and all(child.closed for child in below)
-    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.LOADER), below), closed=closed))
+    return _unless_busy(family, _with_children(Stand(kind=WaitKind.LOADER), family, workers, above))
 
 
 def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
@@ -287,14 +247,13 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
     return tuple(one for one, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
 
 
-def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> HostWait:
+def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> Stand:
     """Closed where each worker that has a task is, and nobody else is there who could give or do another one."""
-    below = [_child(family, pid, above) for pid in at_work]
     serving = [one for one in actor.stacks if serves_pool(one.frames)]
-    others = actor.stack is None or another_thread_may_act(actor.process, actor.stacks, actor.stack, serving)
+    others = actor.thread_may_act(serving)
     all_read = not any(one.is_unread for one in family.actors.values())
-    closed = all(child.closed for child in below) and not others and all_read
-    return _unless_busy(family, replace(_with_children(HostWait(kind=WaitKind.CHILD), below), closed=closed))
+    found = _with_children(Stand(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
+    return _unless_busy(family, found)
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
@@ -310,19 +269,24 @@ def _fetches(stack: Stack | None) -> bool:
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
 
 
-def _with_children(wait: HostWait, below: Sequence[ChildWait]) -> HostWait:
-    """Any of them may end the wait. Its end is readable where each one's is."""
-    if not below:
+def _with_children(
+    wait: Stand, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, closed: bool = True
+) -> Stand:
+    """Any of them may end the wait; `closed`: nobody else. Its end is readable where each one's is."""
+    if not pids:
         return wait
-    computing = tuple(one for child in below for one in child.computing)
+    below = [_child(family, pid, above) for pid in pids]
+    at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
+    computing = tuple(one for _, computes in at_work for one in computes)
     # A loop that never ends explains the wait only where nothing else that is waited for may end it.
-    may_end = any(not child.closed and not child.computing for child in below)
+    may_end = any(not child.closed and not computes for child, computes in at_work)
     moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
     ends = [child.deepest.until_s for child in below]
-    shown = (child for child in below if (child.computing if computing else child.closed))
+    shown = (child for child, computes in at_work if (computes if computing else child.closed))
     return replace(
         wait,
         motion=Motion.MOVING if moving else Motion.BURNING if computing else wait.motion,
+        closed=closed and all(child.closed for child in below),
         until_s=None if None in ends else min(end for end in ends if end is not None),
         child=next(shown, below[0]),
         computing=() if moving else computing,
@@ -333,29 +297,17 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     actor = family.actors[pid]
     moved = _motion(actor, family.elapsed_s)
     if moved is not Motion.WAITING or len(above) > _DEEPEST:
-        kind = _PLAIN.get(moved, WaitKind.UNKNOWN)
-        found = HostWait(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
+        kind = OF_MOTION.get(moved, WaitKind.UNKNOWN)
+        found = Stand(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
         found = _stands_in(family, pid, above)
-    frames = actor.frames
     return ChildWait(
+        **vars(replace(found, closed=found.closed and not found.peers)),
         pid=pid,
         command=actor.process.command,
-        motion=found.motion,
-        kind=found.kind,
-        closed=found.closed and not found.peers,
-        until_s=found.until_s,
-        leaf=frames[0] if frames else None,
-        user=user_frame(frames),
-        target=found.target,
-        child=found.child,
-        below=found.computing,
+        leaf=actor.frames[0] if actor.frames else None,
+        user=user_frame(actor.frames),
     )
-
-
-_PLAIN = {
-    Motion.STOPPED: WaitKind.STOPPED, Motion.MOVING: WaitKind.NOTHING, Motion.BURNING: WaitKind.COMPUTE,
-}  # fmt: skip
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:

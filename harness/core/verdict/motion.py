@@ -39,7 +39,7 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
         return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
     if _transferred(before, after, elapsed_s) and not _sleeps_between(before, after, elapsed_s):
         return Motion.MOVING
-    if _thread_cpu_s(before, after) >= STARVED_SHARE * elapsed_s:
+    if (thread_cpu_s(before, after) or 0.0) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
     return Motion.MOVING if leaf(before) != leaf(after) else Motion.WAITING
 
@@ -64,10 +64,9 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    if before.process is None or after.process is None or carried(before.process, after.process):
-        return False
-    earlier, later = _own_bytes(before), _own_bytes(after)
-    return None not in (earlier, later) and (later or 0) - (earlier or 0) < STREAM_BYTES_PER_S * elapsed_s
+    moved, processes = _moved_bytes(before, after), (before.process, after.process)
+    few = moved is not None and moved < STREAM_BYTES_PER_S * elapsed_s
+    return few and not (processes[0] and processes[1] and carried(processes[0], processes[1]))
 
 
 def nap(snapshot: RankSnapshot) -> float | None:
@@ -77,8 +76,8 @@ def nap(snapshot: RankSnapshot) -> float | None:
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    earlier, later = _own_bytes(before), _own_bytes(after)
-    return None not in (earlier, later) and (later or 0) - (earlier or 0) >= STREAM_BYTES_PER_S * elapsed_s
+    moved = _moved_bytes(before, after)
+    return moved is not None and moved >= STREAM_BYTES_PER_S * elapsed_s
 
 
 def _stopped(before: RankSnapshot | None, after: Process) -> bool:
@@ -92,11 +91,11 @@ def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
     return (after.cpu_s - before.cpu_s) / elapsed_s
 
 
-def _thread_cpu_s(before: RankSnapshot, after: RankSnapshot) -> float:
-    """What the thread that trains has computed since; 0 where nobody says."""
+def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
+    """What the thread that trains has computed since, whatever the others did; None where nobody says."""
     stack = rank_stack(after)
-    then, now = task_of(before, stack), task_of(after, stack)
-    return now.cpu_s - then.cpu_s if now and then else 0.0
+    then, now = task_of(before, stack) if before else None, task_of(after, stack)
+    return now.cpu_s - then.cpu_s if now and then else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
@@ -109,10 +108,11 @@ def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
 def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
     if before.board is None or after.board is None:
         return before.board is not after.board
-    counts = [sum(mark.count for mark in board.marks) for board in (before.board, after.board)]
-    if before.board.device_completed != after.board.device_completed:
-        return True
-    return counts[0] != counts[1] or before.board.completed != after.board.completed
+    then, now = (
+        (sum(mark.count for mark in one.marks), one.completed, one.device_completed)
+        for one in (before.board, after.board)
+    )
+    return then != now
 
 
 def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
@@ -122,8 +122,7 @@ def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) ->
     asleep, spare = _asleep(before) & _asleep(after), STREAM_BYTES_PER_S * elapsed_s
     tids = {tid for tid, _ in asleep}
     reported = _task_bytes(after.process, tids) - _task_bytes(before.process, tids)
-    own = [_own_bytes(before), _own_bytes(after)]
-    if None not in own and own[1] != (own[0] or 0) + (reported if reported < spare else 0):
+    if _moved_bytes(before, after) not in (None, reported if reported < spare else 0):
         return True
     tasks = (*before.process.tasks, *after.process.tasks)
     connected = any(one.target.startswith("socket:[") for one in tasks)
@@ -161,10 +160,14 @@ def _carried_bytes(one: Socket) -> int:
     return (one.acked_bytes or 0) + (one.received_bytes or 0)
 
 
-def _own_bytes(snapshot: RankSnapshot) -> int | None:
-    if snapshot.process is None or snapshot.process.io_bytes is None:
-        return None
-    return snapshot.process.io_bytes - snapshot.asked_bytes
+def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
+    """Read and written since, apart from what our own questions cost; None where the kernel does not say."""
+    looks = [
+        one.process.io_bytes - one.asked_bytes
+        for one in (before, after)
+        if one.process is not None and one.process.io_bytes is not None
+    ]
+    return looks[1] - looks[0] if len(looks) == 2 else None
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:

@@ -63,15 +63,15 @@ def prove(
         return None
     quiet_s = min(episode.quiet_s(root) for root in open_roots)
     looping = next((root for root in open_roots if _computes(root)), None)
-    if looping is None and all(episode.sleeps_again(root) for root in open_roots):
-        reason = f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
-        return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
-    if looping is None:
-        return Proof(kind=HangKind.STARVED, reason=f"an open wait of {quiet_s:.0f} s", graph=graph)
-    count = len(loop_lines(looping, samples))
-    shown = LOOP_SAMPLES if _all_loop(looping, samples) else TURN_SAMPLES
-    reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
-    return Proof(kind=HangKind.LIVELOCK, reason=reason, graph=graph)
+    kind, reason = HangKind.STARVED, f"an open wait of {quiet_s:.0f} s"
+    if looping is not None:
+        count = len(loop_lines(looping, samples))
+        shown = LOOP_SAMPLES if _all_loop(looping, samples) else TURN_SAMPLES
+        kind = HangKind.LIVELOCK
+        reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
+    elif all(episode.sleeps_again(root) for root in open_roots):
+        kind, reason = HangKind.LIVELOCK, f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
+    return Proof(kind=kind, reason=reason, graph=graph)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,6 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 
 def _rank_failure(rank: RankEvidence) -> Failure | None:
     exit = rank.exit
-    wrong_exit = exit is not None and exit.status not in (0, None) and not exit.by_us
     if rank.raised is not None and _ended_by(rank.raised, exit):
         raised = original(rank.raised)
         return Failure(
@@ -264,7 +263,7 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
             status=exit.status if exit else None,
             raised=raised,
         )
-    if not wrong_exit or exit is None or exit.status is None:
+    if exit is None or exit.status in (0, None) or exit.by_us:
         return None
     said = " ".join(rank.error_lines)
     lost = _COLLATERAL.search(said)

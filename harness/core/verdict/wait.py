@@ -30,26 +30,43 @@ class WaitKind(StrEnum):
     NOTHING = "nothing"  # it moves
 
 
+# What a process that does not wait stands in.
+OF_MOTION = {
+    Motion.STOPPED: WaitKind.STOPPED,
+    Motion.GONE: WaitKind.GONE,
+    Motion.MOVING: WaitKind.NOTHING,
+    Motion.BURNING: WaitKind.COMPUTE,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class ChildWait:
+class Stand:
+    """What a process stands in. `closed`: it cannot come, whatever time passes, unless another rank moves.
+
+    `motion` is MOVING where somebody who is waited for moves, and BURNING where every process that is waited for
+    computes on lines that are known, or stands in a closed wait.
+    """
+
+    kind: WaitKind
+    motion: Motion = Motion.WAITING
+    closed: bool = False
+    peers: tuple[int, ...] = ()  # the ranks it waits for
+    until_s: float | None = None  # end of a sleep, its own or that of the child it waits for, where readable
+    target: str = ""  # what it waits on outside its own memory: a pipe, a path, the address of a peer
+    collective: Collective | None = None
+    call: Call | None = None
+    child: ChildWait | None = None  # the process below it that it waits for
+    computing: tuple[ChildWait, ...] = ()  # the processes below it that compute, where it waits for nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildWait(Stand):
     """What a process below a rank stands in, where that rank waits for it."""
 
     pid: int
     command: str
-    motion: Motion
-    kind: WaitKind
-    closed: bool
-    until_s: float | None
     leaf: Frame | None
     user: Frame | None
-    target: str = ""  # what it waits on, as of a rank
-    child: ChildWait | None = None  # the one that it waits for itself
-    below: tuple[ChildWait, ...] = ()  # those at the end of such chains that compute
-
-    @property
-    def computing(self) -> tuple[ChildWait, ...]:
-        """Itself, or those that it waits for."""
-        return (self,) if self.kind is WaitKind.COMPUTE else self.below
 
     @property
     def deepest(self) -> ChildWait:
@@ -57,21 +74,11 @@ class ChildWait:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
-    """What one rank stands in. `closed`: it cannot come, whatever time passes, unless another rank moves."""
+class Wait(Stand):
+    """What one rank stands in."""
 
     rank: int
-    motion: Motion
-    kind: WaitKind
     stands_in: str
-    peers: tuple[int, ...]  # the ranks it waits for
-    closed: bool
-    until_s: float | None  # end of a sleep, its own or that of the child it waits for, where readable
-    leaf: Frame | None
-    user: Frame | None
-    collective: Collective | None
-    call: Call | None
-    in_backward: bool
-    target: str = ""  # what it waits on outside its own memory: a pipe, a path, the address of a peer
-    child: ChildWait | None = None  # the process below it that it waits for
-    computing: tuple[ChildWait, ...] = ()  # the processes below it that compute, where it waits for nothing else
+    leaf: Frame | None = None
+    user: Frame | None = None
+    in_backward: bool = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import ChildSample, RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Sample, Snapshot, Stack
 from nsa_harness.core.evidence.stacks import in_function, user_frame
-from nsa_harness.core.verdict.group_waits import TRANSFERS, GroupWait, JobState, group_wait, job_of, operation
-from nsa_harness.core.verdict.host_waits import HostWait, host_wait, is_library
+from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
+from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
     STARVED_SHARE,
@@ -18,8 +18,9 @@ from nsa_harness.core.verdict.motion import (
     only_another_line,
     rank_stack,
     task_of,
+    thread_cpu_s,
 )
-from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait import OF_MOTION, Stand, Wait, WaitKind
 
 # Frames that stand on a stack only while something is compiled, not while what was compiled runs.
 _COMPILERS = (
@@ -59,35 +60,38 @@ def _wait(
 ) -> Wait:
     moved = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)
-    computes = moved is Motion.BURNING and not _idles(before, rank, stack, elapsed_s)
-    group, host = None, HostWait(kind=_PLAIN.get(moved, WaitKind.UNKNOWN))
+    frames = stack.frames if stack else ()
+    thread_s = thread_cpu_s(before, rank)
+    computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
+    found = Stand(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _OVER)
     if moved in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
-    if group is not None:
-        moved = Motion.WAITING  # whatever its CPU: NCCL spins while it waits
-    elif computes:
-        host = HostWait(kind=WaitKind.COMPILE if _compiles(stack) else WaitKind.COMPUTE)
-    elif moved in (Motion.BURNING, Motion.WAITING):
-        strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
-        host = host_wait(before, rank, stack, strangers, elapsed_s)
-        moved = _moved(host, works=_works(before, rank, elapsed_s))
-    return _as_wait(rank, stack, moved, group, host)
+        if group is not None:
+            found = group  # whatever its CPU: NCCL spins while it waits
+        elif computes:
+            found = replace(found, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
+        else:
+            strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
+            host = host_wait(before, rank, stack, strangers, elapsed_s)
+            found = replace(host, motion=_moved(host, works=_works(before, rank, elapsed_s)))
+    return Wait(
+        **vars(found),
+        rank=rank.rank,
+        stands_in=_stands_in(rank, stack, found),
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
+    )
 
 
-_PLAIN = {Motion.STOPPED: WaitKind.STOPPED, Motion.GONE: WaitKind.GONE, Motion.MOVING: WaitKind.NOTHING}
+_OVER = (Motion.STOPPED, Motion.GONE)
 
 
-def _moved(host: HostWait, *, works: bool) -> Motion:
+def _moved(host: Stand, *, works: bool) -> Motion:
     """A thread that waits while another one of its process computes may wait for what that one computes."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
-
-
-def _idles(before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, elapsed_s: float) -> bool:
-    """The thread that trains used no CPU, whatever the others did; False where nobody says."""
-    now, then = task_of(rank, stack), task_of(before, stack) if before else None
-    return now is not None and then is not None and now.cpu_s - then.cpu_s < STARVED_SHARE * elapsed_s
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
@@ -104,66 +108,31 @@ def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
     return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
 
 
-def _compiles(stack: Stack | None) -> bool:
-    return stack is not None and any(in_function(stack.frames, compiler) for compiler in _COMPILERS)
-
-
-def _as_wait(rank: RankSnapshot, stack: Stack | None, moved: Motion, group: GroupWait | None, host: HostWait) -> Wait:
-    frames = stack.frames if stack else ()
-    kind = group.kind if group else host.kind
-    return Wait(
-        rank=rank.rank,
-        motion=moved,
-        kind=kind,
-        stands_in=_stands_in(rank, stack, group, host),
-        peers=group.peers if group else host.peers,
-        closed=group.closed if group else host.closed or kind in (WaitKind.STOPPED, WaitKind.GONE),
-        until_s=host.until_s,
-        leaf=frames[0] if frames else None,
-        user=user_frame(frames),
-        collective=group.collective if group else None,
-        call=group.call if group else None,
-        in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
-        target=host.target,
-        child=host.child,
-        computing=host.computing,
-    )
+def _compiles(frames: Sequence[Frame]) -> bool:
+    return any(in_function(frames, compiler) for compiler in _COMPILERS)
 
 
 def _gone(rank: int) -> Wait:
-    return Wait(
-        rank=rank,
-        motion=Motion.GONE,
-        kind=WaitKind.GONE,
-        stands_in="has left",
-        peers=(),
-        closed=True,
-        until_s=None,
-        leaf=None,
-        user=None,
-        collective=None,
-        call=None,
-        in_backward=False,
-    )
+    return Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, stands_in=_WORDS[WaitKind.GONE], closed=True)
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     """The waits that others hang on: those for no rank, and the cycles that no wait leads out of."""
     by_rank = {wait.rank: wait for wait in waits}
-    reached = {wait.rank: _reached(wait.rank, by_rank) for wait in waits}
+    reached = {rank: waited_for(rank, waits) & by_rank.keys() for rank in by_rank}
     roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
     return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
 
 
-def _reached(start: int, by_rank: Mapping[int, Wait]) -> set[int]:
+def waited_for(rank: int, waits: Iterable[Wait]) -> set[int]:
     """The ranks that this one waits for, directly or not, and itself."""
+    peers = {wait.rank: wait.peers for wait in waits}
     seen: set[int] = set()
-    queue = [start]
+    queue = [rank]
     while queue:
-        rank = queue.pop()
-        if rank not in seen and rank in by_rank:
-            seen.add(rank)
-            queue += by_rank[rank].peers
+        at = queue.pop()
+        queue += [] if at in seen else peers.get(at, ())
+        seen.add(at)
     return seen
 
 
@@ -177,27 +146,28 @@ _WORDS = {
     WaitKind.COMPUTE: "a computation",
     WaitKind.COMPILE: "a compilation",
     WaitKind.STOPPED: "stopped by a signal",
+    WaitKind.GONE: "has left",
     WaitKind.NOTHING: "moving",
     WaitKind.UNKNOWN: "a wait of unknown kind",
 }
+_FOR_RANKS = (
+    WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.TRANSPORT,
+)  # fmt: skip
 
 
-def _stands_in(rank: RankSnapshot, stack: Stack | None, group: GroupWait | None, host: HostWait) -> str:
+def _stands_in(rank: RankSnapshot, stack: Stack | None, found: Stand) -> str:
     frames = stack.frames if stack else ()
-    if group is not None:
-        return _group_words(group, frames[0].function if frames else "a collective")
-    if host.kind is WaitKind.GONE:
-        return "has left"
-    task = task_of(rank, stack)
-    words = _WORDS.get(host.kind) or (task.syscall if task else "io")
-    user = user_frame(frames)
+    if found.kind in _FOR_RANKS:
+        return _group_words(found, frames[0].function if frames else "a collective")
+    task, user = task_of(rank, stack), user_frame(frames)
+    words = _WORDS.get(found.kind) or (task.syscall if task else "io")
     return words + (f" in {user.function}" if user else "")
 
 
-def _group_words(group: GroupWait, function: str) -> str:
-    call = group.call
-    if group.collective is not None:
-        return f"{group.collective.op} #{group.collective.seq}"
+def _group_words(found: Stand, function: str) -> str:
+    call = found.call
+    if found.collective is not None:
+        return f"{found.collective.op} #{found.collective.seq}"
     if call is None:
         return function
     if call.key:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -36,7 +37,7 @@ from nsa_harness.core.evidence.exit_messages import (
     last_words,
     warnings_of,
 )
-from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
+from nsa_harness.core.evidence.flight import FlightDump, essential, missing_numbers, parse_dump
 from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
@@ -160,6 +161,7 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 _MAX_LINE = 4096
+_MAX_HOLES = 8  # in the numbers of a flight recorder, of each rank
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
 
@@ -273,6 +275,8 @@ class _Gather:
         raised = self._raised(rank, home, errors)
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
+        for group, first, last in islice(missing_numbers(collectives), _MAX_HOLES):
+            self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
         if board is not None and flight is not None:
             board = replace(board, groups={**flight.groups, **board.groups})
         peaks = self.journals.said("peaks").get("rss_bytes") or {}

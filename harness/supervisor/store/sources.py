@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.evidence.sources import excerpts, lines_setting_keys, places_of, statement
+from nsa_harness.core.evidence.sources import program_sources, statement
 from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.reading import read_whole
@@ -46,10 +46,7 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.spec.stat().st_mtime if attempt.spec.exists() else None
-    for file, lines in places_of(evidence).items():
-        text = text_as_launched(file, since_s)
-        if text:
-            yield from excerpts(file, text, lines | lines_setting_keys(evidence, text))
+    return program_sources(evidence, lambda file: text_as_launched(file, since_s))
 
 
 def text_as_launched(file: str, since_s: float | None) -> str:

@@ -14,7 +14,8 @@ from enum import StrEnum
 from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
-from nsa_harness.core.alignment.reasons import began_anew
+from nsa_harness.core.alignment.counts import parted_before
+from nsa_harness.core.alignment.reasons import abandoned_batch, first_out_of_batches, other_pace, still_given
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -28,9 +29,8 @@ from nsa_harness.core.diagnosis.entries import (
     number_text,
     on_ranks,
     parted,
-    places,
     reference,
-    shown_later,
+    unseen_text,
 )
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
@@ -38,6 +38,7 @@ from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
 from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
 from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame
+from nsa_harness.core.evidence.origins import origin_of_arguments, origin_of_loop
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
@@ -54,7 +55,7 @@ from nsa_harness.core.verdict.verdict import FailureKind
 _ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _COMPARED = 16  # ranks, pair by pair
-_LATELY = 8  # events
+_LATELY = 64  # events
 _LINKS = 4  # of a cycle, that a sentence names
 
 
@@ -84,6 +85,7 @@ class _Why:
 
 K, R = DifferenceKind, Reason
 _CALLS = (K.MISSING, K.EXTRA, K.ORDER, K.COUNT)
+_OF_VALUES = (K.SHAPE, K.DTYPE, K.ROOT)
 _KNOWN_AT = (Reason.CAUGHT, Reason.SKIPPED)  # what was done there made the difference, wherever it shows
 # Kind and reason make the cause.
 CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
@@ -135,20 +137,27 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
     other = tuple(link.rank for link in ring if left_routine(case.timelines[link.rank], link.event))
     ranks = tuple(sorted(other)) or everyone
     told = 0 < len(other) < len(everyone)
+    before = next(filter(None, (_unseen_of_group(case, link.event.group, everyone) for link in ring)), "")
     first = next(link for link in ring if link.rank in ranks)
     return explained(
         Cause.CROSS_GROUP_DEADLOCK,
         f"{len(everyone)} ranks wait for each other in different groups:"
         f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}"
-        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}",
+        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}{before}",
         ranks=ranks,
         place=_crossing(case, ranks, everyone) or event_place(case, first.rank, first.event),
         step=first.event.step,
         collective=reference(first.event),
         parties=everyone,
-        seen=Seen.REPAIRED if told else Seen.PART,
+        seen=Seen.REPAIRED if told and not before else Seen.PART,
         proof=flight_proof(case, everyone),
     )
+
+
+def _unseen_of_group(case: Case, group: str, ranks: Sequence[int]) -> str:
+    lost = tuple(rank for rank in ranks if group in case.timelines[rank].lost)
+    boards = {rank: case.boards[rank] for rank in ranks if rank in case.boards}
+    return unseen_text(group, lost, parted_before=parted_before(group, boards))
 
 
 def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -205,7 +214,7 @@ def _place_of(branch: Branch) -> Place:
 
 def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     """Its steps show it: it began again in one of them, and came to its end a batch before the others."""
-    gave_up = case.abandoned_batch
+    gave_up = abandoned_batch(case.boards)
     if gave_up is None or case.step_difference is not None:
         return None
     caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
@@ -234,16 +243,16 @@ def _jumps(case: Case, frame: Frame) -> list[Branch]:
 
 
 def _caught(case: Case, found: Difference) -> _Why | None:
-    """An exception left a forward of one side only, in the step in which it parted, and not out of that very call."""
+    """One side alone caught an exception, in the step in which it parted, and not out of that very call."""
     caught = {rank: board.caught for rank, board in case.boards.items() if rank in found.everyone}
     step = _step(found)
     for rank, own in caught.items():
         event = found.event(rank)
         others = {one.type for other, some in caught.items() if other != rank for one in some}
         new = (one for one in own if one.type not in others and not (event and one.place == event.place))
-        first = next((one for one in new if step in _steps_of(one)), None)
+        first = next((one for one in new if step in _steps_of(one) and _turned_by(case, found, rank, one)), None)
         if first is not None:
-            caught_at = _handler(case, rank)
+            caught_at = first.handled or _handler(case, rank)
             return _Why(
                 reason=R.CAUGHT,
                 ranks=(rank,),
@@ -253,6 +262,19 @@ def _caught(case: Case, found: Difference) -> _Why | None:
                 step=first.step,
             )
     return None
+
+
+def _turned_by(case: Case, found: Difference, rank: int, caught: CaughtException) -> bool:
+    """It took the rank out of a forward, or what caught it leads to a call here, and so decides what is called.
+
+    A helper that tries and goes on, as many do, decides nothing.
+    """
+    if caught.left_forward or caught.handled is None:
+        return caught.left_forward
+    events = [event for event in (found.expected, found.event(rank)) if event is not None]
+    ways = [*own_frames(case, rank), *(frame for event in events for frame in event.chain)]
+    handler = (caught.handled.file, (caught.handled.function or "").rpartition(".")[2])
+    return any((frame.file, frame.function.rpartition(".")[2]) == handler for frame in ways)
 
 
 def _steps_of(caught: CaughtException) -> tuple[int, ...]:
@@ -288,21 +310,21 @@ def _printed(case: Case, rank: int) -> str:
 
 
 def _exhausted(case: Case, _: Difference | None) -> _Why | None:
-    finished, difference = case.out_of_batches, case.step_difference
+    finished, difference = first_out_of_batches(case.boards), case.step_difference
     if (
         finished is None
         or (difference is not None and difference.step <= finished.step)
-        or began_anew(case.boards, finished)
+        or not still_given(case.boards, finished)
     ):
         return None
-    instead = [f"{call.op}{at(call.place)}" for _, call in finished.calls[:1]]
+    instead = "ended" if finished.inside is None else f"entered {finished.inside.op}{at(finished.inside.place)}"
     return _Why(
         reason=R.EXHAUSTED,
         ranks=finished.ranks,
         said=f"{ranks_text(finished.ranks)} ran out of batches after step {finished.step}"
-        f"{f' and entered {instead[0]}' if instead else ' and ended'}; {ranks_text(finished.others)} went on to step"
+        f" and {instead}; {ranks_text(finished.others)} went on to step"
         f" {finished.step + 1}",
-        place=finished.calls[0][1].place if finished.calls else None,
+        place=finished.inside.place if finished.inside else None,
         step=finished.step + 1,
         proof=("step_ledger.txt",),
     )
@@ -331,7 +353,7 @@ def _out_of_batches(case: Case) -> Explanation | None:
 
 def _other_pace(case: Case, _: Difference) -> _Why | None:
     """As many reductions a step on every rank, but of another number of batches."""
-    pace = case.other_pace
+    pace = other_pace(case.boards)
     if pace is None:
         return None
     marks = on_ranks([(rank, str(count)) for rank, count in pace.marks])
@@ -347,6 +369,8 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
     ranks = apart(less)
     reduces = less.op in _REDUCTIONS and not less.called and less.alone
     fewer = bool(less.without_gradients)
+    # Of what DDP or FSDP entered: where it showed is no other call's line.
+    shows = (event_place(case, rank, event) for rank, event in found.entered if not (reduces and event.called))
     what = "reduced gradients" if reduces else f"entered {less.op} of group {less.group}"
     return _Why(
         reason=R.FEWER if not reduces else R.FEWER_GRADIENTS if fewer else R.NOT_REDUCED,
@@ -354,7 +378,7 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
         said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
         f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
         " from there on collectives of different steps were paired",
-        place=next(places(case, found, below=reduces), None),
+        place=next((one for one in shows if one is not None), None),
         step=less.step,
         proof=("step_ledger.txt",),
     )
@@ -363,6 +387,8 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
 def _left_backward(case: Case, found: Difference) -> _Why | None:
     """DDP reduces what every parameter has given. Whoever leaves without that left a part out, or reduced nothing."""
     left = [(rank, event) for rank, event in found.entered if event.called]
+    if any(_evaluates(case.boards.get(rank)) for rank, _ in left):
+        return None  # what it went through last has no backward pass
     inside = [rank for rank, event in found.entered if not event.called and _in_backward(case.boards.get(rank))]
     if not left or not inside or len(left) + len(inside) < len(found.entered):
         return None
@@ -385,6 +411,10 @@ def _left_backward(case: Case, found: Difference) -> _Why | None:
     )
 
 
+def _evaluates(board: Board | None) -> bool:
+    return board is not None and board.mode is not None and not board.mode.gradients
+
+
 def _in_backward(board: Board | None) -> bool:
     return board is not None and board.training is not None and board.training.kind == "backward"
 
@@ -402,12 +432,16 @@ def _usual_position(case: Case, rank: int, event: Event) -> int | None:
 def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _Stands, *, sure: bool) -> Explanation:
     ranks = why.ranks or found.ranks
     where = found.where or (found.or_swapped and _in_order_of_lines(case, found))
-    sure = sure or (where and found.who and not found.symmetric)
+    known = not found.parted_before and not found.lost
+    sure = known and (sure or (where and found.who and not found.symmetric))
     return explained(
         cause,
-        f"{why.said}{shown_later(case, found)}"
-        if why.said
-        else f"{_claim(case, found)}{why.besides or _alternatives(found)}",
+        (
+            f"{why.said}; it showed when {entered_text(case, found)}"
+            if why.said
+            else f"{_claim(case, found)}{why.besides or _alternatives(found)}"
+        )
+        + unseen_text(found.group, found.lost, parted_before=found.parted_before),
         ranks=ranks,
         place=(why.place if why.reason in _KNOWN_AT else None)
         or _exit(case, found, stands, ranks)
@@ -433,6 +467,7 @@ def _in_order_of_lines(case: Case, found: Difference) -> bool:
 def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
     """Of ranks that went fewer rounds of a loop, or more: what lets them out, or the loop."""
     loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
+    left = loop is not None
     if loop is None and found.kind is K.COUNT:
         around = (
             one for frame in reversed(own_frames(case, ranks[0])) for one in loops_around(case.evidence.sources, frame)
@@ -440,12 +475,29 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
         loop = next(around, None)
     if loop is None:
         return None
-    line = next((one.line for one in (*loop.exits, *loop.skips)), loop.line)
-    return Place(file=loop.file, line=line, function=loop.function)
+    line = next((one.line for one in (*loop.exits, *loop.skips)), None)
+    others = [rank for rank in found.everyone if rank not in ranks] if left and line is None else []
+    made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
+    return made or Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
+
+
+def _rounds_of(case: Case, left: Loop, rank: int) -> Place | None:
+    """What gives the number of rounds of the loop, or of the first one within it that may go another number of them."""
+    frames, sources = own_frames(case, rank), case.evidence.sources
+    for depth, frame in enumerate(frames):
+        for loop in reversed(loops_around(sources, frame)):
+            if (loop.file, loop.function) != (left.file, left.function) or left.line <= loop.line <= left.last:
+                line = Place(file=loop.file, line=loop.line)
+                made = origin_of_loop(sources, line, tuple(reversed(frames[:depth])))
+                if made is not None:
+                    return made.place
+    return None
 
 
 def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     """Where the fix belongs: the branch that leads there, else the line at which the ways of the ranks part."""
+    if found.kind in _OF_VALUES and (made := _made_at(case, found, ranks)):
+        return made
     others = [rank for rank in found.everyone if rank not in found.ranks]
     if others and ranks:
         went, stands = (ranks[0], others[0]) if found.kind is K.EXTRA else (others[0], ranks[0])
@@ -457,6 +509,22 @@ def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
         return event_place(case, rank, found.expected) if rank is not None else found.expected.place
     event = found.event(ranks[0])
     return event_place(case, ranks[0], event) if event else None
+
+
+def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
+    """Where the ranks give a call unlike values: what makes them unlike, or the line that hands them to a helper."""
+    event = found.event(ranks[0]) if ranks else None
+    if event is None or not event.called or event.place is None:
+        return None
+    frames = tuple(reversed(own_frames(case, ranks[0])))
+    stands = next(
+        (at for at, one in enumerate(frames) if (one.file, one.line) == (event.place.file, event.place.line)), None
+    )
+    chain = event.chain or (() if stands is None else frames[stands:]) or (event.place,)
+    made = origin_of_arguments(case.evidence.sources, chain)
+    if made is None or (not made.of_rank and same_function(case.evidence.sources, made.place, chain[0])):
+        return None
+    return made.place
 
 
 def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:

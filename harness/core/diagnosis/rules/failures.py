@@ -13,11 +13,14 @@ from nsa_harness.core.diagnosis.case import (
     at,
     counted,
     explained,
+    failed_first,
     last_line,
     last_place,
     last_seen,
     place_of,
     raised_alike,
+    raised_at,
+    raised_first,
     ranks_of,
     shorten,
     wait_place,
@@ -25,7 +28,7 @@ from nsa_harness.core.diagnosis.case import (
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
 from nsa_harness.core.diagnosis.rules.threads import died_of
@@ -50,10 +53,10 @@ def slow(case: Case) -> Explanation | None:
         return None
     made = profiles(case.evidence)
     sampled = busiest(made)
-    if (held_up := _held_up(case)) is not None and not (sampled and 2 * sampled.working >= sampled.samples):
+    works = sampled is not None and 2 * sampled.working >= sampled.samples
+    if not works and (held_up := _held_up(case)) is not None:
         return held_up
     place = place_of(case, sampled.rank, _parts(case, sampled)[0].user) if sampled else None
-    works = sampled is not None and 2 * sampled.working >= sampled.samples
     alike = _alike(case, made)
     speed = pace(case.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
@@ -140,11 +143,8 @@ def _spent(case: Case, sampled: RankProfile | None) -> str:
     if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
         return "compute"
     user = _parts(case, sampled)[0].user
-    return (
-        "sleep"
-        if "sleep(" in (statement(case.evidence.sources, Place(file=user.file, line=user.line)) or "")
-        else "wait"
-    )
+    said = statement(case.evidence.sources, Place(file=user.file, line=user.line)) or ""
+    return "sleep" if "sleep(" in said else "wait"
 
 
 def _seen(sampled: RankProfile, speed: Pace | None) -> Seen:
@@ -239,25 +239,22 @@ def _where(case: Case, sampled: RankProfile) -> str:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.EXCEPTION)
-def exception(case: Case) -> Explanation | None:
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.RAISED or first.collateral or first.raised is None:
-        return None
-    place = place_of(case, first.rank, user_frame(first.raised.frames))
+@rule_given(raised_first, RulePhase.FIRST_FAILURE, Cause.EXCEPTION)
+def exception(case: Case, first: Failure, raised: Raised) -> Explanation:
+    place = raised_at(case, first.rank, raised)
     ranks = ranks_of([one for one in case.judgement.failures if raised_alike(one, first)])
-    met = _met_in_an_import(first.raised)
+    met = _met_in_an_import(raised)
     ours = f"; {met} is a package of nsa-harness" if met == _INSTALLED else ""
-    dead = _died_before(case, first)
+    dead = _died_before(case, first, raised)
     before = f"{died_of(dead, first.rank)}, and then " if dead else ""
     return explained(
         Cause.EXCEPTION,
         f"{before}{ranks_text(ranks) if ranks else 'the launcher'} raised {shorten(first.text)}{at(place)}"
-        f"{_beneath(first.raised, place)}{_met_as(case, first)}{ours}",
+        f"{_beneath(raised, place)}{_met_as(case, first, raised)}{ours}",
         ranks=ranks,
         place=dead.place if dead else place,
         seen=Seen.PRINTED if dead else Seen.RAISED,
-        proof=(first.raised.proof,),
+        proof=(raised.proof,),
         advice=_advice_on_import(met) if met else None,
     )
 
@@ -267,13 +264,13 @@ _BEREFT = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProc
 _IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
-def _died_before(case: Case, first: Failure) -> LastWords | None:
+def _died_before(case: Case, first: Failure, raised: Raised) -> LastWords | None:
     """A thread or child that printed why it ended, where the rank raised what follows from that."""
     rank = case.rank(first.rank)
-    kind = first.raised.type if first.raised else ""
+    bereft, in_vain = _BEREFT.search(raised.type), _IN_VAIN.search(raised.type)
     # A traceback without a name may be one that was caught and printed.
-    dead = [one for one in (rank.deaths if rank else ()) if one.name != one.kind or _BEREFT.search(kind)]
-    return next(iter(dead), None) if _BEREFT.search(kind) or _IN_VAIN.search(kind) else None
+    dead = (one for one in (rank.deaths if rank else ()) if bereft or (in_vain and one.name != one.kind))
+    return next(dead, None)
 
 
 def _beneath(raised: Raised, place: Place | None) -> str:
@@ -284,14 +281,13 @@ def _beneath(raised: Raised, place: Place | None) -> str:
     return f", in {top.function}{at(Place(file=top.file, line=top.line))}"
 
 
-def _met_as(case: Case, first: Failure) -> str:
+def _met_as(case: Case, first: Failure, raised: Raised) -> str:
     """What the rank itself raised, of what a worker handed on or something else led to."""
     rank = case.rank(first.rank)
-    if rank is None or rank.raised is None or first.raised is None or rank.raised.frames == first.raised.frames:
+    if rank is None or rank.raised is None or rank.raised.frames == raised.frames:
         return ""
-    place = place_of(case, None, user_frame(rank.raised.frames))
     words = f"{rank.raised.type}: {rank.raised.message}".partition("\n")[0]
-    return f"; it came out{at(place)} as {shorten(words, 80)}"
+    return f"; it came out{at(raised_at(case, None, rank.raised))} as {shorten(words, 80)}"
 
 
 _INSTALLED = "nsa_harness"
@@ -322,17 +318,15 @@ def _advice_on_import(package: str) -> str:
     )
 
 
-@rule(RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
-def early_exit(case: Case) -> Explanation | None:
-    left = [failure for failure in case.judgement.failures if failure.kind is FailureKind.LEFT]
-    first = case.first_failure
-    if not left or first is None or first.kind is not FailureKind.LEFT:
+@rule_given(failed_first, RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
+def early_exit(case: Case, first: Failure) -> Explanation | None:
+    if first.kind is not FailureKind.LEFT:
         return None
     return explained(
         Cause.EARLY_EXIT,
-        f"{left[0].text}, {last_seen(case, left[0].rank)}",
-        ranks=(left[0].rank,) if left[0].rank is not None else (),
-        place=_left_at(case, left[0].rank) or last_place(case, left[0].rank),
+        f"{first.text}, {last_seen(case, first.rank)}",
+        ranks=ranks_of([first]),
+        place=_left_at(case, first.rank) or last_place(case, first.rank),
         seen=Seen.KERNEL,
         proof=("processes.jsonl",),
     )
@@ -376,36 +370,34 @@ _KILLING = {
 }
 
 
-@rule(RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
-def crashed(case: Case) -> Explanation | None:
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.SIGNAL or first.collateral or first.status is None:
+@rule_given(failed_first, RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
+def crashed(case: Case, first: Failure) -> Explanation | None:
+    if first.kind is not FailureKind.SIGNAL:
         return None
     rank = case.rank(first.rank)
-    frame = next((user_frame(stack.frames) for stack in rank.death_stacks[-1:]), None) if rank else None
+    frame = user_frame(rank.death_stacks[-1].frames) if rank and rank.death_stacks else None
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
     return explained(
         Cause.SEGFAULT if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else Cause.ABORTED,
         f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
-        ranks=(first.rank,) if first.rank is not None else (),
+        ranks=ranks_of([first]),
         place=place,
         seen=Seen.ENDED,
         proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
     )
 
 
-@rule(RulePhase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
-def bad_exit(case: Case) -> Explanation | None:
+@rule_given(failed_first, RulePhase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
+def bad_exit(case: Case, first: Failure) -> Explanation | None:
     """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.CODE or first.collateral or first.rank is None:
+    if first.kind is not FailureKind.CODE:
         return None
     rank = case.rank(first.rank)
     said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
     return explained(
         Cause.BAD_EXIT,
         f"{first.text}, {last_seen(case, first.rank)}{said}",
-        ranks=(first.rank,),
+        ranks=ranks_of([first]),
         place=last_place(case, first.rank),
         seen=Seen.ENDED,
         proof=(f"rank{first.rank}/stderr.log",),
@@ -416,16 +408,14 @@ def bad_exit(case: Case) -> Explanation | None:
 def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
-    if case.evidence.ending is Ending.DETACHED:
-        cause = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
-        return explained(cause, case.judgement.error or "", seen=Seen.FACT, proof=("watch.jsonl",))
-    interrupted = case.evidence.ending in (Ending.INTERRUPTED, Ending.ABANDONED)
-    return explained(
-        Cause.INTERRUPTED if interrupted else Cause.HARNESS_ERROR,
-        case.judgement.error or "the run could not be judged",
-        seen=Seen.FACT,
-        proof=("interrupted",) if case.evidence.ending is Ending.ABANDONED and not case.evidence.observed else (),
-    )
+    detached = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
+    cause, proof = {
+        Ending.DETACHED: (detached, ("watch.jsonl",)),
+        Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
+        Ending.ABANDONED: (Cause.INTERRUPTED, () if case.evidence.observed else ("interrupted",)),
+    }.get(case.evidence.ending, (Cause.HARNESS_ERROR, ()))
+    said = case.judgement.error or "the run could not be judged"
+    return explained(cause, said, seen=Seen.FACT, proof=proof)
 
 
 @rule(RulePhase.SILENT, Cause.RETRACTED_HANG, outranks=("find_unused_needless",))
@@ -449,13 +439,10 @@ def retracted_hang(case: Case) -> Explanation | None:
 def unknown(case: Case) -> Explanation:
     seen = [failure.text for failure in case.judgement.failures]
     seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
-    ranks = sorted(
-        {*(f.rank for f in case.judgement.failures[:1] if f.rank is not None), *(r.rank for r in case.roots)}
-    )
     return explained(
         Cause.UNKNOWN,
         "no rule names the cause; seen: " + ("; ".join(seen) or "nothing"),
-        ranks=tuple(ranks),
+        ranks=tuple(sorted({*ranks_of(case.judgement.failures[:1]), *(root.rank for root in case.roots)})),
         place=wait_place(case, case.roots[0]) if case.roots else None,
         seen=Seen.NOTHING,
         proof=("output.log",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -14,19 +14,20 @@ from nsa_harness.core.diagnosis.case import (
     explained,
     hung_roots,
     place_of,
+    raised_at,
     shorten,
+    standing,
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.ways import passer, turned_off_at
 from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.sources import branches, key_setters
-from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -36,38 +37,43 @@ _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
-@rule(RulePhase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
-def rendezvous_missing_rank(case: Case) -> Explanation | None:
+def _making(entrance: bool) -> Callable[[Case], tuple[list[Wait], Call] | None]:
+    """Finds all waits in the making of the first group, or of a later one, if one is at the root of a hang."""
+
+    def found(case: Case) -> tuple[list[Wait], Call] | None:
+        at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case))
+        waits = [wait for wait in case.waits.values() if at_root and wait.kind is WaitKind.GROUP_CREATION]
+        calls = [(wait, wait.call) for wait in waits if wait.call and (wait.call.op == _ENTRANCE) is entrance]
+        return ([wait for wait, _ in calls], calls[0][1]) if calls else None
+
+    return found
+
+
+@rule_given(_making(True), RulePhase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
+def rendezvous_missing_rank(case: Case, waiting: list[Wait], _: Call) -> Explanation:
     """Some rank never came to init_process_group, and the others wait for it."""
-    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op == _ENTRANCE]
-    if not waiting:
-        return None
     absent = _absent(waiting)
+    place = wait_place(case, waiting[0])
     return explained(
         Cause.RENDEZVOUS_MISSING_RANK,
-        f"{ranks_text(absent)} never entered init_process_group{at(wait_place(case, waiting[0]))}, in which"
+        f"{ranks_text(absent)} never entered init_process_group{at(place)}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
         f"{_elsewhere(case, absent)}",
         ranks=absent,
-        place=_place_of_first(case, absent) or wait_place(case, waiting[0]),
+        place=next((wait_place(case, wait) for rank, wait in case.waits.items() if rank in absent), None) or place,
         seen=Seen.RECORD,
         proof=dump_proof(case, waiting[0]),
     )
 
 
-@rule(RulePhase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
-def group_creation_subset(case: Case) -> Explanation | None:
-    waiting = [wait for wait in _waits(case, WaitKind.GROUP_CREATION) if wait.call and wait.call.op != _ENTRANCE]
-    call = waiting[0].call if waiting else None
-    if call is None:
-        return None
+@rule_given(_making(False), RulePhase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
+def group_creation_subset(case: Case, waiting: list[Wait], call: Call) -> Explanation:
     absent = _behind(case, waiting) or _absent(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
     call = _never_made(case, waiting, absent) or waiting[0].call or call
-    op = call.op
     return explained(
         Cause.GROUP_CREATION_SUBSET,
-        f"{ranks_text(absent)} never called {op}{at(call.place)}{_since(call, waiting[0])}, in which"
+        f"{ranks_text(absent)} never called {call.op}{at(call.place)}{_since(call, waiting[0])}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
         f" the job{_elsewhere(case, absent)}",
         ranks=absent,
@@ -112,14 +118,14 @@ def _since(call: Call, waiting: Wait) -> str:
 
 @rule(RulePhase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
 def store_key_missing(case: Case) -> Explanation | None:
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
-    if not roots or roots[0].call is None:
+    roots = [(root, root.call) for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
+    if not roots:
         return None
-    root, call = roots[0], roots[0].call
+    root, call = roots[0]
     others = " and every other rank waits too" if root.closed else ""
     place = call.place or wait_place(case, root)
     seen = Seen.CLOSED if root.closed else Seen.OPEN
-    return _unset(case, call.key, [one.rank for one in roots], place, others, seen, dump_proof(case, root))
+    return _unset(case, call.key, [one.rank for one, _ in roots], place, others, seen, dump_proof(case, root))
 
 
 @rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, Cause.STORE_KEY_MISSING, outranks=("exception",))
@@ -129,7 +135,7 @@ def store_given_up(case: Case) -> Explanation | None:
     raised = first.raised if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or raised is None:
         return None
-    place = place_of(case, first.rank, user_frame(raised.frames))
+    place = raised_at(case, first.rank, raised)
     absent, key = missing_rank(raised.message), _KEY.search(raised.message)
     if absent is None:
         return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,)) if key else None
@@ -211,33 +217,25 @@ def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
     return who, line, f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}" if line else ""
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)
-def transport(case: Case) -> Explanation | None:
+@rule_given(standing(lambda root: root.kind is WaitKind.TRANSPORT), RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)
+def transport(case: Case, root: Wait, _: tuple[int, ...]) -> Explanation | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
     stuck = sorted(stuck_sockets(case.evidence), key=lambda pair: pair[0])
-    if not roots or not stuck:
+    if not stuck:
         return None
     ends = {(socket.local, socket.peer) for _, socket in stuck}
     both = any((peer, local) in ends for local, peer in ends)
     rank, socket = stuck[0]
     return explained(
         Cause.TRANSPORT,
-        f"all ranks are in {roots[0].stands_in}, and the network does not deliver: rank {rank} has"
+        f"all ranks are in {root.stands_in}, and the network does not deliver: rank {rank} has"
         f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
         ranks=tuple(sorted({one for one, _ in stuck})),
-        place=wait_place(case, roots[0]),
+        place=wait_place(case, root),
         seen=Seen.KERNEL if both else Seen.OPEN,
-        proof=dump_proof(case, roots[0]),
+        proof=dump_proof(case, root),
     )
-
-
-def _waits(case: Case, kind: WaitKind) -> list[Wait]:
-    """Waits of the kind anywhere in the graph, if one of them is at its root or holds others up."""
-    if not any(root.kind is kind for root in hung_roots(case)):
-        return []
-    return [wait for wait in case.waits.values() if wait.kind is kind]
 
 
 def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
@@ -253,25 +251,16 @@ def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
     return "; nothing was seen of it" if case.judgement.proof else ""
 
 
-def _place_of_first(case: Case, ranks: Sequence[int]) -> Place | None:
-    return next((wait_place(case, wait) for rank, wait in case.waits.items() if rank in ranks), None)
-
-
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
     """Connections to ranks with the same data unacknowledged at both looks, and repeated in vain."""
-    looks = evidence.snapshots
-    if len(looks) < 2:
-        return
-    earlier = {
-        (rank.rank, one.inode): one
-        for rank in looks[-2].ranks
-        for one in (rank.process.sockets if rank.process else ())
-    }
-    for rank in looks[-1].ranks:
-        for one in rank.process.sockets if rank.process else ():
-            before = earlier.get((rank.rank, one.inode))
-            if before is not None and _undelivered(before, one):
-                yield rank.rank, one
+    looks = [
+        {(rank.rank, one.inode): one for rank in look.ranks if rank.process for one in rank.process.sockets}
+        for look in evidence.snapshots[-2:]
+    ]
+    for (rank, inode), one in looks[-1].items() if looks[1:] else ():
+        before = looks[0].get((rank, inode))
+        if before is not None and _undelivered(before, one):
+            yield rank, one
 
 
 def _undelivered(before: Socket, after: Socket) -> bool:

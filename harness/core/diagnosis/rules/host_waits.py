@@ -16,68 +16,76 @@ from nsa_harness.core.diagnosis.case import (
     loop_place,
     place_of,
     shorten,
+    standing,
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.sources import taken_at
-from nsa_harness.core.report import Place, Status
+from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 
-_LOCKS = frozenset({WaitKind.LOCK, WaitKind.FILE_LOCK})
-_OUTSIDE = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD})
 _NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
-_COMPUTING = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.STOPPED_PROCESS, outranks=("gil_held_native",))
-def stopped_process(case: Case) -> Explanation | None:
-    if case.judgement.status is not Status.HANG:
-        return None
-    stopped = [root for root in case.roots if root.kind is WaitKind.STOPPED]
-    if not stopped:
-        return _stopped_child(case)
-    ranks = tuple(root.rank for root in stopped)
-    return explained(
-        Cause.STOPPED_PROCESS,
-        f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped by a signal (state T): a debugger, Ctrl-Z or"
-        " a foreign SIGSTOP",
-        ranks=ranks,
-        place=wait_place(case, stopped[0]),
-        seen=Seen.FACT,
-        proof=dump_proof(case, stopped[0]),
-        advice="Find who sent the signal (a scheduler that suspends, a debugger, a shell); `kill -CONT PID` resumes.",
-    )
+def _below(wanted: Callable[[ChildWait], bool]) -> Callable[[Case], tuple[Wait, ChildWait] | None]:
+    """Finds the first root that waits for a process below it, at the end of which one stands in what is wanted."""
+
+    def found(case: Case) -> tuple[Wait, ChildWait] | None:
+        waiting = ((root, root.child.deepest) for root in hung_roots(case) if root.child is not None)
+        return next(((root, child) for root, child in waiting if wanted(child)), None)
+
+    return found
 
 
-def _stopped_child(case: Case) -> Explanation | None:
-    found = _below(case, lambda child: child.kind is WaitKind.STOPPED)
-    if found is None:
-        return None
-    root, child = found
+def _itself_or_below(kind: WaitKind) -> Callable[[Case], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
+    """Finds the root that stands in that, with the ranks of all that do, or the child that a root waits for."""
+
+    def found(case: Case) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
+        if itself := standing(lambda root: root.kind is kind, anywhere=True)(case):
+            return *itself, None
+        below = _below(lambda child: child.kind is kind)(case)
+        return below and (below[0], (below[0].rank,), below[1])
+
+    return found
+
+
+@rule_given(
+    _itself_or_below(WaitKind.STOPPED),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.STOPPED_PROCESS,
+    outranks=("gil_held_native",),
+)
+def stopped_process(case: Case, root: Wait, ranks: tuple[int, ...], child: ChildWait | None) -> Explanation:
     place = wait_place(case, root)
+    said = f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped by a signal (state T): a debugger, Ctrl-Z"
+    said += " or a foreign SIGSTOP"
+    if child is not None:
+        said = f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal"
+    who = " (a scheduler that suspends, a debugger, a shell)" if child is None else ""
+    resumes = "`kill -CONT PID` resumes." if child is None else f"`kill -CONT {child.pid}` resumes the child."
     return explained(
         Cause.STOPPED_PROCESS,
-        f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal",
-        ranks=(root.rank,),
+        said,
+        ranks=ranks,
         place=place,
         seen=Seen.FACT,
         proof=dump_proof(case, root),
-        advice=f"Find who sent the signal; `kill -CONT {child.pid}` resumes the child.",
+        advice=f"Find who sent the signal{who}; {resumes}",
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
-def dataloader_worker_blocked(case: Case) -> Explanation | None:
-    loading = (root for root in hung_roots(case) if root.kind is WaitKind.LOADER and not root.computing)
-    roots = [root for root in loading if root.child is not None]
-    if not roots or roots[0].child is None:
-        return None
-    root, worker = roots[0], roots[0].child
+def _loading(case: Case) -> tuple[Wait, ChildWait] | None:
+    waiting = (root for root in hung_roots(case) if root.kind is WaitKind.LOADER and not root.computing)
+    return next(((root, root.child) for root in waiting if root.child is not None), None)
+
+
+@rule_given(_loading, RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
+def dataloader_worker_blocked(case: Case, root: Wait, worker: ChildWait) -> Explanation:
     place = _child_place(case, root, worker)
     forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
     return explained(
@@ -91,12 +99,14 @@ def dataloader_worker_blocked(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
-def fork_lock(case: Case) -> Explanation | None:
-    found = _below(case, _is_forked_lock)
-    if found is None:
-        return None
-    root, child = found
+def _is_forked_lock(child: ChildWait) -> bool:
+    """A lock of its own memory, in a process that began as a copy of another: a new program has no locks to inherit."""
+    began_anew = any(word in child.command for word in _NEW_PROCESSES)
+    return child.kind is WaitKind.LOCK and child.closed and not child.target and not began_anew
+
+
+@rule_given(_below(_is_forked_lock), RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
+def fork_lock(case: Case, root: Wait, child: ChildWait) -> Explanation:
     place = _child_place(case, root, child)
     return explained(
         Cause.FORK_LOCK,
@@ -109,13 +119,13 @@ def fork_lock(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.PIPE_FULL, outranks=("backward_function_blocked",))
-def pipe_full(case: Case) -> Explanation | None:
-    writers = [root for root in hung_roots(case) if root.kind is WaitKind.PIPE]
-    found = (writers[0], None) if writers else _below(case, lambda child: child.kind is WaitKind.PIPE)
-    if found is None:
-        return None
-    root, child = found
+@rule_given(
+    _itself_or_below(WaitKind.PIPE),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.PIPE_FULL,
+    outranks=("backward_function_blocked",),
+)
+def pipe_full(case: Case, root: Wait, _: tuple[int, ...], child: ChildWait | None) -> Explanation:
     place = _child_place(case, root, child) if child else wait_place(case, root)
     who = f"the child process {child.pid} of rank {root.rank} writes" if child else f"rank {root.rank} writes"
     return explained(
@@ -128,12 +138,13 @@ def pipe_full(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.BACKWARD_FUNCTION_BLOCKED, outranks=("lock_cycle",))
-def backward_function_blocked(case: Case) -> Explanation | None:
-    blocked = [root for root in hung_roots(case) if root.kind is WaitKind.LOCK and root.in_backward]
-    if not blocked:
-        return None
-    root, ranks = blocked[0], _alike(blocked)
+@rule_given(
+    standing(lambda root: root.kind is WaitKind.LOCK and root.in_backward),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.BACKWARD_FUNCTION_BLOCKED,
+    outranks=("lock_cycle",),
+)
+def backward_function_blocked(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     place = wait_place(case, root)
     return explained(
         Cause.BACKWARD_FUNCTION_BLOCKED,
@@ -146,18 +157,18 @@ def backward_function_blocked(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
-def lock_cycle(case: Case) -> Explanation | None:
-    locked = [root for root in hung_roots(case) if root.kind in _LOCKS and root.closed]
-    if not locked:
-        return None
-    root, ranks = locked[0], _alike(locked)
+def _is_locked(root: Wait) -> bool:
+    return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.closed
+
+
+@rule_given(standing(_is_locked), RulePhase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
+def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
     joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
     what, why = "a lock", f"{_holder(case, root, place)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
-        ranks = tuple(one.rank for one in locked)
+        ranks = tuple(one.rank for one in hung_roots(case) if _is_locked(one))
         what = f"a lock on {root.target or 'a file'}"
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
     return explained(
@@ -185,16 +196,11 @@ def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
 
 def _sleeps(root: Wait) -> bool:
     """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
-    return (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
+    return root.until_s is not None or (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
-def starved(case: Case) -> Explanation | None:
-    sleeping = [root for root in hung_roots(case) if root.until_s is not None or _sleeps(root)]
-    if not sleeping:
-        return None
-    root = sleeping[0]
-    ranks = _alike(sleeping)
+@rule_given(standing(_sleeps), RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
+def starved(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     place = wait_place(case, root)
     deadline_s = case.evidence.limits.deadline_s
     until = "" if root.until_s is None else f" until {root.until_s:.0f} s after the launch"
@@ -213,12 +219,13 @@ def starved(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, outranks=("transport",))
-def blocked_io(case: Case) -> Explanation | None:
-    blocked = [root for root in hung_roots(case) if root.kind in _OUTSIDE]
-    if not blocked:
-        return None
-    root, ranks = blocked[0], _alike(blocked)
+@rule_given(
+    standing(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.BLOCKED_IO,
+    outranks=("transport",),
+)
+def blocked_io(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     # Where nobody can end it, the innermost process that waits shows why; else the rank's own line says what to limit.
     place = _child_place(case, root, root.child.deepest) if root.child and root.closed else wait_place(case, root)
     quiet_s = case.evidence.ended_s - (case.evidence.last_progress_s or 0.0)
@@ -237,12 +244,13 @@ def blocked_io(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.INFINITE_LOOP, outranks=("pool_worker_lost",))
-def infinite_loop(case: Case) -> Explanation | None:
-    looping = [root for root in hung_roots(case) if root.kind in _COMPUTING or root.computing]
-    if not looping:
-        return None
-    root, ranks = looping[0], _alike(looping)
+@rule_given(
+    standing(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.INFINITE_LOOP,
+    outranks=("pool_worker_lost",),
+)
+def infinite_loop(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     lines = sorted({line for _, line in loop_lines(root, case.evidence.samples)})
     place = loop_place(case, root)
     return explained(
@@ -268,24 +276,6 @@ def _computes(case: Case, root: Wait, ranks: Sequence[int], place: Place | None)
     others = f" (and so {'does' if more == 1 else 'do'} {counted(more, 'other')})" if more else ""
     waits = f"rank {root.rank} waits{at(wait_place(case, root))}"
     return f"{waits} for {who} computes without end{inside}{at(place)}{others}"
-
-
-def _alike(roots: Sequence[Wait]) -> tuple[int, ...]:
-    """The ranks that stand where the first of the roots stands, and in the same."""
-    first = (roots[0].kind, roots[0].user)
-    return tuple(root.rank for root in roots if (root.kind, root.user) == first)
-
-
-def _below(case: Case, wanted: Callable[[ChildWait], bool]) -> tuple[Wait, ChildWait] | None:
-    """The first root that waits for a process below it, at the end of which one stands in what is wanted."""
-    waiting = ((root, root.child.deepest) for root in hung_roots(case) if root.child is not None)
-    return next(((root, child) for root, child in waiting if wanted(child)), None)
-
-
-def _is_forked_lock(child: ChildWait) -> bool:
-    """A lock of its own memory, in a process that began as a copy of another: a new program has no locks to inherit."""
-    began_anew = any(word in child.command for word in _NEW_PROCESSES)
-    return child.kind is WaitKind.LOCK and child.closed and not child.target and not began_anew
 
 
 def _child_place(case: Case, root: Wait, child: ChildWait) -> Place | None:

@@ -301,7 +301,7 @@ def _zero_gradients(case: Case) -> Explanation | None:
         if rank.looks is not None and rank.looks.still_count and rank.looks.still_looks >= _LOOKS_WITHOUT
     }
     if not still:
-        return None
+        return _without_an_optimizer(case)
     most = max(still.values(), key=lambda looks: looks.still_count)
     return explained(
         Cause.NO_GRADIENT,
@@ -312,6 +312,51 @@ def _zero_gradients(case: Case) -> Explanation | None:
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(still)),
         advice="Nothing is learnt there: look for a loss that is multiplied by zero, a mask or a clamp that cuts"
         " everything, activations that are dead, or a loss too small for the type of its gradients.",
+    )
+
+
+def _without_an_optimizer(case: Case) -> Explanation | None:
+    """Gradients as a backward pass leaves them: all zero on a rank, or missing where the program steps by hand."""
+    seen = [
+        (rank.rank, one)
+        for rank in case.evidence.ranks
+        for one in (rank.looks.arrived if rank.looks else ())
+        if one.looks >= _LOOKS_WITHOUT and (one.still or one.never_count)
+    ]
+    still = [(rank, one) for rank, one in seen if one.still]
+    if not seen:
+        return None
+    _, first = (still or seen)[0]
+    alike = [(rank, one) for rank, one in still or seen if one.model == first.model]
+    ranks = tuple(sorted({rank for rank, _ in alike}))
+    if still:
+        claim = (
+            f"each backward pass that was looked at, {first.looks} of them, left {first.model} on {ranks_text(ranks)}"
+            " with gradients that were all zero"
+        )
+        advice = (
+            "Nothing is learnt from the data of these ranks, even where gradients are summed over all: look for a loss"
+            " that is multiplied by zero, or a mask or a clamp that cuts everything."
+        )
+    else:
+        shown = ", ".join(first.never[:3]) + (f" and {first.never_count - 3} more" if first.never_count > 3 else "")
+        claim = (
+            f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks}"
+            f" looks on {ranks_text(ranks)}, although the module ran: {shown}"
+        )
+        advice = (
+            "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it. If"
+            " that is meant, set requires_grad_(False)."
+        )
+    name = None if still or not first.never else first.never[0]
+    return explained(
+        Cause.NO_GRADIENT,
+        claim,
+        ranks=ranks,
+        place=Place(parameter=name, module=name.rpartition(".")[0] or None, layer=layer_of(name)) if name else None,
+        seen=Seen.EFFECT,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
+        advice=advice,
     )
 
 

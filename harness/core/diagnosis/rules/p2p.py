@@ -15,6 +15,7 @@ from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
 from nsa_harness.core.diagnosis.ways import passer, turned_off_at
+from nsa_harness.core.evidence.origins import origin_of_arguments, origin_of_loop
 from nsa_harness.core.evidence.sources import deciding, loops_around
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
@@ -44,7 +45,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         Cause.P2P_UNMATCHED,
         f"no rank makes the other half of a transfer: {', and '.join(waits)}{more}{why}",
         ranks=ranks,
-        place=(departed[1] if departed else None) or wait_place(case, roots[0]),
+        place=(departed[1] if departed else _made_otherwise(case, roots)) or wait_place(case, roots[0]),
         step=departed[3] if departed else None,
         parties=_parties(case),
         seen=Seen.CLOSED if (departed and departed[3] is not None) or _in_transfers(roots) else Seen.PART,
@@ -67,7 +68,7 @@ def _past_each_other(case: Case) -> Explanation | None:
         Cause.P2P_UNMATCHED,
         f"{both}; nothing is under way between them: these are no two halves of one transfer",
         ranks=tuple(sorted(root.rank for root in roots)),
-        place=wait_place(case, roots[0]),
+        place=_made_otherwise(case, roots) or wait_place(case, roots[0]),
         parties=_parties(case),
         seen=Seen.OPEN,
         proof=dump_proof(case, roots[0]),
@@ -86,6 +87,7 @@ def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str
         why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
         return rank, _exit(case, last.place), why, last.step
     left = {rank: one for rank, line in awaited.items() if (one := departure(line))}
+    left = {rank: one for rank, one in left.items() if one.due.transfer}
     if len(left) == 1:
         ((rank, found),) = left.items()
         why = f"left out {found.due.op}{at(found.due.place)} in its round"
@@ -127,6 +129,24 @@ def _exit(case: Case, place: Place | None) -> Place | None:
     if loop is None:
         return place
     return Place(file=loop.file, line=loop.exits[0].line if loop.exits else loop.line, function=loop.function)
+
+
+def _made_otherwise(case: Case, roots: Sequence[Wait]) -> Place | None:
+    """What may give the sides another partner or tag, else another number of transfers: of the loop around one."""
+    for root in roots:
+        frames = tuple(reversed(own_frames(case, root.rank)))
+        made = [one for peer in root.peers for one in _transfers(case, root.rank, peer)][-1:]
+        chain = made[0].chain if made else frames
+        found = origin_of_arguments(case.evidence.sources, chain, own_rank=False)
+        if found is not None and found.of_rank:
+            return found.place
+    for root in roots:
+        frames = tuple(reversed(own_frames(case, root.rank)))
+        for loop in loops_around(case.evidence.sources, frames[0]) if frames else ():
+            found = origin_of_loop(case.evidence.sources, Place(file=loop.file, line=loop.line), frames[1:])
+            if found is not None:
+                return found.place
+    return None
 
 
 def _parties(case: Case) -> tuple[int, ...]:

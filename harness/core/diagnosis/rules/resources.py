@@ -11,25 +11,26 @@ from nsa_harness.core.diagnosis.case import (
     at,
     dump_proof,
     explained,
-    hung_roots,
+    failed_first,
     last_line,
     last_place,
     last_seen,
-    place_of,
+    raised_at,
+    raised_first,
     ranks_of,
     shorten,
+    standing,
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised
 from nsa_harness.core.evidence.host import killed_pids
-from nsa_harness.core.evidence.stacks import user_frame
-from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
+from nsa_harness.core.verdict.wait import Wait
 
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
@@ -61,12 +62,9 @@ _REFUSED_TEXTS = (
 )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
-def host_oom(case: Case) -> Explanation | None:
-    first = case.first_failure
-    if first is None or first.collateral:
-        return None
-    if first.kind is FailureKind.RAISED and first.raised is not None:
+@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
+def host_oom(case: Case, first: Failure) -> Explanation | None:
+    if first.raised is not None:
         return _could_not_allocate(case, first, first.raised)
     return _killed_for_memory(case, first) if first.status == -signal.SIGKILL else None
 
@@ -75,7 +73,7 @@ def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanati
     worker = next((pid for pid in _kernel_killed(case) if f"(pid {pid})" in raised.message), None)
     if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
         return None
-    place = place_of(case, first.rank, user_frame(raised.frames))
+    place = raised_at(case, first.rank, raised)
     what = "could not get memory" if worker is None else f"lost its process {worker}, killed by the kernel"
     return explained(
         Cause.HOST_OOM,
@@ -123,14 +121,11 @@ def _memory(case: Case) -> str:
     return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
-def cuda_oom(case: Case) -> Explanation | None:
-    first, raised = _raised_first(case)
-    if first is None or raised is None:
-        return None
+@rule_given(raised_first, RulePhase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
+def cuda_oom(case: Case, first: Failure, raised: Raised) -> Explanation | None:
     if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
         return None
-    place = place_of(case, first.rank, user_frame(raised.frames))
+    place = raised_at(case, first.rank, raised)
     return explained(
         Cause.CUDA_OOM,
         f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
@@ -141,16 +136,13 @@ def cuda_oom(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
-def cuda_assert(case: Case) -> Explanation | None:
-    first = case.first_failure
-    rank = case.rank(first.rank) if first else None
-    if first is None or first.collateral or rank is None:
-        return None
-    said = " ".join(rank.error_lines)
+@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
+def cuda_assert(case: Case, first: Failure) -> Explanation | None:
+    rank = case.rank(first.rank)
+    said = " ".join(rank.error_lines) if rank else ""
     if not Cause.CUDA_ASSERT.said_in(f"{first.text} {said}"):
         return None
-    place = place_of(case, first.rank, user_frame(first.raised.frames)) if first.raised else None
+    place = raised_at(case, first.rank, first.raised) if first.raised else None
     failed = _ASSERTION.search(said)
     return explained(
         Cause.CUDA_ASSERT,
@@ -163,14 +155,13 @@ def cuda_assert(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
-def dataloader_worker_died(case: Case) -> Explanation | None:
+@rule_given(raised_first, RulePhase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
+def dataloader_worker_died(case: Case, first: Failure, raised: Raised) -> Explanation | None:
     """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
-    first, raised = _raised_first(case)
-    lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message) if raised else None
-    if first is None or raised is None or lost is None:
+    lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
+    if lost is None:
         return None
-    noticed = place_of(case, first.rank, user_frame(raised.frames))
+    noticed = raised_at(case, first.rank, raised)
     return explained(
         Cause.DATALOADER_WORKER_DIED,
         f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
@@ -181,38 +172,41 @@ def dataloader_worker_died(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
-def infra(case: Case) -> Explanation | None:
+@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
+def infra(case: Case, first: Failure) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
-    first, raised = _raised_first(case)
-    refused = _refused(raised) if raised else None
-    if first is None or raised is None or refused is None:
-        return _launcher_refused(case)
-    place = place_of(case, first.rank, user_frame(raised.frames))
-    return explained(
-        Cause.INFRA,
-        f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
-        ranks=ranks_of([first]),
-        place=place,
-        seen=Seen.EFFECT,  # a limit of the machine, or a program that takes and never gives back
-        proof=(raised.proof,),
+    raised = first.raised
+    if raised is None:
+        return _launcher_refused(case, first)
+    place = raised_at(case, first.rank, raised)
+    refused = _refused(raised)
+    return (
+        None
+        if refused is None
+        else explained(
+            Cause.INFRA,
+            f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
+            ranks=ranks_of([first]),
+            place=place,
+            seen=Seen.EFFECT,  # a limit of the machine, or a program that takes and never gives back
+            proof=(raised.proof,),
+        )
     )
 
 
-def _launcher_refused(case: Case) -> Explanation | None:
+def _launcher_refused(case: Case, first: Failure) -> Explanation | None:
     """The launcher ended before it had a rank."""
-    first = case.first_failure
-    if first is None or first.kind is not FailureKind.LAUNCHER:
-        return None
-    said = ((line, _words(line)) for line in case.evidence.last_lines)
-    line, refused = next(((line, words) for line, words in said if words), ("", None))
-    if refused is None:
-        return None
-    return explained(
-        Cause.INFRA,
-        f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
-        seen=Seen.PART,
-        proof=("output.log",),
+    lines = case.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
+    line, refused = next(((line, words) for line in lines if (words := _words(line))), ("", None))
+    return (
+        None
+        if refused is None
+        else explained(
+            Cause.INFRA,
+            f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
+            seen=Seen.PART,
+            proof=("output.log",),
+        )
     )
 
 
@@ -227,16 +221,17 @@ def _words(text: str) -> str | None:
     return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
-def shutdown_hang(case: Case) -> Explanation | None:
-    """The program is over on this rank, and its process is not."""
+def _over(case: Case) -> tuple[Wait, tuple[int, ...]] | None:
+    """The first root whose program is over, and the ranks of all such."""
     looked = case.looked
-    roots = [root for root in hung_roots(case) if root.rank in looked and is_shutting_down(looked[root.rank])]
-    if not roots:
-        return None
-    root, ranks = roots[0], tuple(root.rank for root in roots)
+    return standing(lambda root: root.rank in looked and is_shutting_down(looked[root.rank]), anywhere=True)(case)
+
+
+@rule_given(_over, RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
+def shutdown_hang(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """The program is over on this rank, and its process is not."""
     behind = line_behind(case, root)
-    place: Place | None = behind or wait_place(case, root)
+    place = behind or wait_place(case, root)
     what = "a thread that is no daemon waits" if behind else f"it stands in {root.stands_in}"
     return explained(
         Cause.SHUTDOWN_HANG,
@@ -246,10 +241,3 @@ def shutdown_hang(case: Case) -> Explanation | None:
         seen=Seen.CLOSED if root.closed and place else Seen.PART,
         proof=dump_proof(case, root),
     )
-
-
-def _raised_first(case: Case) -> tuple[Failure | None, Raised | None]:
-    first = case.first_failure
-    if first is None or first.collateral or first.kind is not FailureKind.RAISED:
-        return None, None
-    return first, first.raised

@@ -15,11 +15,12 @@ from nsa_harness.core.diagnosis.case import (
     loop_place,
     place_of,
     shorten,
+    standing,
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
@@ -40,14 +41,17 @@ _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
-def thread_died(case: Case) -> Explanation | None:
+def _bereft(case: Case) -> tuple[Wait, LastWords] | None:
+    """A root that waits as one waits for a thread or child, and what the first one of its rank that died printed."""
+    alone = (root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None)
+    # A traceback without a name may be one that was caught and printed.
+    deaths = ((root, one) for root in alone if (rank := case.rank(root.rank)) for one in rank.deaths)
+    return next(((root, one) for root, one in deaths if one.name != one.kind), None)
+
+
+@rule_given(_bereft, RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
+def thread_died(case: Case, root: Wait, dead: LastWords) -> Explanation:
     """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
-    alone = [root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None]
-    found = next(((root, dead) for root in alone if (dead := _dead(case, root))), None)
-    if found is None:
-        return None
-    root, dead = found
     return explained(
         Cause.THREAD_DIED,
         f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
@@ -66,10 +70,10 @@ def died_of(dead: LastWords, rank: int | None) -> str:
 @rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
 def pool_worker_lost(case: Case) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
-    roots = [root for root in hung_roots(case) if (seen := case.looked.get(root.rank)) and _awaits_pool(seen)]
-    if not roots:
+    looked = ((root, case.looked.get(root.rank)) for root in hung_roots(case))
+    root = next((root for root, seen in looked if seen and _awaits_pool(seen)), None)
+    if root is None:
         return None
-    root = roots[0]
     place = wait_place(case, root)
     return explained(
         Cause.POOL_WORKER_LOST,
@@ -82,15 +86,16 @@ def pool_worker_lost(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.LIVELOCK, outranks=("starved",))
-def livelock(case: Case) -> Explanation | None:
+@rule_given(
+    standing(lambda root: root.kind is WaitKind.SLEEP),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.LIVELOCK,
+    outranks=("starved",),
+)
+def livelock(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
-    polling = [root for root in hung_roots(case) if root.kind is WaitKind.SLEEP]
-    proof = case.judgement.proof
-    if not polling or proof is None or proof.kind is not HangKind.LIVELOCK:
+    if case.judgement.proof is None or case.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
-    root = polling[0]
-    ranks = tuple(one.rank for one in polling if one.user == root.user)
     place = loop_place(case, root)
     return explained(
         Cause.LIVELOCK,
@@ -103,14 +108,14 @@ def livelock(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
-def open_thread_wait(case: Case) -> Explanation | None:
-    """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
+def _openly_behind(case: Case) -> tuple[Wait, Stack, str] | None:
     waiting = (root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed)
-    found = next(((root, behind) for root in waiting if (behind := thread_behind(case, root))), None)
-    if found is None:
-        return None
-    root, (stack, syscall) = found
+    return next(((root, *behind) for root in waiting if (behind := thread_behind(case, root))), None)
+
+
+@rule_given(_openly_behind, RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
+def open_thread_wait(case: Case, root: Wait, stack: Stack, syscall: str) -> Explanation:
+    """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
     place = place_of(case, None, user_frame(stack.frames))
     return explained(
         Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
@@ -158,13 +163,6 @@ def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
     return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
 
 
-def _dead(case: Case, root: Wait) -> LastWords | None:
-    """What a thread or child of this rank printed as it died, the first of all."""
-    rank = case.rank(root.rank)
-    # A traceback without a name may be one that was caught and printed.
-    return next((one for one in rank.deaths if one.name != one.kind), None) if rank else None
-
-
 def _awaits_pool(seen: RankSnapshot) -> bool:
     """It stands in the pool's wait for a result, and each of its workers in the wait for a task.
 
@@ -183,48 +181,43 @@ _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whene
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
-def gil_held_native(case: Case) -> Explanation | None:
+def _keeping(case: Case) -> tuple[Wait, Stack] | None:
+    """The first root that waits and keeps the interpreter's lock, else the first that computes and never hands it on.
+
+    A loop in Python hands the lock on when another thread asks for it; so the beat is heard. A function of the
+    interpreter itself, such as a search with a regular expression, does not.
+    """
     held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
-    waiting = next((one for one in held if one[0].kind is not WaitKind.COMPUTE), None)
-    if waiting is None:
-        return _computes_and_keeps(case, held)
-    root, stack = waiting
-    place = wait_place(case, root)
+    waiting = [(root, stack) for root, stack in held if root.kind is not WaitKind.COMPUTE]
+    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(case, root))
+    return waiting[0] if waiting else next(silent, None)
+
+
+@rule_given(_keeping, RulePhase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
+def gil_held_native(case: Case, root: Wait, stack: Stack) -> Explanation:
+    computes = root.kind is WaitKind.COMPUTE
+    place = loop_place(case, root) if computes else wait_place(case, root)
+    does = "computes without end" if computes else "stands"
     return explained(
         Cause.GIL_HELD_NATIVE,
-        f"rank {root.rank} stands in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
+        f"rank {root.rank} {does} in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        seen=Seen.HOLDER if stack.native else Seen.STACKS,
+        seen=Seen.SAMPLES if computes else Seen.HOLDER if stack.native else Seen.STACKS,
         proof=dump_proof(case, root),
-        advice="Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
-        " call_guard), and give the wait a limit.",
+        advice=_SMALLER if computes else _RELEASE,
     )
 
 
-def _computes_and_keeps(case: Case, held: Sequence[tuple[Wait, Stack]]) -> Explanation | None:
-    """A function of the interpreter itself, such as a search with a regular expression, that never returns.
-
-    A loop in Python hands the lock on when another thread asks for it; so the beat is heard.
-    """
-    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(case, root))
-    root, stack = next(silent, (None, None))
-    if root is None or stack is None:
-        return None
-    place = loop_place(case, root)
-    return explained(
-        Cause.GIL_HELD_NATIVE,
-        f"rank {root.rank} computes without end in native code{_named(stack)} called{in_function(root)}{at(place)} and"
-        " keeps the interpreter's lock: no other Python thread of the process can run",
-        ranks=(root.rank,),
-        place=place,
-        seen=Seen.SAMPLES,
-        proof=dump_proof(case, root),
-        advice="Look at what the call is given: a regular expression with nested repetitions, a number with very many"
-        " digits, a huge list. Check sizes before it, or run it in a process that can be ended.",
-    )
+_RELEASE = (
+    "Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
+    " call_guard), and give the wait a limit."
+)
+_SMALLER = (
+    "Look at what the call is given: a regular expression with nested repetitions, a number with very many"
+    " digits, a huge list. Check sizes before it, or run it in a process that can be ended."
+)
 
 
 def _silent_in_all_samples(case: Case, root: Wait) -> bool:
@@ -234,13 +227,13 @@ def _silent_in_all_samples(case: Case, root: Wait) -> bool:
     return len(lines) == 1 and bool(seen) and _silent_s(case, root) >= max(_SILENT_S, looked_s - seen[0])
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
-def native_busy_loop(case: Case) -> Explanation | None:
-    looping = [root for root in hung_roots(case) if root.kind is WaitKind.COMPUTE]
-    native = [(root, stack) for root in looping if (stack := _stack(case, root)) and _stays_native(case, root, stack)]
-    if not native:
-        return None
-    root, stack = native[0]
+def _in_native_loop(case: Case) -> tuple[Wait, Stack] | None:
+    looping = ((root, _stack(case, root)) for root in hung_roots(case) if root.kind is WaitKind.COMPUTE)
+    return next(((root, stack) for root, stack in looping if stack and _stays_native(case, root, stack)), None)
+
+
+@rule_given(_in_native_loop, RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
+def native_busy_loop(case: Case, root: Wait, stack: Stack) -> Explanation:
     place = loop_place(case, root)
     return explained(
         Cause.NATIVE_BUSY_LOOP,
