@@ -47,9 +47,17 @@ class Endings:
 
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self._trouble.attempt("raised", lambda: self._write_raised(error, traceback))
+            if self.names is not None:  # torch is there, and hooks around it are
+                self._trouble.attempt("tracebacks", lambda: self._leave_out(error))
+                traceback = error.__traceback__
             previous(kind, error, traceback)
 
         sys.excepthook = excepthook
+
+    def _leave_out(self, error: BaseException) -> None:
+        from .tracebacks import leave_out
+
+        leave_out(error)
 
     def _enable_faulthandler(self) -> None:
         """Fatal signals unless the program was started with its own faulthandler, ours if nobody has that signal."""
