@@ -171,11 +171,12 @@ def report(
         bool,
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
+    no_redact: cli_run.NoRedact = False,
 ) -> None:
     """Judge a stored run again, from its files."""
     from nsa_harness.commands.run import rejudge
 
-    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out))
+    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out, redact=not no_redact))
 
 
 @app.command()
