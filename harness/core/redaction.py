@@ -120,6 +120,14 @@ def texts_of(value: object) -> str:
     return "\0\n".join(texts)
 
 
+def masked(data: bytes, secrets: Secrets) -> bytes:
+    """Bytes that are no text: every known value becomes as many stars, and everything keeps its place."""
+    values = (one.value.encode("utf-8", "surrogateescape") for one in secrets.numbered if one.everywhere)
+    for value in sorted(values, key=len, reverse=True):
+        data = data.replace(value, b"*" * len(value))
+    return data
+
+
 def redacted_json(text: str, secrets: Secrets) -> str:
     """A JSON document, or lines of them, which stays one; whatever is none is redacted as a text."""
     ending = "\n" if text.endswith("\n") else ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import tarfile
+import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,10 +23,14 @@ from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
+from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
 from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.store import bundle
+from nsa_harness.supervisor.store.bundle import write_bundle
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, write_record
 from nsa_harness.supervisor.store.redacted_files import redact_run
+from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, create_run
 
 FACTS = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0")
@@ -201,3 +208,92 @@ def test_the_program_that_is_run_for_real_says_all_of_them() -> None:
     told = program()
     assert all(value in told for place in ("log", "exception") for value in planted()[place].values())
     assert os.environ.keys() & environment().keys() == set()
+
+
+# The bundle.
+
+
+def unpacked(bundle: Path, into: Path) -> Path:
+    with tarfile.open(bundle) as packed:
+        packed.extractall(into, filter="data")
+    (run,) = into.iterdir()
+    return run
+
+
+def test_a_bundle_has_the_logs_too_and_no_secret_and_nothing_that_repeats_the_run(run: RunDir, tmp_path: Path) -> None:
+    board = run.attempt("ddp_onestep").boards / "101.board"
+    board.write_bytes(b"NSABOARD\0\0" + values()[0].encode() + b"\0end")
+    (run.path / "link.txt").symlink_to("/etc/hostname")
+    write_bundle(RunDir(run.path), tmp_path / "one.tar.gz")
+    packed = unpacked(tmp_path / "one.tar.gz", tmp_path / "there")
+    names = {path.relative_to(packed).as_posix() for path in packed.rglob("*") if path.is_file()}
+    assert {"SUMMARY.md", "ddp_onestep/output.log", "ddp_onestep/logs/x/attempt_0/1/stderr.log"} <= names
+    assert not {"plan.json", "secrets.json", "ddp_onestep/spec.json", "link.txt"} & names
+    everything = {path: path.read_bytes() for path in packed.rglob("*") if path.is_file()}
+    assert [path for path, data in everything.items() for value in values() if value.encode() in data] == []
+    kept = packed / board.relative_to(run.path)
+    assert kept.read_bytes() == b"NSABOARD\0\0" + b"*" * len(values()[0]) + b"\0end"
+    for path in packed.rglob("*.json"):
+        json.loads(path.read_text())
+
+
+def test_a_bundle_takes_the_place_of_no_file(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(UsageError, match="name another file with --to FILE"):
+        write_bundle(run, tmp_path / "mine")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(bundle, "_CARRIED_BYTES", 512)
+    key = ["-----BEGIN " + "PRIVATE KEY-----", *(("aB3d" * 15 + str(n)) for n in range(4)), "-----END PRIVATE KEY-----"]
+    log = "\n".join(["before " * 20, *key, "after"]) + "x" * 100 + f" {values()[0]} " + "y" * 1000
+    (tmp_path / "one.log").write_text(log)
+    pieces = list(bundle._texts(tmp_path / "one.log"))
+    assert "".join(pieces) == log
+    redaction = Redaction()
+    clean = "".join(map(redaction.text, pieces))
+    assert not any(line in clean for line in [*key[1:-1], values()[0]])
+
+
+@pytest.mark.slow
+def test_a_log_of_64_mb_is_redacted_in_seconds() -> None:
+    line = f"step 100 tokens/s 12345.6 loss 2.34 key=foo https://example.com/x {values()[0]} lr=0.001 --flag\n"
+    log = line * ((64 << 20) // len(line))
+    redaction, began = Redaction(), time.process_time()
+    for start in range(0, len(log), 8 << 20):
+        redaction.text(log[start : start + (8 << 20)])
+    assert time.process_time() - began < 60
+
+
+# A real run.
+
+
+@pytest.mark.slow
+def test_a_real_run_of_a_program_that_says_all_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program())
+    repository(tmp_path, program() + "".join(f"\n# {line}" for line in planted()["diff"]) + "\n")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NSA_", "_NSA_"))}
+    for words in (
+        ["run", "--script", "train.py", "--git-diff", "limits.stall_s=3", "--", *command_words()],
+        ["report"],
+        ["bundle", "--to", "one.tar.gz"],
+    ):
+        told = subprocess.run(
+            [Path(sys.executable).parent / "nsa-harness", *words],
+            cwd=tmp_path, env={**inherited, **environment()}, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert not [value for value in values() if value in told.stdout + told.stderr], words[0]
+    run = (tmp_path / "reports" / "latest").resolve()
+    written = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    assert {"SUMMARY.md", "report.html", "report.json", "junit.xml", "events.jsonl"} <= written
+    for kind in ("dumps/rank1.*.txt", "dumps/snapshot*.json", "repro/command.txt", "rank1/raised.json", "env.json"):
+        assert list(run.glob(f"*/{kind}")), kind
+    assert shown(run) == {}
+    assert shown(unpacked(tmp_path / "one.tar.gz", tmp_path / "there")) == {}
+    assert "$SECRET_" in (run / "SUMMARY.md").read_text()
+    (env,) = run.glob("*/env.json")
+    assert "SECRET_" in json.loads(env.read_text())["git"]["diff"]

@@ -4,7 +4,7 @@ A program of its own (standard library only, no imports of this package): it mus
 share the controller's fate. It runs in its own session as a child subreaper, so that every orphan of the run becomes
 its child. The controller speaks JSON lines on its standard input; when that closes, the controller is dead.
 
-    in    {"argv", "env", "cwd", "tag", "output", "boards", "keep", "journal", "interrupted"}     first line
+    in    {"argv", "env", "cwd", "umask", "tag", "output", "boards", "keep", "journal", "interrupted"}     first line
           {"do": "watch", "pid": 7, "rank": 0}   {"do": "end", "grace_s": 1.0}   {"do": "quit"}
     out   {"event": "started" | "failed" | "exit" | "signal" | "ended", "t_ns": ..., ...}, also appended to the journal
 """
@@ -100,6 +100,7 @@ class Guardian:
                 env=self.order["env"],
                 cwd=self.order["cwd"],
                 start_new_session=True,
+                umask=self.order["umask"],
             )
         # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
         self.child = child

@@ -20,6 +20,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.launch.machine import device_words
+from nsa_harness.supervisor.launch.umask import of_programs
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -149,6 +150,7 @@ def launch(
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
         "env": _environment(spec, attempt, tag, boards, probe) | seen,
         "cwd": spec.cwd,
+        "umask": of_programs(),
         "tag": tag,
         "output": str(attempt.output.resolve()),
         "boards": str(boards),

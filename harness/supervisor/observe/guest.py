@@ -22,6 +22,7 @@ from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
 from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
+from nsa_harness.supervisor.launch.umask import of_programs
 from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
@@ -131,7 +132,7 @@ def not_started(name: str, error: OSError) -> CommandNotStarted:
 
 def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) -> subprocess.Popen[bytes]:
     # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
-    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock)
+    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock, umask=of_programs())
 
 
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:

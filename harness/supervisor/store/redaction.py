@@ -41,7 +41,7 @@ class Redaction:
 
     def __init__(self, file: Path | None = None, *, on: bool = True) -> None:
         self._file = file
-        self._on = on
+        self.on = on
         self._lock = threading.RLock()
         self._secrets: Secrets | None = None
 
@@ -77,15 +77,15 @@ class Redaction:
 
     def text(self, text: str, *, code: bool = False) -> str:
         """`code`: source, where a bare name may stand for a value."""
-        return redacted(text, self._learned(text, code=code), code=code) if self._on else text
+        return redacted(text, self._learned(text, code=code), code=code) if self.on else text
 
     def json(self, text: str) -> str:
         """A JSON document, or lines of them."""
-        return redacted_json(text, self._learned(text)) if self._on else text
+        return redacted_json(text, self._learned(text)) if self.on else text
 
     def value(self, value: T) -> T:
         """A value of the core, with all texts in it."""
-        if not self._on:
+        if not self.on:
             return value
         texts = texts_of(value)
         secrets = self._learned(texts)
@@ -93,7 +93,7 @@ class Redaction:
 
     def spec(self, spec: Launch) -> Launch:
         """Its command and its environment word by word, where a value of two letters is known by its name."""
-        if not self._on or not isinstance(spec, RunSpec):
+        if not self.on or not isinstance(spec, RunSpec):
             return spec
         self.know_launch(spec)
         words = redacted_words(spec.program, self.secrets)
@@ -101,7 +101,7 @@ class Redaction:
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
         """As a shell takes it, which fills in what was taken out."""
-        if not self._on:
+        if not self.on:
             return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment), shlex.join(words)])
         self._learn(of_words(words))
         return shell_line(redacted_words(words, self.secrets), self.pairs(environment))
@@ -115,13 +115,13 @@ class Redaction:
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """Variables with their values, where one of two letters is known by its name."""
-        if not self._on:
+        if not self.on:
             return tuple(environment)
         self._learn(of_environment(environment))
         return redacted_environment(environment, self.secrets)
 
     def _learned(self, text: str, *, code: bool = False) -> Secrets:
-        if not self._on:
+        if not self.on:
             return Secrets()
         with self._lock:
             self._secrets = self.secrets.learned(text, code=code)
