@@ -142,7 +142,10 @@ def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
     assert line == (
         'HF_TOKEN="$SECRET_MORE" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
     )
-    assert where_to_set(line, "spec.json")[-1] == "# export SECRET_1=...: the value stands in spec.json"
+    assert where_to_set("$SECRET_1 $SECRET_2", "spec.json") == (
+        "# export SECRET_1=...: the value stands in spec.json",
+        "# export SECRET_2=...: the value stands in spec.json",
+    )
 
 
 def test_source_keeps_its_names_and_loses_its_literals() -> None:

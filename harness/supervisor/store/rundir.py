@@ -105,8 +105,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=0o700, parents=True)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(
