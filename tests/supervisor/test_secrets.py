@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import chdir
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -88,11 +89,12 @@ def dump(attempt: AttemptDir) -> None:
     camera._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A run of one attempt, from its launch to its documents."""
-    monkeypatch.chdir(tmp_path)
-    return judged(create_run(tmp_path / "reports"))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of one attempt, from its launch to its documents. Judging it again changes nothing."""
+    home = tmp_path_factory.mktemp("home")
+    with chdir(home):
+        return judged(create_run(home / "reports"))
 
 
 def judged(run: RunDir) -> RunDir:
