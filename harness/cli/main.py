@@ -45,7 +45,7 @@ def main() -> NoReturn:
         # A name that the terminal's encoding lacks must not end the program.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    from nsa_harness.supervisor.launch.umask import keep_private
+    from nsa_harness.supervisor.launch.launch import keep_private
 
     keep_private()
     code = run_command_line(sys.argv[1:])
@@ -194,7 +194,7 @@ def bundle(
     no_redact: cli_run.NoRedact = False,
 ) -> None:
     """Pack a stored run to pass it on: all its files, without secrets and without what repeats it."""
-    from nsa_harness.supervisor.store.bundle import write_bundle
+    from nsa_harness.supervisor.store.redacted_files import write_bundle
     from nsa_harness.supervisor.store.rundir import find_run
 
     run = find_run(stored, out or Path("reports"), redact=not no_redact)

@@ -224,9 +224,9 @@ class ProcessProbe:
 
 
 def _hide() -> None:
-    from .tracebacks import hide
+    from .endings import hide_probe
 
-    hide()
+    hide_probe()
 
 
 def _plant_fault() -> None:

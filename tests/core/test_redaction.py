@@ -99,6 +99,11 @@ def test_what_only_sounds_like_a_secret_stays(text: str) -> None:
     assert cleaned(text) == text
 
 
+def test_a_path_is_no_secret() -> None:
+    words = ["--password", "/run/secrets/db", "--auth-token", "~/.config/token.json"]
+    assert of_words(words) == []
+
+
 @pytest.mark.parametrize("form", [PEM, PEM.replace("\n", "\\n"), json.dumps({"private_key": PEM})])
 def test_a_private_key_is_taken_out_whole(form: str) -> None:
     assert not any(line in cleaned(form) for line in PEM.splitlines()[1:3])

@@ -27,10 +27,9 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
 from nsa_harness.supervisor.capture.snapshot import Camera
-from nsa_harness.supervisor.store import bundle
-from nsa_harness.supervisor.store.bundle import write_bundle
+from nsa_harness.supervisor.store import redacted_files
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, write_record
-from nsa_harness.supervisor.store.redacted_files import redact_run
+from nsa_harness.supervisor.store.redacted_files import redact_run, write_bundle
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, create_run
 
@@ -177,6 +176,13 @@ def test_what_is_written_is_for_its_owner_alone(run: RunDir) -> None:
     assert [path.name for path in ours if path.stat().st_mode & 0o077] == []
 
 
+def test_the_umask_is_ours_and_that_of_a_program_is_known_however_often_it_is_set() -> None:
+    told = "import os; os.umask(0o022); from nsa_harness.supervisor.launch.launch import keep_private, program_umask;"
+    told += "print(program_umask()); keep_private(); keep_private(); print(oct(program_umask()), oct(os.umask(0)))"
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["-1", "0o22", "0o77"]
+
+
 def repository(path: Path, text: str) -> None:
     """A checkout with one file, and a change in it that nobody has committed."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -249,12 +255,12 @@ def test_a_bundle_takes_the_place_of_no_file(run: RunDir, tmp_path: Path) -> Non
 def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "_CHUNK_BYTES", 64)
-    monkeypatch.setattr(bundle, "_CARRIED_BYTES", 512)
+    monkeypatch.setattr(redacted_files, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(redacted_files, "_CARRIED_BYTES", 512)
     key = ["-----BEGIN " + "PRIVATE KEY-----", *(("aB3d" * 15 + str(n)) for n in range(4)), "-----END PRIVATE KEY-----"]
     log = "\n".join(["before " * 20, *key, "after"]) + "x" * 100 + f" {values()[0]} " + "y" * 1000
     (tmp_path / "one.log").write_text(log)
-    pieces = list(bundle._texts(tmp_path / "one.log"))
+    pieces = list(redacted_files._texts(tmp_path / "one.log"))
     assert "".join(pieces) == log
     redaction = Redaction()
     clean = "".join(map(redaction.text, pieces))

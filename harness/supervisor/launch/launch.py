@@ -20,7 +20,6 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.launch.machine import device_words
-from nsa_harness.supervisor.launch.umask import of_programs
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -29,6 +28,21 @@ _GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 # The directory of the program that ships with this harness. Launched by path, so nothing can shadow it.
 SUBJECT = (_PACKAGE / FOLDER).resolve()
 _MEMORY = Path("/dev/shm")
+
+
+_given: list[int] = []  # the umask of this process before ours, of one that has set it
+
+
+def keep_private() -> None:
+    """From here on nobody else may read what this process writes, nor what it starts without saying otherwise."""
+    before = os.umask(0o077)
+    if not _given:
+        _given.append(before)
+
+
+def program_umask() -> int:
+    """What a program is launched with, as Popen takes it: the umask that it would have anyway; -1 leaves ours."""
+    return _given[0] if _given else -1
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
@@ -150,7 +164,7 @@ def launch(
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
         "env": _environment(spec, attempt, tag, boards, probe) | seen,
         "cwd": spec.cwd,
-        "umask": of_programs(),
+        "umask": program_umask(),
         "tag": tag,
         "output": str(attempt.output.resolve()),
         "boards": str(boards),

@@ -21,8 +21,7 @@ from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
-from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, start_guardian
-from nsa_harness.supervisor.launch.umask import of_programs
+from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, program_umask, start_guardian
 from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
@@ -132,7 +131,7 @@ def not_started(name: str, error: OSError) -> CommandNotStarted:
 
 def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) -> subprocess.Popen[bytes]:
     # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
-    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock, umask=of_programs())
+    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock, umask=program_umask())
 
 
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
