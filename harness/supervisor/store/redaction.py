@@ -80,8 +80,9 @@ class Redaction:
         return redacted(text, self._learned(text, code=code), code=code) if self.on else text
 
     def json(self, text: str) -> str:
-        """A JSON document, or lines of them."""
-        return redacted_json(text, self._learned(text)) if self.on else text
+        """A JSON document, or lines of them. One with nothing to take out is not parsed."""
+        secrets = self._learned(text)
+        return redacted_json(text, secrets) if self.on and redacted(text, secrets) != text else text
 
     def value(self, value: T) -> T:
         """A value of the core, with all texts in it."""
