@@ -344,12 +344,12 @@ def _begins(text: str, at: int) -> bool:
 
 _STRONG = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "passcode"})
 _GLUED = ("password", "passwd", "passphrase", "apikey", "secretkey", "accesskey", "privatekey", "authtoken", "apitoken")
-# What makes a key one that opens something, where a text speaks of it.
+# What makes a key or a token one that opens something, where a text speaks of it.
 _OPENING = frozenset({
     "api", "access", "private", "secret", "auth", "account", "encryption", "signing", "service", "license", "ssh",
     "master", "subscription", "app", "client", "admin", "deploy", "deployment", "user", "rsa", "aes", "hmac", "jwt",
     "ssl", "tls", "wandb", "openai", "anthropic", "azure", "aws", "gcp", "hf", "comet", "neptune", "shared", "storage",
-    "webhook", "session",
+    "webhook", "session", "refresh", "oauth", "bearer", "bot", "personal", "github", "gitlab", "slack",
 })  # fmt: skip
 # What speaks of a secret and is none: how long, where, what kind of it.
 _OF_A_SECRET = frozenset({
@@ -411,11 +411,13 @@ def _says_secret(name: str, *, typed: bool) -> bool | None:
         return True
     if last == "pwd" and others and others != {"old"}:
         return True
-    if last == "key" and others & _OPENING:
-        return True
-    if others & _HARMLESS or last not in ("key", "token"):
+    if last not in ("key", "token"):
         return None
-    return bool(others) if last == "token" else False if typed else None
+    if others & _OPENING and (last == "key" or not others & _HARMLESS):
+        return True
+    if others & _HARMLESS:
+        return None
+    return typed and bool(others) if last == "token" else False if typed else None
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:

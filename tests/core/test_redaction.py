@@ -79,6 +79,7 @@ HARMLESS = (
     "tokens/s: 12345.678", "sort_key=created_at_1234567890ab", "https://example.com:8080/path@v1.2.3",
     "file:///home/user/train.py:12", "task-force-1234567890-abcdef", "skip-connection-of-4-layers-a1",
     "PWD=/home/user/project", "basic training on 8 GPUs", "token_embedding.weight: (50257, 768)",
+    "o_token = first_query + 1",
 )  # fmt: skip
 
 
