@@ -264,7 +264,8 @@ class Camera:
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
         self.dumps.mkdir(exist_ok=True)
-        (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
+        if raw:  # no way to the stacks gave an answer: an empty file would look like one
+            (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
         text = "\n".join(readable(snapshot)) + "\n"
         (self.dumps / f"rank{snapshot.rank}.{number}.txt").write_text(text, errors="backslashreplace")
 
