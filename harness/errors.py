@@ -4,6 +4,7 @@ HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
 ├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
 ├── StoredRunError  a run directory that cannot be read                         exit 2
+│   └── StillRunning    one that a nsa-harness is running: not judged yet       exit 125
 ├── MissingNeed     named on the command line, and this machine cannot          exit 2
 ├── NoSuchJob       a process to attach to that is gone, or not ours            exit 2
 └── CommandNotStarted   watch: there is no such command, or it is no program    exit 127, 126
@@ -35,6 +36,10 @@ class ScenarioError(HarnessError):
 
 class StoredRunError(HarnessError):
     pass
+
+
+class StillRunning(StoredRunError):
+    exit_code = 125
 
 
 class MissingNeed(HarnessError):

@@ -251,7 +251,10 @@ def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_na
     assert packages(path) - sys.stdlib_module_names <= {HARNESS}
 
 
-@pytest.mark.parametrize("name", ["harness/protocol.py", "harness/supervisor/launch/guardian.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["harness/protocol.py", "harness/supervisor/launch/guardian.py", "harness/supervisor/store/expressions.py"],
+)
 def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None:
     assert packages(ROOT / name) <= sys.stdlib_module_names
 
@@ -290,6 +293,43 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
     whole = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom) and node.module == "pathlib"]
     assert {alias.name for node in whole for alias in node.names} <= {"PurePath", "PurePosixPath"}
     assert "pathlib" not in {a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names}
+
+
+# Who reads or writes files of a run, and the calls by which a file is opened or listed without asking where it lies.
+OF_RUNS = ("harness/cli", "harness/commands", "harness/render", "harness/supervisor/store", "harness/supervisor/bisect")
+PAST_THE_DOOR = {"open", ".open", ".read_text", ".read_bytes", ".write_text", ".write_bytes", ".glob", ".rglob"}
+PAST_THE_DOOR |= {".iterdir", ".scandir", ".walk", ".unlink", ".touch", ".rename", ".symlink_to", ".copyfile", ".copy2"}
+NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
+    "harness/commands/overhead.py": ({".write_text"}, "the file of a user's that `doctor --overhead` is told to write"),
+    "harness/commands/selftest.py": ({".glob", ".read_text"}, "our own programs of tests/faults and their labels"),
+    "harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
+    "harness/render/documents/html.py": ({".read_text"}, "our own template"),
+    "harness/supervisor/store/door.py": ({"open", ".open", ".scandir", ".unlink", ".rename"}, "the door itself"),
+    "harness/supervisor/store/logs.py": ({".open"}, "a log of a launch that runs, by no link"),
+    "harness/supervisor/store/redacted_files.py": ({".open"}, "the bundle that a user has named"),
+    "harness/supervisor/store/reports.py": ({".walk"}, "where runs lie is looked for; what is found goes by the door"),
+    "harness/supervisor/store/rundir.py": ({".symlink_to"}, "`latest`, beside the runs"),
+    "harness/supervisor/store/sources.py": ({".read_text"}, "the program of a launch that has just ended"),
+}
+
+
+def past_the_door(tree: ast.AST) -> set[str]:
+    """The calls that open or list a file by its path; `door.opened`, `stack.open` of ours have other names."""
+    return calls(tree) & PAST_THE_DOOR
+
+
+def test_files_of_a_run_are_opened_by_the_one_door_alone() -> None:
+    of_runs = [path for path in SOURCES if name_of(path).startswith(OF_RUNS)]
+    found = {name_of(path): past_the_door(parsed(path)) for path in of_runs}
+    assert {name: made for name, made in found.items() if made} == {
+        name: made for name, (made, _) in NO_FILE_OF_A_RUN.items()
+    }
+    assert len(of_runs) > 40
+
+
+def test_a_way_past_the_door_would_be_noticed() -> None:
+    ways = "open(p); run.log.open('a'); os.open(p, 0); p.read_text(); sorted(d.glob('*')); door.opened(p)"
+    assert past_the_door(ast.parse(ways)) == {"open", ".open", ".read_text", ".glob"}
 
 
 def test_the_rule_would_notice_what_it_forbids() -> None:

@@ -20,7 +20,8 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
 from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
-from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.logs import bounded_logs
+from nsa_harness.supervisor.store.record import write_spec
 from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, append_line, write_document
 
 _GRACE_S = 1.0  # between TERM and KILL
@@ -68,8 +69,7 @@ def run_one(
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
-        with log.open("a") as text:
-            text.write(attempt.redaction.text(traceback.format_exc()))
+        attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
@@ -81,6 +81,13 @@ def _follow(
     guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: AttemptAudience, interruption: Interrupts
 ) -> None:
     """Watch it to its end, which is here at the latest."""
+    with bounded_logs(attempt):
+        _watched(guarded, spec, attempt, audience, interruption)
+
+
+def _watched(
+    guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: AttemptAudience, interruption: Interrupts
+) -> None:
     try:
         # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
         import nsa_harness.commands.judge
@@ -105,9 +112,9 @@ def _follow(
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
-    if attempt.spec.exists():
+    if attempt.door.there(attempt.spec):
         raise FileExistsError(f"{attempt.path} holds an attempt already")
-    write_document(attempt.spec, json_text(spec, indent=1) + "\n")
+    write_spec(attempt, spec)
     attempt.redaction.know_launch(spec)
     attempt.redaction.suspect(os.environ)
     command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)

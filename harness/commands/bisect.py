@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from nsa_harness import __version__
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.commands.bisect_report import (
     ANSWERED,
@@ -59,7 +61,7 @@ from nsa_harness.supervisor.bisect.launches import (
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.store.reading import log_tail
+from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
 
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
@@ -80,9 +82,26 @@ def run_bisection(request: BisectRequest) -> int:
     known = unfinished(parent, key)
     keeping = {"redact": request.redact, "git_diff": request.git_diff}
     run = RunDir(known.path, **keeping) if known else create_run(parent, **keeping)
-    with locked(run), _open(request, run, launches, facts) as bisection:
+    with locked(run):
+        # Before anything that takes long: whoever finds the folder of a search that was killed is told what it is.
         write_state(run, key, request.subject.question, request.command, ended=False)
-        if known is not None:
+        write_record(run, begun_record(request, facts))
+        return _search_in(run, request, launches, facts, key, goes_on=known is not None)
+
+
+def begun_record(request: BisectRequest, facts: MachineFacts) -> Record:
+    """run.json of a search that has launched nothing yet: which launches it takes, nobody knows before its end."""
+    return Record(
+        command=request.command, harness=__version__, machine=facts, controller=os.getpid(), plan=(),
+        probe=request.probe,
+    )  # fmt: skip
+
+
+def _search_in(
+    run: RunDir, request: BisectRequest, launches: Launches, facts: MachineFacts, key: str, *, goes_on: bool
+) -> int:
+    with _open(request, run, launches, facts) as bisection:
+        if goes_on:
             made = words.plural(len(bisection.journal.kept), "probe")
             bisection.screen.note(f"goes on with {run.path}: {made} already made")
         code = bisection.carry_out()
@@ -157,8 +176,7 @@ class Bisection(SearchState):
     def _tell_programs(self, event: dict[str, object]) -> None:
         """A line of the `--json` stream beside those of each launch; the event file has all of them."""
         line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
-        with self.run.events.open("a", encoding="utf-8") as events:
-            events.write(line + "\n")
+        self.run.door.append(self.run.events, line + "\n")
         if self.request.json:
             print(line, flush=True)
 
@@ -205,7 +223,7 @@ class Bisection(SearchState):
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
-            output = log_tail(self.run.attempt(name).output)
+            output = self.run.door.tail(self.run.attempt(name).output)
             counts = counts_as(outcome, self.request.wanted, self.signature, output)
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
 

@@ -28,7 +28,7 @@ from nsa_harness.render.words import launch_line
 from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
-from nsa_harness.supervisor.store.rundir import RunDir, find_run, write_document
+from nsa_harness.supervisor.store.rundir import RunDir, find_run
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
 NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
@@ -142,8 +142,8 @@ def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str |
     if script is None:
         return None
     folder = run.repro
-    folder.mkdir(exist_ok=True)
-    write_document(folder / NAME, script)
+    run.door.make_folder(folder)
+    run.door.write(folder / NAME, script)
     return f"cd {folder} && {repro_command(spec)}"
 
 

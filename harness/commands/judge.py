@@ -26,24 +26,34 @@ from nsa_harness.subject.files import is_launched_by, program_files
 from nsa_harness.subject.tables import RULES, reported
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.store.collect import collect
+from nsa_harness.supervisor.store.door import Budget
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
-from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.record import judged_spec
 from nsa_harness.supervisor.store.redacted_files import redact_files
-from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.store.sources import quoted, with_sources
 
 _NUMBER_DIGITS = 9
 
 
-def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
-    """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
+def judge_attempt(
+    attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, stored_by: Budget | None = None
+) -> Outcome:
+    """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result.
+
+    `stored_by`: the attempt is one of a stored run, and this is what reading all of that may cost; None: it has just
+    been launched here.
+    """
     attempt.redaction.know_launch(spec)
     attempt.redaction.suspect(os.environ)
     ours = is_launched_by(spec)
-    evidence = with_sources(attempt, collect(attempt, spec, node, reported if ours else None))
+    attempt.door.budget = budget = stored_by or Budget()
+    budget.add_ranks(spec.ranks)
+    evidence = collect(attempt, spec, node, reported if ours else None)
+    evidence = with_sources(attempt, evidence, launched_here=stored_by is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
-    unwritten = _kept(attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
+    unwritten = _kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
             spec,
@@ -60,19 +70,19 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
     outcome = replace(
         outcome,
         artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)),
-        trouble=(*outcome.trouble, *unwritten),
+        trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
     unwritten = redact_files(attempt)
-    unwritten += _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
-    unwritten += _kept(attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 
-def _kept(path: Path, text: str) -> tuple[Trouble, ...]:
+def _kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
     try:
-        write_document(path, text)
+        attempt.door.write(path, text)
     except OSError as error:
         return (Trouble(what=path.name, why=f"it could not be written: {error}"),)
     return ()
@@ -88,12 +98,13 @@ def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome:
         return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
 
 
-def judge_stored(attempt: AttemptDir) -> Outcome:
-    """An attempt of an earlier run, from its files alone."""
-    spec = load_spec(attempt.spec)
-    nodes = sorted(attempt.evidence.glob("*.json"))
+def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
+    """An attempt of an earlier run, from its files alone; `budget`: what is left of its run's. Raises ScenarioError."""
+    attempt.door.budget = budget = budget or Budget()
+    spec = judged_spec(attempt)
+    nodes = attempt.door.files(attempt.evidence, "*.json")
     node = nodes[0].stem if nodes else "unknown"
-    return judge_attempt(attempt, spec, node, _named(attempt)[1])
+    return judge_attempt(attempt, spec, node, _named(attempt)[1], stored_by=budget)
 
 
 def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:

@@ -48,6 +48,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.subject.second_runs import WHAT_FOLLOWS
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.store.door import Budget
 from nsa_harness.supervisor.store.record import (
     Record,
     know_launches,
@@ -58,7 +59,7 @@ from nsa_harness.supervisor.store.record import (
     write_record,
 )
 from nsa_harness.supervisor.store.redacted_files import redact_run
-from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
+from nsa_harness.supervisor.store.rundir import RunDir, at_rest, create_run, find_run, locked
 
 if TYPE_CHECKING:
     from nsa_harness.core.bisect.report import BisectReport
@@ -139,18 +140,13 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
 def rejudge(
     path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None, redact: bool = True
 ) -> int:
-    """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
-    run = find_run(path, out or Path("reports"), redact=redact)
-    record = read_record(run)
-    with suppress(StoredRunError):
-        know_launches(run, with_raw_plan(run, record).plan)
-    from nsa_harness.core.outcome import skipped
+    """Judge a stored run again from its files alone; returns the exit code that `run` would give.
 
-    skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
-    report = report_of(run, record, [*_judged_apart(run, record), *skips])
-    if os.access(run.path, os.W_OK):
-        write_report(run, report, _search(run))
-        redact_run(run)
+    Raises StillRunning for a run that has not ended: nothing of it is written.
+    """
+    run = find_run(path, out or Path("reports"), redact=redact)
+    with at_rest(run):
+        report = _report_again(run)
     if json:
         sys.stdout.write(to_json(report))
     else:
@@ -158,9 +154,27 @@ def rejudge(
     return strict_exit_code(report) if strict else exit_code(report)
 
 
+def _report_again(run: RunDir) -> Report:
+    from nsa_harness.core.outcome import skipped
+
+    record = read_record(run)
+    with suppress(StoredRunError):
+        know_launches(run, with_raw_plan(run, record).plan)
+    skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
+    report = report_of(run, record, [*_judged_apart(run, record), *skips])
+    if os.access(run.path, os.W_OK):
+        write_report(run, report, _search(run))
+        redact_run(run)
+    return report
+
+
 def _search(run: RunDir) -> BisectReport | None:
     """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
-    if not run.search.is_file():
+    if not run.door.is_file(run.search):
+        from nsa_harness.supervisor.bisect.journal import unanswered_question
+
+        if unanswered := unanswered_question(run):
+            print(f"note: {unanswered}", file=sys.stderr)
         return None
     from nsa_harness.render.bisect.bisect_json import stored_search
 
@@ -174,9 +188,10 @@ def _search(run: RunDir) -> BisectReport | None:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
-    judged = with_flakiness(_judged(run))
+    with at_rest(run):
+        judged = with_flakiness(_judged(run))
     failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
-    return tuple(load_spec(run.path / outcome.dir / "spec.json") for outcome in failed)
+    return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failed)
 
 
 def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
@@ -198,7 +213,8 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
 def _judged(run: RunDir) -> list[Outcome]:
     from nsa_harness.commands.judge import judge_stored
 
-    return [judge_stored(attempt) for attempt in run.attempts()]
+    budget = Budget()
+    return [judge_stored(attempt, budget) for attempt in run.attempts()]
 
 
 def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
@@ -206,10 +222,10 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     from nsa_harness.commands.judge import judge_stored, not_judged
     from nsa_harness.render.documents.documents import log_fault
 
-    outcomes = []
+    outcomes, budget = [], Budget()
     for attempt in run.attempts():
         try:
-            outcomes.append(judge_stored(attempt))
+            outcomes.append(judge_stored(attempt, budget))
         except Exception as error:
             outcomes.append(not_judged(attempt, record.plan, error))
             if not isinstance(error, HarnessError):
@@ -276,8 +292,8 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
     began = time.monotonic()
     with (
         _redacted_at_the_end(run),
-        run.log.open("a", encoding="utf-8") as log,
-        run.events.open("a", encoding="utf-8") as events,
+        run.door.appending(run.log) as log,
+        run.door.appending(run.events) as events,
     ):
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [

@@ -52,6 +52,7 @@ from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
+from nsa_harness.supervisor.store.reports import MOST_BYTES
 from nsa_harness.supervisor.store.rundir import RunDir
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
@@ -301,6 +302,7 @@ def _results(asked: Iterable[Asked], result: Callable[[Asked, Outcome], Result],
     """By the outcomes that count, from report.json, as any other program would read it."""
     if run_dir is None:
         return []
-    stored = RunDir(run_dir).report
-    outcomes = {one.scenario: one for one in from_json(stored.read_text(), str(stored)).outcomes if one.final}
+    run = RunDir(run_dir)
+    text = run.door.whole(run.report, MOST_BYTES).decode("utf-8")
+    outcomes = {one.scenario: one for one in from_json(text, str(run.report)).outcomes if one.final}
     return [result(one, outcomes[one.name]) for one in asked if one.name in outcomes]

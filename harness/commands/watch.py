@@ -99,7 +99,8 @@ class Watched:
     def run_it(self) -> int:
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
-        with self.run.events.open("a", encoding="utf-8") as events, self.run.log.open("a", encoding="utf-8") as log:
+        door = self.run.door
+        with door.appending(self.run.events) as events, door.appending(self.run.log) as log:
             shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
             stored = (Events(events, self.run.run_id, clock), GuestLines(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*stored, shown))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_RANKS = 1024
+
 
 class Launcher(StrEnum):
     TORCHRUN = "torchrun"  # torchrun --standalone --nproc-per-node N PROGRAM

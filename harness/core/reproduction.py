@@ -335,11 +335,34 @@ def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
     return any(one != done[0] for one in done)
 
 
+def typed(words: Sequence[str]) -> str:
+    """Words as they are typed into a shell. A character that a terminal would act on is written, not sent to it."""
+    return " ".join(map(_typed_word, words))
+
+
+def _typed_word(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    # ANSI-C quotes: bash, zsh and ksh read them.
+    return "$'" + "".join(_SPELLED.get(one) or _spelled(one) for one in word) + "'"
+
+
+_SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
+
+
+def _spelled(character: str) -> str:
+    """What is not printable by its bytes, each for itself, as no locale can then read it otherwise."""
+    if character.isprintable():
+        return character
+    escaped = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", escaped))
+
+
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
     lines = ["# The program itself, without the harness:"]
     if spec.fault is not None:
         lines += ["# (its fault was planted by the harness and is not in this line: run spec.json for that)"]
-    lines += [f"cd {shlex.quote(spec.cwd)}"] if spec.cwd else []
+    lines += [f"cd {typed([spec.cwd])}"] if spec.cwd else []
     line = " ".join(filter(None, (shell_line((), spec.env), command)))
     lines += [*where_to_set(line, "spec.json"), line]
     if scripted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from nsa_harness.core.reproduction import (
     reproduction,
     script,
     stands_elsewhere,
+    typed,
 )
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
@@ -247,3 +249,19 @@ def calls_of(text: str) -> Any:
     found = re.search(r"^CALLS = (.*?)^GROUPS", text, re.M | re.S)
     assert found
     return ast.literal_eval(found[1])
+
+
+@pytest.mark.parametrize(
+    "word", ["\x1b[2J\x1b]0;x\x07", "a'b\\\n\t$(x)", "\x9b31m é", "\ud800", "plain", "two words", "\udcff7"]
+)
+def test_what_a_terminal_would_act_on_is_typed_and_means_the_same(word: str) -> None:
+    text = typed([word])
+    assert text.isprintable()
+    said = subprocess.run(["bash", "-c", f"printf %s {text}"], capture_output=True, check=True).stdout
+    assert said == word.encode("utf-8", "surrogatepass" if word == "\ud800" else "surrogateescape")
+
+
+def test_no_word_of_the_environment_reaches_the_terminal_as_it_is() -> None:
+    told = made(MISMATCH, hung(), env=(("TITLE", "\x1b]0;x\x07"),), cwd="/\x1b[2J")
+    assert all(line.isprintable() for line in told.command.splitlines())
+    assert "TITLE=$'\\e]0;x\\007'" in told.command

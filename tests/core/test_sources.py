@@ -243,26 +243,25 @@ def seen(program: Path, line: int = 2) -> Evidence:
 
 
 def test_the_function_around_a_line_is_stored_with_the_attempt(program: Path, attempt: AttemptDir) -> None:
-    kept = with_sources(attempt, seen(program))
+    kept = with_sources(attempt, seen(program), launched_here=True)
     assert kept.sources == (Source(file=str(program), first=1, text=TEXT.rstrip()),)
     assert (attempt.path / FILE).exists()
 
 
 def test_what_is_stored_is_not_read_again(program: Path, attempt: AttemptDir) -> None:
-    first = with_sources(attempt, seen(program))
+    first = with_sources(attempt, seen(program), launched_here=True)
     program.write_text("another = 1\nprogram = 2\n")
-    assert with_sources(attempt, seen(program)).sources == first.sources
+    assert with_sources(attempt, seen(program), launched_here=True).sources == first.sources
 
 
-def test_of_an_attempt_that_was_judged_without_it_no_file_is_read(program: Path, attempt: AttemptDir) -> None:
-    attempt.verdict.write_text("{}")
-    assert with_sources(attempt, seen(program)).sources == ()
+def test_of_an_attempt_that_was_launched_elsewhere_no_file_is_read(program: Path, attempt: AttemptDir) -> None:
+    assert with_sources(attempt, seen(program), launched_here=False).sources == ()
     assert not (attempt.path / FILE).exists()
 
 
 def test_a_file_that_was_edited_since_the_launch_is_left_out(program: Path, attempt: AttemptDir) -> None:
     os.utime(program, (3000.0, 3000.0))
-    assert with_sources(attempt, seen(program)).sources == ()
+    assert with_sources(attempt, seen(program), launched_here=True).sources == ()
 
 
 def test_no_directory_no_file_that_is_gone_and_no_large_one_is_read(program: Path, attempt: AttemptDir) -> None:
@@ -270,12 +269,12 @@ def test_no_directory_no_file_that_is_gone_and_no_large_one_is_read(program: Pat
     os.utime(program, (1000.0, 1000.0))
     for path in (program, program.parent, program.parent / "gone.py", program.parent / "a\0b.py"):
         (attempt.path / FILE).unlink(missing_ok=True)
-        assert with_sources(attempt, seen(path)).sources == ()
+        assert with_sources(attempt, seen(path), launched_here=True).sources == ()
 
 
 def test_a_stored_file_that_cannot_be_read_is_trouble_and_ends_nothing(program: Path, attempt: AttemptDir) -> None:
     (attempt.path / FILE).write_text("no json")
-    told = with_sources(attempt, seen(program))
+    told = with_sources(attempt, seen(program), launched_here=True)
     assert told.sources == ()
     assert [one.what for one in told.trouble] == [FILE]
 

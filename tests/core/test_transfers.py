@@ -10,8 +10,8 @@ from builders import USER, board, call, collective, frame, in_all_reduce, rank_e
 from lockstep import line
 
 from nsa_harness.core.alignment.alignment import departure, last_round
+from nsa_harness.core.alignment.routine import other_partner
 from nsa_harness.core.alignment.timeline import Timeline, timeline
-from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Source
 from nsa_harness.core.report import Finding, Status

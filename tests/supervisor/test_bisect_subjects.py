@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from nsa_harness.commands import bisect
+from nsa_harness.commands.run import rejudge
 from nsa_harness.core.bisect.plan import at_most, worst_case
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
@@ -25,6 +29,7 @@ from nsa_harness.supervisor.bisect.launches import (
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
+from nsa_harness.supervisor.store.rundir import create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 
@@ -39,14 +44,17 @@ def _script(question: Invocation, *args: str) -> Invocation:
     return replace(question, words=(), script=Script(file="train.py", ranks=2, args=args))
 
 
-def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
+def _request(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> BisectRequest:  # noqa: B008
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
-    request = BisectRequest(
+    return BisectRequest(
         question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
         wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
         probe="full", command="",
     )  # fmt: skip
-    return Launches(request=request, facts=FACTS)
+
+
+def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
+    return Launches(request=_request(question, options, templates), facts=FACTS)
 
 
 def _refused(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> str:  # noqa: B008
@@ -249,3 +257,32 @@ def test_commits_that_are_none_or_no_ancestors_are_refused(repository):
         commits_between(repository, "HEAD", "HEAD")
     with pytest.raises(UsageError, match="is no commit of the repository"):
         commits_between(repository, "--all", "HEAD")
+
+
+def test_a_search_that_was_killed_before_its_first_launch_tells_what_it_is_and_how_it_goes_on(
+    typed: Invocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed where the search is about to open what it holds, of which the fork server alone takes seconds."""
+
+    def killed(*_: object) -> NoReturn:
+        raise SystemExit
+
+    command = "nsa-harness bisect gc_baseline_full --gc-range"
+    request = replace(_request(typed, SubjectOptions(gc_range="auto")), out=tmp_path / "reports", command=command)
+    monkeypatch.setattr(bisect, "_open", killed)
+    with pytest.raises(SystemExit):
+        bisect.run_bisection(request)
+    assert rejudge(tmp_path / "reports" / "latest") == 125
+    (run,) = (path for path in (tmp_path / "reports").iterdir() if not path.is_symlink())
+    told = f"{run} is a bisection that was ended before its answer (gc.layers in [0,12)), 0 probes made"
+    assert capsys.readouterr().err == f"note: {told}; the same command goes on: {command}\n"
+    assert json.loads((run / "run.json").read_text())["command"] == command
+
+
+def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> None:
+    (tmp_path / "20260101T000000-dead").mkdir()
+    run = create_run(tmp_path)
+    run.request.write_text("{}")
+    with pytest.raises(StoredRunError) as refused:
+        find_run(tmp_path / "20260101T000000-dead", tmp_path)
+    assert str(refused.value).endswith(f"the newest runs in {tmp_path} are {run.run_id}")

@@ -121,6 +121,7 @@ def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera:
         (seen,) = camera.take(1, {0: process.pid}).ranks
         process.kill()
     assert seen.stacks == ()
+    assert [path.name for path in camera.dumps.iterdir()] == ["rank0.1.txt"], "no file without an answer in it"
     (trouble,) = camera.trouble
     assert (trouble.what, trouble.rank) == ("stacks", 0)
     assert trouble.why.startswith("py-spy --nonblocking: ")

@@ -20,6 +20,7 @@ from nsa_harness.commands.judge import judge_stored
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import HarnessError, StoredRunError
+from nsa_harness.supervisor.store.door import Budget
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 pytestmark = pytest.mark.timeout(120)
@@ -187,8 +188,8 @@ def test_an_attempt_without_a_spec_is_no_less_told(tmp_path: Path) -> None:
 def test_a_fault_of_ours_in_one_attempt_costs_no_other_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(attempt: AttemptDir) -> Outcome:
-        return judge_stored(attempt) if attempt.path.name != "rank_raises" else _planted()
+    def fails(attempt: AttemptDir, budget: Budget) -> Outcome:
+        return judge_stored(attempt, budget) if attempt.path.name != "rank_raises" else _planted()
 
     monkeypatch.setattr(run_judge, "judge_stored", fails)
     run = run_of(tmp_path / "run")

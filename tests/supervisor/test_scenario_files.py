@@ -198,3 +198,28 @@ def test_a_byte_order_mark_is_no_mistake(here: Path, shipped: Path) -> None:
 
 def test_a_place_without_scenarios_still_has_the_shipped_ones(here: Path, shipped: Path) -> None:
     assert names(load_catalog(here, shipped)) == ["ddp_onestep"]
+
+
+SECRET = "not: [for, your, eyes"
+
+
+def test_a_link_that_leads_out_of_the_scenarios_is_not_read(here: Path, shipped: Path) -> None:
+    """A mistake in a file is told with its text, and a folder of scenarios may be somebody else's."""
+    write(here / "elsewhere.yaml", SECRET)
+    write(here / "scenarios" / "mine.yaml", "extends: base/ddp\n")
+    (here / "scenarios" / "link.yaml").symlink_to(here / "elsewhere.yaml")
+    (here / "scenarios" / "base").mkdir()
+    (here / "scenarios" / "base" / "parent.yaml").symlink_to(here / "elsewhere.yaml")
+    write(here / "scenarios" / "child.yaml", "extends: base/parent\n")
+    what = "is a link that leads out of scenarios, so it is not read; put a copy there"
+    expected = [f"scenarios/{name}.yaml:1:1: {what}" for name in ("base/parent", "link")]
+    assert sorted(mistakes_of(here, shipped)) == expected
+    with pytest.raises(ScenarioError) as named:
+        load_file(here / "scenarios" / "link.yaml", here, shipped)
+    assert named.value.mistakes == (f"scenarios/link.yaml:1:1: {what}",)
+
+
+def test_a_link_within_the_scenarios_is_a_file_like_any_other(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "mine.yaml", "extends: base/ddp\n")
+    (here / "scenarios" / "yours.yaml").symlink_to("mine.yaml")
+    assert {"mine", "yours"} <= set(names(load_catalog(here, shipped)))

@@ -28,6 +28,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.store import redacted_files
+from nsa_harness.supervisor.store.door import Door
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, write_record
 from nsa_harness.supervisor.store.redacted_files import redact_run, write_bundle
 from nsa_harness.supervisor.store.redaction import Redaction
@@ -260,7 +261,7 @@ def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
     key = ["-----BEGIN " + "PRIVATE KEY-----", *(("aB3d" * 15 + str(n)) for n in range(4)), "-----END PRIVATE KEY-----"]
     log = "\n".join(["before " * 20, *key, "after"]) + "x" * 100 + f" {values()[0]} " + "y" * 1000
     (tmp_path / "one.log").write_text(log)
-    pieces = list(redacted_files._texts(tmp_path / "one.log"))
+    pieces = list(redacted_files._texts(Door(tmp_path), tmp_path / "one.log"))
     assert "".join(pieces) == log
     redaction = Redaction()
     clean = "".join(map(redaction.text, pieces))

@@ -30,9 +30,9 @@ def test_who_sets_keys_is_kept_beside_the_functions_that_the_evidence_names(tmp_
     frames = (Frame(file=str(program), line=9, function="wait"),)
     error = Raised(rank=1, at_s=1.0, type="DistStoreError", message="", frames=frames, proof="")
     seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),))
-    kept = with_sources(clean(tmp_path / "attempt"), seen).sources
+    kept = with_sources(clean(tmp_path / "attempt"), seen, launched_here=True).sources
     other = replace(seen, ranks=(replace(seen.ranks[0], raised=replace(error, type="ValueError")),))
-    assert [one.first for one in with_sources(clean(tmp_path / "other"), other).sources] == [8], (
+    assert [one.first for one in with_sources(clean(tmp_path / "other"), other, launched_here=True).sources] == [8], (
         "nobody waits for a key"
     )
     assert [(one.first, one.text.splitlines()[0]) for one in kept] == [

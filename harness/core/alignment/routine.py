@@ -1,10 +1,13 @@
-"""What a rank does again and again: what came next wherever it stood as it stands."""
+"""What a rank does again and again: what came next wherever it stood as it stands, and with whom it transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Board, Call
 
 KEPT = 2  # times that it was done before, from which on it is a routine
 
@@ -50,3 +53,13 @@ def _alike(sites: Sequence[Hashable], here: int, at: int) -> int:
     while length < here and sites[here - 1 - length] == sites[at - 1 - length]:
         length += 1
     return length
+
+
+def other_partner(board: Board) -> Call | None:
+    """The newest transfer, where its line has had one and the same partner each time before, and now another."""
+    made = [one for one in board.calls if not one.op.startswith(protocol.WAIT) and one.peer is not None]
+    if not made:
+        return None
+    newest = made[-1]
+    usual = [one.peer for one in made[:-1] if (one.op, one.group, one.place) == (newest.op, newest.group, newest.place)]
+    return newest if len(usual) >= KEPT and len(set(usual)) == 1 and usual[0] != newest.peer else None

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from nsa_harness.core.plan import MAX_RANKS
 from nsa_harness.core.scenario.layers import parse_layers
 from nsa_harness.core.scenario.yaml_tree import shown
 
@@ -216,7 +217,7 @@ class Needs(_Section):
 class Run(_Section):
     """The program and its launch."""
 
-    ranks: Annotated[int, Field(ge=1, le=1024)] = 2
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 2
     program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a module, or FILE.py")
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None, description="in place of `program`: a whole command, launched as it is"

@@ -27,11 +27,10 @@ from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.store.adapters import adapter, mistakes
-from nsa_harness.supervisor.store.reading import read_whole
 from nsa_harness.supervisor.store.rundir import RunDir
 
 SCHEMA = 1
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
 _PROBE = ("n", "config", "verdict", "counts_as", "dir")
 _DETAIL = (
     "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
@@ -66,7 +65,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 def stored_search(run: RunDir) -> BisectReport:
     """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
     try:
-        text = read_whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
+        text = run.door.whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         why = f"{error.strerror}; a bisection that was cut short goes on by its command"
         raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None

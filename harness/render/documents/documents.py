@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -18,9 +18,9 @@ from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.junit import junit_xml
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.documents.summary_md import summary_md
-from nsa_harness.supervisor.store.reading import log_lines
-from nsa_harness.supervisor.store.rundir import RunDir, write_document
+from nsa_harness.supervisor.store.rundir import RunDir
 
+_TRACE_COLUMNS, _MAX_GATHERED = 4000, 100_000  # of a line; lines of one document
 _RANKS_SHOWN = 4  # stacks in BISECT.md
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read
 
@@ -49,7 +49,7 @@ def write_documents(
     failed = []
     for path, render in documents:
         try:
-            write_document(path, render())
+            run.door.write(path, render())
         except Exception as error:
             failed.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
             log_fault(run, f"{path.name} could not be written:\n{traceback.format_exc()}")
@@ -57,11 +57,9 @@ def write_documents(
 
 
 def log_fault(run: RunDir, text: str) -> None:
-    """Not through a link or into a pipe: a stored run may come from somebody else."""
-    if run.log.is_symlink() or (run.log.exists() and not run.log.is_file()):
-        return
-    with suppress(OSError), run.log.open("a", encoding="utf-8", errors="backslashreplace") as log:
-        log.write(run.redaction.text(text))
+    """Where the log can be written at all: a stored run may be read-only, or made by somebody else."""
+    with suppress(OSError):
+        run.door.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
@@ -72,18 +70,18 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
     for counts_as in (CountsAs.BAD, CountsAs.GOOD):
         name = next((one.dir for one in reversed(search.probes) if one.counts_as is counts_as and one.dir), None)
         if name in attempts:
-            files = sorted(attempts[name].dumps.glob("rank*.txt"))[:_RANKS_SHOWN]
-            for path in files:
-                found[str(path.relative_to(run.path))] = "".join(islice(log_lines(path, _STACK_COLUMNS), _STACK_LINES))
+            for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_RANKS_SHOWN]:
+                lines = run.door.text_lines(path, _STACK_COLUMNS)
+                found[str(path.relative_to(run.path))] = "".join(islice(lines, _STACK_LINES))
     return found
 
 
 def _gathered(run: RunDir, report: Report, what: str) -> str:
     """One line for each trace line of that kind, over all attempts, with the attempt in front."""
-    lines: list[str] = []
+    return "".join(islice(_gathered_lines(run, report, what), _MAX_GATHERED))
+
+
+def _gathered_lines(run: RunDir, report: Report, what: str) -> Iterator[str]:
     for outcome in report.outcomes:
-        traces = run.path / outcome.dir / "traces.log"
-        if outcome.dir and traces.is_file():
-            text = traces.read_text(encoding="utf-8", errors="replace")
-            lines += [f"{outcome.dir} {line}" for line in text.splitlines() if what in line]
-    return "".join(f"{line}\n" for line in lines)
+        lines = run.door.text_lines(run.path / outcome.dir / "traces.log", _TRACE_COLUMNS) if outcome.dir else ()
+        yield from (f"{outcome.dir} {line.rstrip()}\n" for line in lines if what in line)

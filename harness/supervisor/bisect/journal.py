@@ -18,12 +18,13 @@ from pydantic import ValidationError
 from nsa_harness.core.bisect.question import Spans, Subset, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import Outcome
+from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.launch.machine import package_version
 from nsa_harness.supervisor.store.adapters import adapter, json_text
-from nsa_harness.supervisor.store.reading import read_lines
-from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, write_document
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, newest
 
+_MAX_STATE_BYTES = 1 << 20
 _PACKAGES = ("torch", "numpy", "triton", "flash-attn")
 
 
@@ -61,7 +62,7 @@ class Journal:
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
-        self.kept: list[ProbeReport] = list(_readable(self._path))
+        self.kept: list[ProbeReport] = list(_readable(run))
         self.answered: list[ProbeReport] = []  # of this session, in the order in which they did
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
         for one in self.kept:
@@ -87,19 +88,36 @@ def question_key(*facts: object) -> str:
 def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
     clean = run.redaction
     state = _State(key=key, question=clean.text(question), command=clean.typed(command), ended=ended)
-    write_document(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
+    run.door.write(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
 
 
 def unfinished(parent: Path, key: str) -> RunDir | None:
     """The newest bisection of this very question below `parent` that nobody is running and that has not ended."""
-    found = (RunDir(path) for path in sorted(parent.glob("2*"), reverse=True))
+    found = (RunDir(path) for path in newest(parent))
     return next((run for run in found if _waits(run, key)), None)
 
 
-def _waits(run: RunDir, key: str) -> bool:
+def unanswered_question(run: RunDir) -> str:
+    """What a bisection that was ended before its answer wanted to know, and how it goes on; empty of any other run."""
+    state = _state(run)
+    if state is None or state.ended:
+        return ""
+    made = len(list(_readable(run)))
+    probes = f"{made} probe{'' if made == 1 else 's'} made"
+    what = f"a bisection that was ended before its answer ({visible(state.question)}), {probes}"
+    return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
+
+
+def _state(run: RunDir) -> _State | None:
     try:
-        state = adapter(_State).validate_json(run.search_state.read_bytes())
-    except (OSError, ValidationError):
+        return adapter(_State).validate_json(run.door.whole(run.search_state, _MAX_STATE_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def _waits(run: RunDir, key: str) -> bool:
+    state = _state(run)
+    if state is None:
         return False
     if state.key != key or state.ended:
         return False
@@ -110,9 +128,9 @@ def _waits(run: RunDir, key: str) -> bool:
         return False
 
 
-def _readable(path: Path) -> Iterable[ProbeReport]:
+def _readable(run: RunDir) -> Iterable[ProbeReport]:
     """A torn last line is a probe that has not ended."""
-    for record in read_lines(path):
+    for record in run.door.records(run.search_probes):
         try:
             yield adapter(ProbeReport).validate_python(record)
         except ValidationError:

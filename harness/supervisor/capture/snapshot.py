@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from nsa_harness import protocol
@@ -14,17 +15,18 @@ from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.flight import essential, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
-from nsa_harness.core.evidence.stacks import in_probe, native_wanted, training_stack
+from nsa_harness.core.evidence.loops import innermost_loop
+from nsa_harness.core.evidence.stacks import in_probe, is_poller, native_wanted, training_stack, user_frame
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
-from nsa_harness.supervisor.capture.loops import with_loops
 from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.capture.worker_server import ask_flight
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import write_document
+from nsa_harness.supervisor.store.sources import text_as_launched
 
 
 def readable(snapshot: RankSnapshot) -> Iterator[str]:
@@ -268,7 +270,8 @@ class Camera:
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
         self.dumps.mkdir(exist_ok=True)
         stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
-        (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
+        if raw:  # no way to the stacks gave an answer: an empty file would look like one
+            (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
         text = "\n".join(readable(snapshot)) + "\n"
         (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
 
@@ -281,3 +284,20 @@ class Camera:
 def _left(pid: int) -> bool:
     """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
     return wait_for(lambda: not procfs.alive(pid), _DYING_S)
+
+
+def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
+    """With the loop, from its file, of each thread that sleeps; none of a file that was written after the launch."""
+    launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
+    asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
+    return tuple(
+        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1))
+        if one.tid in asleep and not is_poller(one) and (user := user_frame(one.frames))
+        else one
+        for one in stacks
+    )
+
+
+@lru_cache(maxsize=256)
+def _loop(file: str, line: int, launched_s: float) -> str:
+    return innermost_loop(text_as_launched(file, launched_s), line)

@@ -83,8 +83,11 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
     """One scenario file named on the command line. Raises ScenarioError."""
-    reader = _ScenarioReader(working_dir)
-    declared = reader.declared(path, (path.parent, working_dir / "scenarios", shipped), shipped=False)
+    reader, users = _ScenarioReader(working_dir), working_dir / "scenarios"
+    if path.is_relative_to(users):
+        reader.check_inside(path, users)
+        reader.raise_mistakes()
+    declared = reader.declared(path, (path.parent, users, shipped), shipped=False)
     reader.raise_mistakes()
     assert declared is not None
     return declared
@@ -96,6 +99,8 @@ def _in_root(
     found = []
     for path in _yaml_files(root):
         if only is not None and path.stem not in only:
+            continue
+        if not reader.check_inside(path, root):
             continue
         if _PARENTS in path.relative_to(root).parts[:-1]:
             reader.tree(path)  # perhaps no scenario extends it
@@ -127,6 +132,14 @@ class _ScenarioReader:
             ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
             raise ScenarioError(tuple(dict.fromkeys(str(mistake) for mistake in ordered)))
 
+    def check_inside(self, path: Path, root: Path) -> bool:
+        """A mistake in a file is told with its text: what a folder's link leads to may be anybody's."""
+        inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
+        if not inside:
+            what = f"is a link that leads out of {self._label(root)}, so it is not read; put a copy there"
+            self.mistakes.append(Mistake(origin=Origin(source=self._label(path), line=1, column=1), key="", what=what))
+        return inside
+
     def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
         before = len(self.mistakes)
         tree = self._with_parents(path, roots, ())
@@ -154,9 +167,11 @@ class _ScenarioReader:
 
     def _parent_path(self, extends: Node, roots: tuple[Path, ...]) -> Path | None:
         name = str(extends.content)
-        candidates = [root / f"{name}{suffix}" for root in roots for suffix in _SUFFIXES]
+        candidates = [(root, root / f"{name}{suffix}") for root in roots for suffix in _SUFFIXES]
         inside = not name.startswith("/") and ".." not in Path(name).parts and "\0" not in name
-        found = next((path for path in candidates if inside and path.exists()), None)
+        root, found = next(((root, path) for root, path in candidates if inside and path.exists()), (None, None))
+        if root is not None and found is not None and not self.check_inside(found, root):
+            return None
         if found is None:
             known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in _yaml_files(r)})
             bases = [known_name for known_name in known if _PARENTS in Path(known_name).parts[:-1]]

@@ -21,8 +21,8 @@ from nsa_harness.core.scenario.observed_job import with_ranks
 from nsa_harness.core.verdict.proof import Proof
 from nsa_harness.supervisor.observe.guest import Guest, Relay
 from nsa_harness.supervisor.observe.ranks import GuestRanks
-from nsa_harness.supervisor.store.adapters import json_text
-from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.record import write_spec
+from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 _ASKED_S = 60.0  # a job that ends badly so soon after a signal was ended by it; torchrun takes 30 s for its ranks
@@ -61,7 +61,7 @@ class ObservedJob:
     def resolved_spec(self) -> RunSpec:
         """With as many ranks as were seen; written down, as the report is about it."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.count)
-        write_document(self.attempt.spec, json_text(self.watch.spec, indent=1) + "\n")
+        write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
 
     def _find_ranks(self, **parts: Any) -> GuestRanks:

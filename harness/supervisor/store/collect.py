@@ -6,13 +6,12 @@ Reads only what lies in the attempt's directory, so it can be repeated, and writ
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from nsa_harness import protocol
 from nsa_harness.core.alignment.reasons import ledger_lines
@@ -52,10 +51,9 @@ from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.store.adapters import adapter, evidence_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
 from nsa_harness.supervisor.store.metrics import last_number, table, whole
-from nsa_harness.supervisor.store.reading import log_lines, log_tail, opened, read_lines, read_whole
-from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
-_MAX_HALF_BYTES = 64 << 20
+_MAX_HALF_BYTES = 32 << 20
 _OF_PROBE = {
     protocol.BOARD: "board",
     protocol.STACKS: "stacks.txt",
@@ -70,13 +68,14 @@ def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSEr
     """Copies what there is and yields what could not be; that may lie there already, from an earlier judgement."""
     home = attempt.rank(rank)
     try:
-        own_folder(home)
+        attempt.door.make_folder(home)
     except OSError as error:
         yield error
         return
     for source, name in [*_logs(attempt, rank), *_boards(attempt, pid)]:
         try:
-            _copy(source, home / name)
+            if left_out := attempt.door.copy_ends(source, home / name, _MAX_HALF_BYTES):
+                attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} are left out")
         except OSError as error:
             yield error
 
@@ -84,41 +83,19 @@ def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSEr
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
     """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
     for stream in ("stdout", "stderr"):
-        written = sorted(attempt.logs.glob(f"*/attempt_*/{rank}/{stream}.log"))
+        written = attempt.door.files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
         if written:
             yield written[-1], f"{stream}.log"
-        elif not attempt.logs.exists() and rank == 0 and attempt.output.exists():
+        elif not attempt.door.there(attempt.logs) and rank == 0 and attempt.door.there(attempt.output):
             yield attempt.output, f"{stream}.log"
 
 
 def _boards(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
     for pattern, name in _OF_PROBE.items() if pid is not None else ():
         source = attempt.boards / pattern.format(pid=pid)
-        if source.exists() and (source.stat().st_size or pattern == protocol.BOARD):
+        door = attempt.door
+        if door.there(source) and (door.size_bytes(source) or not door.is_file(source) or pattern == protocol.BOARD):
             yield source, name
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Aside and renamed: what lies at the target may be a link. Raises OSError for a source that is no file.
-
-    Of a file beyond all measure its beginning and its end: the whole stays where it was written.
-    """
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    with opened(source) as read, aside.open("wb") as written:
-        size = os.fstat(read.fileno()).st_size
-        left_out = size - 2 * _MAX_HALF_BYTES
-        written.writelines(_pieces(read, size if left_out <= 0 else _MAX_HALF_BYTES))
-        if left_out > 0:
-            written.write(f"\n[{left_out} bytes are left out here]\n".encode())
-            read.seek(size - _MAX_HALF_BYTES)
-            written.writelines(_pieces(read, _MAX_HALF_BYTES))
-    aside.replace(target)
-
-
-def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size > 0 and (piece := file.read(min(size, 1 << 20))):
-        size -= len(piece)
-        yield piece
 
 
 _MAX_HINTS = 32
@@ -159,7 +136,9 @@ def _hint(record: dict[str, Any]) -> Hint:
     return Hint(kind=str(record["kind"]), name=str(record["name"]), frame=frame)
 
 
-_MAX_DOCUMENT_BYTES = 64 << 20
+_MAX_DOCUMENT_BYTES = 16 << 20
+_MAX_TRACE_CHARS = 32 << 20  # of all ranks together
+_MAX_TROUBLE = 256
 _MAX_LINE = 4096
 _MAX_HOLES = 8  # in the numbers of a flight recorder, of each rank
 _MAX_TRACE_LINE = 1 << 20
@@ -173,8 +152,8 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
     gather = _Gather(attempt=attempt, spec=spec)
     evidence, text = bounded(attempt.redaction.value(gather.evidence(node, reported)))
     try:
-        own_folder(attempt.evidence)
-        write_document(attempt.evidence / f"{node}.json", text)
+        attempt.door.make_folder(attempt.evidence)
+        attempt.door.write(attempt.evidence / f"{node}.json", text)
     except OSError as error:
         evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
     return evidence
@@ -197,6 +176,12 @@ def bounded(evidence: Evidence) -> tuple[Evidence, str]:
     return kept, text
 
 
+def _at_most(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
+    kept = tuple(islice(trouble, _MAX_TROUBLE))
+    more = sum(1 for _ in trouble)
+    return (*kept, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else kept
+
+
 def _proven(evidence: Evidence) -> HangKind | None:
     """What kind of a HANG the judge proves of it."""
     proof = judge(evidence).proof
@@ -213,6 +198,8 @@ class _Gather:
     traced: list[str] = field(default_factory=list)  # lines of every rank's own traces
 
     def __post_init__(self) -> None:
+        self.door = self.attempt.door
+        self._trace_chars = _MAX_TRACE_CHARS
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
     def evidence(self, node: str, reported: Reported | None) -> Evidence:
@@ -221,7 +208,7 @@ class _Gather:
         exits = tuple(journals.exits())
         said = journals.said("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
-        if any((self.attempt.rank(rank) / "stdout.log").exists() for rank in range(self.spec.ranks)):
+        if any(self.door.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.traced)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
             self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
@@ -237,7 +224,7 @@ class _Gather:
             teardown_s=journals.teardown_s(),
             launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
             launcher_error=said.get("error"),
-            last_lines=() if any(rank.pid for rank in ranks) else error_lines(log_tail(self.attempt.output)),
+            last_lines=() if any(rank.pid for rank in ranks) else error_lines(self.door.tail(self.attempt.output)),
             ranks=ranks,
             exits=exits,
             snapshots=tuple(self._snapshots()),
@@ -246,7 +233,7 @@ class _Gather:
             leftovers=tuple(journals.left("outlived")),
             undead=tuple(journals.left("left")),
             metrics=metrics,
-            trouble=tuple(self._all_trouble()),
+            trouble=_at_most(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
@@ -259,7 +246,7 @@ class _Gather:
     # Ranks.
 
     def _snapshots(self) -> list[Snapshot]:
-        paths = self.attempt.dumps.glob("snapshot*.json")
+        paths = self.door.files(self.attempt.dumps, "snapshot*.json")
         read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
         return sorted((brief(one) for one in read if one is not None), key=lambda snapshot: snapshot.number)
 
@@ -271,7 +258,7 @@ class _Gather:
         board = self._board(home, rank, pid)
         if board is not None:
             self._write(home / "calls.txt", ledger_lines(board), rank)
-        errors = log_tail(home / "stderr.log")
+        errors = self.door.tail(home / "stderr.log")
         raised = self._raised(rank, home, errors)
         flight = self._flight(home, rank)
         collectives = flight.collectives if flight else ()
@@ -280,7 +267,7 @@ class _Gather:
         if board is not None and flight is not None:
             board = replace(board, groups={**flight.groups, **board.groups})
         peaks = self.journals.said("peaks").get("rss_bytes") or {}
-        beats = list(read_lines(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        beats = list(self.door.records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
         if not beats and board is not None:
             self._heartbeat_from_board(rank, board)
         return RankEvidence(
@@ -290,14 +277,14 @@ class _Gather:
             raised=raised,
             board=board,
             collectives=essential(collectives, HISTORIES[0]),
-            death_stacks=parse_faulthandler(log_tail(home / "stacks.txt")),
+            death_stacks=parse_faulthandler(self.door.tail(home / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
             traces=self._traces(rank, home),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
             # Of the whole log: Python says a warning once, near the beginning.
-            warned=warnings_of(log_lines(home / "stderr.log", _MAX_LINE)),
+            warned=warnings_of(self.door.text_lines(home / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
             debugged=debugged(errors),
@@ -308,7 +295,7 @@ class _Gather:
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:
         path = home / "board"
-        if not path.exists():
+        if not self.door.there(path):
             unseen = "no process was found for the rank while it lived, and no board names it"
             absent = "none was written: probe off, or not a Python program of torch's"
             self._note("board", unseen if pid is None else absent, rank)
@@ -318,19 +305,19 @@ class _Gather:
     def _flight(self, home: Path, rank: int) -> FlightDump | None:
         """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
         found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
-        path = next((path for path in found if path.exists()), None)
+        path = next((path for path in found if self.door.there(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
 
     def _looks(self, home: Path, rank: int) -> Looks | None:
         try:
-            return read_looks(read_lines(home / "looks.jsonl"))
+            return read_looks(self.door.records(home / "looks.jsonl"))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
     def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
         path = home / "raised.json"
-        record = self._read(path, json.loads, rank) if path.exists() else None
+        record = self._read(path, json.loads, rank) if self.door.there(path) else None
         if isinstance(record, dict):
             try:
                 return raised_record(rank, record, self.journals.origin_ns)
@@ -343,9 +330,20 @@ class _Gather:
         return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
 
     def _traces(self, rank: int, home: Path) -> RankTraces:
-        lines = list(trace_lines(line.rstrip("\n") for line in log_lines(home / "stdout.log", _MAX_TRACE_LINE)))
+        printed = self.door.text_lines(home / "stdout.log", _MAX_TRACE_LINE)
+        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in printed), home))
         self.traced += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
+
+    def _within_bound(self, lines: Iterable[str], home: Path) -> Iterator[str]:
+        for line in lines:
+            self._trace_chars -= len(line) + 1
+            if self._trace_chars < 0:
+                self.door.note(
+                    home / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
+                )
+                return
+            yield line
 
     def _heartbeat_from_board(self, rank: int, board: Board) -> None:
         lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
@@ -355,29 +353,30 @@ class _Gather:
     # Numbers and trouble.
 
     def _table(self, name: str) -> list[Row] | None:
-        return table(self.attempt.path / name, self._note)
+        return table(self.door, self.attempt.path / name, self._note)
 
     def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
         """The program's own traces of when gradients arrived, where it wrote any."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
-            rank: read_orders(read_lines(path))
+            rank: read_orders(self.door.records(path))
             for rank, path in paths.items()
-            if path.is_file() and path.stat().st_size <= _MAX_ORDER_BYTES
+            if self.door.is_file(path) and self.door.size_bytes(path) <= _MAX_ORDER_BYTES
         }
 
     def _all_trouble(self) -> Iterator[Trouble]:
+        yield from self.door.cuts()
         yield from self.trouble
         for record in self.journals.watched + self.journals.processes:
             if record.get("event") == "trouble":
                 yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
         for rank in self.journals.pids:
-            for record in read_lines(self.attempt.rank(rank) / "trouble.jsonl"):
+            for record in self.door.records(self.attempt.rank(rank) / "trouble.jsonl"):
                 yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
 
     def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
         try:
-            return parse(read_whole(path, _MAX_DOCUMENT_BYTES))
+            return parse(self.door.whole(path, _MAX_DOCUMENT_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             self._note(path.name, first_line(error), rank)
             return None
@@ -385,7 +384,7 @@ class _Gather:
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
         """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
         try:
-            write_document(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
+            self.door.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:
             self._note(path.name, first_line(error), rank)
 

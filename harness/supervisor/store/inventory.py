@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.report import Artifact, CountedIn, ProgramFile
 from nsa_harness.core.reproduction import Reproduction
-from nsa_harness.supervisor.store.reading import opened
-from nsa_harness.supervisor.store.rundir import AttemptDir, own_folder, write_document
+from nsa_harness.supervisor.store.door import Door
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
@@ -24,7 +25,7 @@ def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifac
     # What an earlier judgement wrote may not fit this one.
     for path in (_SCRIPT, _COMMAND):
         with suppress(OSError):
-            (attempt.path / path).unlink()
+            attempt.door.remove(attempt.path / path)
     why_not = "the run neither failed nor hung" if made is None else _no_folder(attempt)
     if made is None or why_not:
         yield from (Artifact(path=path, count=None, absent=why_not) for path in (_SCRIPT, _COMMAND))
@@ -32,18 +33,18 @@ def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifac
     if made.script is None:
         yield Artifact(path=_SCRIPT, count=None, absent=made.why_not)
     else:
-        write_document(attempt.path / _SCRIPT, made.script)
+        attempt.door.write(attempt.path / _SCRIPT, made.script)
         yield Artifact(path=_SCRIPT, count=made.script.count("\n"), absent=None)
-    write_document(attempt.path / _COMMAND, made.command)
+    attempt.door.write(attempt.path / _COMMAND, made.command)
     yield Artifact(path=_COMMAND, count=made.command.count("\n"), absent=None)
 
 
 def _no_folder(attempt: AttemptDir) -> str:
     """A link may lead anywhere: a stored run may come from somebody else."""
     try:
-        own_folder(attempt.repro)
+        attempt.door.make_folder(attempt.repro)
     except OSError as error:
-        return f"repro {'is' if attempt.repro.is_symlink() else 'cannot be made:'} {error.strerror}"
+        return f"repro {'is' if error.errno == errno.ELOOP else 'cannot be made:'} {error.strerror}"
     return ""
 
 
@@ -57,8 +58,8 @@ def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[P
 
 
 def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
-    found = sorted(attempt.path.glob(file.pattern))
-    count = sum(map(_COUNTS[file.counted_in], found))
+    found = attempt.door.files(attempt.path, file.pattern)
+    count = sum(_COUNTS[file.counted_in](attempt.door, path) for path in found)
     # Of a program that is not asked for it an empty file says nothing: its traces.log was made when it was collected.
     if found and (count or file.absent is not None):
         return Artifact(path=file.pattern, count=count, absent=None)
@@ -88,23 +89,23 @@ def _no_dumps(evidence: Evidence) -> str:
     return "the run was over before stacks could be taken"
 
 
-def _rows(path: Path) -> int:
+def _rows(door: Door, path: Path) -> int:
     """Lines below the head of a table."""
-    return max(0, _lines(path) - 1)
+    return max(0, _lines(door, path) - 1)
 
 
-def _lines(path: Path) -> int:
+def _lines(door: Door, path: Path) -> int:
+    if door.size_bytes(path) > _MAX_COUNTED_BYTES:
+        return door.size_bytes(path) // 80
     try:
-        if path.stat().st_size > _MAX_COUNTED_BYTES:
-            return path.stat().st_size // 80
-        with opened(path) as file:
+        with door.opened(path) as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
     except OSError:
         return 0
 
 
-_COUNTS: dict[CountedIn, Callable[[Path], int]] = {
+_COUNTS: dict[CountedIn, Callable[[Door, Path], int]] = {
     CountedIn.LINES: _lines,
     CountedIn.ROWS: _rows,
-    CountedIn.FILES: lambda _: 1,
+    CountedIn.FILES: lambda _, __: 1,
 }

@@ -15,15 +15,15 @@ from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Ending, Exit, Retraction, Sample
 from nsa_harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
 from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
-from nsa_harness.core.plan import Limits
+from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import in_force
 from nsa_harness.core.verdict.proof import TURN_SAMPLES
 from nsa_harness.supervisor.store.adapters import adapter
-from nsa_harness.supervisor.store.reading import log_tail, read_lines, read_whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _MAX_SIGNALS = 256
+_MAX_LEFT = 256  # processes
 
 
 def sent_signals(
@@ -49,6 +49,7 @@ _KEPT_SAMPLES = 200  # of all ranks together, but of each one as many as any pro
 _SAMPLE_KEYS = frozenset(one.name for one in fields(Sample))
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
+_Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
@@ -60,7 +61,7 @@ class _Record(TypedDict, total=False):
     t_ns: _Whole
     t_s: float
     pid: _Whole
-    rank: _Whole | None
+    rank: _Rank | None
     status: _Whole | None
     origin_ns: _Whole
     ending: str
@@ -75,6 +76,18 @@ class _Record(TypedDict, total=False):
 
 # What a record of that kind says nothing without.
 _NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}}
+
+
+_MAX_TOLD = 16  # of the records of one journal
+
+
+def _mistake(record: dict[str, Any]) -> str:
+    try:
+        adapter(_Record).validate_python(record)
+    except ValidationError as error:
+        return first_line(error)
+    missing = _NEEDED.get(record["event"], set()) - record.keys()
+    return f"{record['event']} without {', '.join(sorted(missing))}" if missing else ""
 
 
 @dataclass(kw_only=True)
@@ -93,16 +106,17 @@ class Journals:
 
     def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
         """The records of the right form."""
-        for record in read_lines(journal):
-            try:
-                adapter(_Record).validate_python(record)
-            except ValidationError as error:
-                self._note(journal.name, first_line(error))
-                continue
-            if missing := _NEEDED.get(record["event"], set()) - record.keys():
-                self._note(journal.name, f"{record['event']} without {', '.join(sorted(missing))}")
-            else:
+        wrong = 0
+        for record in self.attempt.door.records(journal):
+            why = _mistake(record)
+            if not why:
                 yield record
+                continue
+            wrong += 1
+            if wrong <= _MAX_TOLD:
+                self._note(journal.name, why)
+        if wrong > _MAX_TOLD:
+            self._note(journal.name, f"{wrong - _MAX_TOLD} more records make no sense")
 
     def said(self, event: str) -> dict[str, Any]:
         """The last record of that kind; empty when there is none."""
@@ -115,7 +129,7 @@ class Journals:
         said = self.said("ending").get("ending")
         if said in list(Ending):
             return Ending(said)
-        if self.attempt.abandoned.exists() or self._of("alone") or not self._of("exit"):
+        if self.attempt.door.there(self.attempt.abandoned) or self._of("alone") or not self._of("exit"):
             return Ending.ABANDONED
         return Ending.EXITED
 
@@ -125,9 +139,10 @@ class Journals:
     def _rank_pids(self) -> dict[int, int]:
         """The process of each rank: as the watcher found it, or as the boards say."""
         pids = {int(one["rank"]): int(one["pid"]) for one in self.watched if one.get("event") == "rank"}
-        for path in sorted(self.attempt.boards.glob("*.board")):
+        door = self.attempt.door
+        for path in door.files(self.attempt.boards, "*.board"):
             try:
-                board = parse_board(read_whole(path, protocol.BOARD_SIZE), self.origin_ns)
+                board = parse_board(door.whole(path, protocol.BOARD_SIZE), self.origin_ns)
             except (OSError, ValueError) as error:
                 self._note(path.name, str(error))
                 continue
@@ -143,7 +158,7 @@ class Journals:
         """Ends in order of time, by our own watching; the launcher's summary fills in what we missed."""
         killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")] + self._settled_s()
         begun_s = min(killing, default=float("inf"))
-        agent = {failure.pid: failure for failure in agent_failures(log_tail(self.attempt.output))}
+        agent = {failure.pid: failure for failure in agent_failures(self.attempt.door.tail(self.attempt.output))}
         ranks = {failure.pid: failure.rank for failure in agent.values()}
         ranks |= {pid: rank for rank, pid in self.pids.items()}
         seen: dict[int, Exit] = {}
@@ -200,7 +215,7 @@ class Journals:
 
     def left(self, which: str) -> Iterator[str]:
         for event in self._of("ended"):
-            yield from (str(one)[:300] for one in event.get(which) or ())
+            yield from (str(one)[:300] for one in (event.get(which) or ())[:_MAX_LEFT])
 
     def limits(self, declared: Limits, boards: Iterable[Board | None]) -> Limits:
         """As they were in force at the end; as they are chosen where the watcher did not live to say."""
@@ -221,7 +236,7 @@ class Journals:
 
     def signals(self) -> tuple[SentSignal, ...]:
         ranks = {pid: rank for rank, pid in self.pids.items()}
-        log = log_tail(self.attempt.output)
+        log = self.attempt.door.tail(self.attempt.output)
         return sent_signals(self._of("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:

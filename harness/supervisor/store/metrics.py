@@ -5,25 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nsa_harness.core.plan import Expect
 from nsa_harness.core.scenario.program import Row
-from nsa_harness.supervisor.store.reading import log_tail, read_whole
+from nsa_harness.core.scenario.yaml_tree import shown, visible
+from nsa_harness.errors import ScenarioError
+from nsa_harness.supervisor.store.door import Door
+from nsa_harness.supervisor.store.expressions import LIMIT_S, EndlessExpression, last_matches
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
-_MAX_TABLE_BYTES = 64 << 20
+_MAX_TABLE_BYTES = 16 << 20
 
 
-def table(path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
+def table(door: Door, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
     """The rows of a CSV file, with numbers where cells are numbers; a cell of a torn line is not there."""
-    if not path.exists():
+    if not door.there(path):
         return None
     try:
-        text = read_whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
+        text = door.whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, ValueError, csv.Error) as error:
         note(path.name, str(error))
@@ -37,19 +39,24 @@ def _cell(text: str) -> float | str:
 
 
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log."""
-    log = log_tail(attempt.output)
-    found = {name: _matches(bound.regex, log) for name, bound in expect.metrics if bound.regex}
-    values = {name: _number(matches[-1] if matches else None) for name, matches in found.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log.
 
-
-def _matches(regex: str, log: str) -> list[str]:
-    """Group 1 of every match; none for an expression that cannot be used, so that its number counts as not reported."""
+    Raises ScenarioError for an expression that does not end: whether its number was met is not known then.
+    """
+    expressions = {name: bound.regex for name, bound in expect.metrics if bound.regex}
+    if not expressions:
+        return {}
     try:
-        return [match[1] for match in re.finditer(regex, log)]
-    except (re.error, IndexError):
-        return []
+        found = last_matches(expressions, attempt.door.tail(attempt.output))
+    except EndlessExpression as error:
+        name = str(error)
+        what = (
+            f"{shown(expressions[name])} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
+        )
+        place = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
+        raise ScenarioError([f"{place}: {what}"]) from None
+    values = {name: _number(text) for name, text in found.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _number(text: str | None) -> float | None:

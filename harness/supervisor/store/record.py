@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsa_harness import __version__
-from nsa_harness.core.plan import Launcher, RunSpec, Skip
+from nsa_harness.core.plan import MAX_RANKS, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
 from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
@@ -19,18 +21,18 @@ from nsa_harness.core.schedule import ONCE, Policy
 from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.supervisor.store.adapters import adapter, json_text
-from nsa_harness.supervisor.store.reading import read_whole
-from nsa_harness.supervisor.store.rundir import RunDir, write_document
+from nsa_harness.supervisor.store.door import Door, named
+from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line
 
 SIZE_LIMIT_BYTES = 1_000_000
 
 Location = tuple[str | int, ...]
 
 
-def load_spec(path: Path) -> RunSpec:
-    """The spec stored at `path`. Raises ScenarioError with all mistakes."""
+def load_spec(path: Path, door: Door | None = None) -> RunSpec:
+    """The spec stored at `path`. Raises ScenarioError with all mistakes. `door`: of its run; None: a user named it."""
     label = visible(str(path))
-    text = _spec_text(path, label)
+    text = _spec_text(label, *(named(path) if door is None else (door, path)))
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -45,9 +47,9 @@ def load_spec(path: Path) -> RunSpec:
     return spec
 
 
-def _spec_text(path: Path, label: str) -> str:
+def _spec_text(label: str, door: Door, path: Path) -> str:
     try:
-        return read_whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
+        return door.whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
     except ValueError as error:
@@ -98,8 +100,8 @@ def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
     # The name becomes a folder: a stored run of unknown origin must not choose another place.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"
-    if not 1 <= spec.ranks <= 1024:
-        yield ("ranks",), f"expected 1 to 1024, got {spec.ranks}"
+    if not 1 <= spec.ranks <= MAX_RANKS:
+        yield ("ranks",), f"expected 1 to {MAX_RANKS}, got {spec.ranks}"
     if not spec.program:
         yield ("program",), "expected a command, got an empty list"
     if (
@@ -122,7 +124,32 @@ def _line(text: str, label: str, location: Location, what: str) -> str:
     return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), what) if part)
 
 
-_MAX_BYTES = 64 << 20
+_HASH = "spec"  # the event of the watcher's journal that holds the hash
+
+
+def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
+    """What is launched, and its hash where the watcher writes: who edits the one later is noticed by the other."""
+    text = json_text(spec, indent=1) + "\n"
+    attempt.door.write(attempt.spec, text)
+    append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
+
+
+def judged_spec(attempt: AttemptDir) -> RunSpec:
+    """The spec of a stored attempt. Raises ScenarioError, also for one that is not what was launched."""
+    spec = load_spec(attempt.spec, attempt.door)
+    told = [record.get("sha256") for record in attempt.door.records(attempt.watch) if record.get("event") == _HASH]
+    if told and told[-1] != _sha256(attempt.door.whole(attempt.spec, SIZE_LIMIT_BYTES)):
+        what = "it was edited after its launch, and a verdict by it would be about another one"
+        then = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
+        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {what}; {visible(then)}"])
+    return spec
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +179,9 @@ def write_record(run: RunDir, record: Record) -> None:
     know_launches(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
-        write_document(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
+        run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
     shown = replace(record, plan=plan, command=run.redaction.typed(record.command))
-    write_document(run.request, json_text(shown, indent=1) + "\n")
+    run.door.write(run.request, json_text(shown, indent=1) + "\n")
 
 
 def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
@@ -180,7 +207,7 @@ def plan_to_resume(run: RunDir) -> Record:
 def with_raw_plan(run: RunDir, record: Record) -> Record:
     """With its launches as they were given. Raises StoredRunError."""
     try:
-        return replace(record, plan=adapter(_Plan).validate_json(read_whole(run.plan, _MAX_BYTES)).plan)
+        return replace(record, plan=adapter(_Plan).validate_json(run.door.whole(run.plan, _MAX_BYTES)).plan)
     except FileNotFoundError:
         return record
     except (OSError, ValueError, RecursionError) as error:
@@ -191,7 +218,7 @@ def with_raw_plan(run: RunDir, record: Record) -> Record:
 def read_record(run: RunDir) -> Record:
     """run.json; a run without a readable one is still judged. Raises StoredRunError for one of a later harness."""
     try:
-        text = read_whole(run.request, _MAX_BYTES)
+        text = run.door.whole(run.request, _MAX_BYTES)
         _refuse_newer(run, text)
         return adapter(Record).validate_json(text)
     except (OSError, ValueError, RecursionError):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -17,10 +16,10 @@ from typing import IO, BinaryIO
 from nsa_harness.core.redaction import masked
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
-from nsa_harness.supervisor.store.reading import opened, read_whole
+from nsa_harness.supervisor.store.door import Door
 from nsa_harness.supervisor.store.record import know_launches, load_spec, read_record, with_raw_plan
 from nsa_harness.supervisor.store.redaction import Redaction
-from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir, write_document
+from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir
 
 # Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
 _OF_AN_ATTEMPT = (
@@ -33,8 +32,8 @@ _MAX_BYTES = 64 << 20
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
     """What one attempt has left. Returns what could not be written; a link is not followed."""
-    paths = (path for pattern in _OF_AN_ATTEMPT for path in sorted(attempt.path.glob(pattern)))
-    return tuple(_redacted(paths, attempt.redaction))
+    paths = (path for pattern in _OF_AN_ATTEMPT for path in attempt.door.files(attempt.path, pattern))
+    return tuple(_redacted(paths, attempt.door, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
@@ -45,20 +44,20 @@ def redact_run(run: RunDir) -> None:
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
-        list(_redacted([run.events, run.log, run.search_probes], run.redaction))
+        list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
     if printed := run.redaction.printed:
-        write_document(run.secrets, json.dumps(printed) + "\n")
+        run.door.write(run.secrets, json.dumps(printed) + "\n")
 
 
-def _redacted(paths: Iterator[Path] | list[Path], redaction: Redaction) -> Iterator[Trouble]:
+def _redacted(paths: Iterator[Path] | list[Path], door: Door, redaction: Redaction) -> Iterator[Trouble]:
     for path in paths:
         try:
-            if path.parent.is_symlink() or not stat.S_ISREG(path.lstat().st_mode):
+            if not door.is_file(path):
                 continue
-            text = read_whole(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
+            text = door.whole(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
             clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
             if clean != text:
-                write_document(path, clean)
+                door.write(path, clean)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -77,7 +76,7 @@ def write_bundle(run: RunDir, target: Path) -> int:
     _know(run)
     files = list(_files(run))
     for path in files:
-        for text in _texts(path):
+        for text in _texts(run.door, path):
             run.redaction.text(text)
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -85,7 +84,7 @@ def write_bundle(run: RunDir, target: Path) -> int:
         raise UsageError(f"{target}: {error.strerror}; name another file with --to FILE") from None
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as bundle:
         for path in files:
-            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run.redaction)
+            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run)
     return len(files)
 
 
@@ -95,33 +94,34 @@ def _know(run: RunDir) -> None:
         know_launches(run, with_raw_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
         with suppress(HarnessError):
-            run.redaction.know_launch(load_spec(attempt.spec))
+            run.redaction.know_launch(load_spec(attempt.spec, attempt.door))
 
 
 def _files(run: RunDir) -> Iterator[Path]:
     """Regular ones, and no link: it may lead anywhere."""
     left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name}
-    for folder, folders, names in os.walk(run.path):
-        folders[:] = sorted(name for name in folders if Path(folder, name) != run.worktrees)
-        for path in (Path(folder, name) for name in sorted(names) if name not in left_out):
-            if stat.S_ISREG(path.lstat().st_mode):
-                yield path
+    folders = [run.path]
+    while folders:
+        folder = folders.pop(0)
+        folders += [below for below in run.door.folders(folder) if below != run.worktrees]
+        yield from (one for one in run.door.files(folder, "*") if one.name not in left_out and run.door.is_file(one))
 
 
-def _add(bundle: tarfile.TarFile, path: Path, name: str, redaction: Redaction) -> None:
+def _add(bundle: tarfile.TarFile, path: Path, name: str, run: RunDir) -> None:
     with tempfile.TemporaryFile() as clean:
-        _write(clean, path, redaction)
+        _write(clean, path, run)
         member = tarfile.TarInfo(name)
         member.size, member.mtime, member.mode = clean.tell(), int(path.lstat().st_mtime), 0o600
         clean.seek(0)
         bundle.addfile(member, clean)
 
 
-def _write(clean: IO[bytes], path: Path, redaction: Redaction) -> None:
+def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
+    redaction = run.redaction
     if path.suffix in (".json", ".jsonl") and path.lstat().st_size <= _MAX_JSON_BYTES:
-        clean.write(redaction.json("".join(_texts(path))).encode("utf-8", "surrogateescape"))
+        clean.write(redaction.json("".join(_texts(run.door, path))).encode("utf-8", "surrogateescape"))
         return
-    for text in _texts(path):
+    for text in _texts(run.door, path):
         if "\0" in text:  # a board: what stands in it has its place
             data = text.encode("utf-8", "surrogateescape")
             clean.write(masked(data, redaction.secrets) if redaction.on else data)
@@ -129,9 +129,9 @@ def _write(clean: IO[bytes], path: Path, redaction: Redaction) -> None:
             clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
 
 
-def _texts(path: Path) -> Iterator[str]:
+def _texts(door: Door, path: Path) -> Iterator[str]:
     """In pieces that end with a line, as far as there are lines."""
-    with opened(path) as file:
+    with door.opened(path) as file:
         for piece in _pieces(file):
             yield piece.decode("utf-8", "surrogateescape")
 

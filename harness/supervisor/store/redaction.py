@@ -24,7 +24,7 @@ from nsa_harness.core.redaction import (
     shell_line,
     texts_of,
 )
-from nsa_harness.supervisor.store.reading import read_whole
+from nsa_harness.supervisor.store.door import named
 
 T = TypeVar("T")
 Launch = TypeVar("Launch", RunSpec, RunSpec | Skip)
@@ -131,8 +131,9 @@ class Redaction:
     def _stored(self) -> Iterator[str]:
         if self._file is None:
             return
+        door, file = named(self._file)
         try:
-            values = json.loads(read_whole(self._file, _MAX_BYTES))
+            values = json.loads(door.whole(file, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return
         yield from (one for one in values if isinstance(one, str)) if isinstance(values, list) else ()

@@ -6,12 +6,12 @@ import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_harness.core.ci import Unread
+from nsa_harness.supervisor.store.door import Door
 
 MOST_BYTES = 64 << 20  # of one report; a plan of a thousand scenarios stays far below
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
@@ -46,7 +46,7 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
             file = run / _REPORT
             job = _job(directory, run, expected_jobs)
             text = (
-                _report_text(file)
+                _report_text(Door(directory), file)
                 if has_report
                 else "the run began and left no report; it was ended before it was judged"
             )
@@ -60,7 +60,7 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
     """The names of the jobs in what `ci matrix --json` printed."""
-    text = _report_text(file)
+    text = _report_text(Door(file.parent), file)
     if isinstance(text, Unread):
         return text
     try:
@@ -92,30 +92,22 @@ def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
             folders.clear()  # programs under test write what they like into their own folders
 
 
-def _report_text(file: Path) -> str | Unread:
+def _report_text(door: Door, file: Path) -> str | Unread:
     try:
-        return _regular_text(file)
+        return _regular_text(door, file)
     except OSError as error:
-        # O_NOFOLLOW reports a link as if it led in circles.
-        why = "a link, which is not followed" if error.errno == errno.ELOOP else error.strerror
+        why = "not a file" if error.errno == errno.EINVAL else error.strerror
         return Unread(file=str(file), why=why or "cannot be read")
     except UnicodeDecodeError as error:
         return Unread(file=str(file), why=f"no text: {error}")
 
 
-def _regular_text(file: Path) -> str | Unread:
-    # Without O_NONBLOCK a pipe of that name would be waited for; a link may lead out of the upload.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            return Unread(file=str(file), why="not a file")
-        if facts.st_size > MOST_BYTES:
-            return Unread(file=str(file), why=f"{facts.st_size} bytes, over the limit of {MOST_BYTES} for a report")
-        with open(descriptor, encoding="utf-8", closefd=False) as opened:
-            return opened.read()
-    finally:
-        os.close(descriptor)
+def _regular_text(door: Door, file: Path) -> str | Unread:
+    with door.opened(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > MOST_BYTES:
+            return Unread(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
+        return opened.read(MOST_BYTES).decode("utf-8")
 
 
 def _job(directory: Path, run: Path, expected_jobs: Sequence[str]) -> str:

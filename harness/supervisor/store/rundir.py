@@ -1,33 +1,39 @@
-"""The folders of a run with their file names, and the two ways to write: whole documents aside, journals by lines.
+"""The folders of a run with their file names, who has a run at the moment, and how a stored one is found.
 
 Numbered dumps are named where they are taken; the guardian and the ranks write theirs themselves.
 """
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import json
-import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nsa_harness.errors import StoredRunError, UsageError
+from nsa_harness.core.scenario.yaml_tree import visible
+from nsa_harness.errors import StillRunning, StoredRunError, UsageError
+from nsa_harness.supervisor.store.door import Door
 from nsa_harness.supervisor.store.redaction import Redaction
 
-SPEC, _SECRETS = "spec.json", "secrets.json"
+SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
 
 
 class AttemptDir:
     """One attempt of one scenario. What goes into its documents passes its `redaction`, which is that of its run."""
 
-    def __init__(self, path: Path, redaction: Redaction | None = None, *, git_diff: bool = False) -> None:
+    def __init__(
+        self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
+    ) -> None:
+        """`root`: of the run that it belongs to; without one it is opened as if it were a run of its own."""
         self.path = path
+        self.door = Door(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
         self.git_diff = git_diff  # whether env.json has what was not committed
         self.spec = path / SPEC  # the one file with the command as it was given
@@ -39,7 +45,7 @@ class AttemptDir:
         self.logs = path / "logs"  # torchrun's --log-dir: one stdout.log and stderr.log a rank
         self.boards = path / "boards"  # brought home by the guardian
         self.dumps = path / "dumps"
-        self.processes = path / "processes.jsonl"  # the guardian's journal
+        self.processes = path / _JOURNAL  # the guardian's journal
         self.watch = path / "watch.jsonl"  # the watcher's journal
         self.abandoned = path / "interrupted"  # by the guardian, when the controller has died; Ctrl-C does not write it
         self.evidence = path / "evidence"
@@ -55,6 +61,7 @@ class RunDir:
 
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
+        self.door = Door(path)
         self.secrets = path / _SECRETS  # values of the environment that its programs have printed
         self.redaction = Redaction(self.secrets, on=redact)
         self.git_diff = git_diff
@@ -85,16 +92,22 @@ class RunDir:
 
     def attempts(self) -> Iterator[AttemptDir]:
         """The attempts on disk, in the order in which they were launched. A journal without a spec is one as well."""
-        found = {path.parent for name in ("spec.json", "processes.jsonl") for path in self._entries(name)}
-        return (self._attempt(path) for path in sorted(found, key=_begun_ns))
+        there = self.door.there
+        found = [path for path in self.door.folders(self.path) if there(path / SPEC) or there(path / _JOURNAL)]
+        return (self._attempt(path) for path in sorted(found, key=self._begun_ns))
 
     def _attempt(self, path: Path) -> AttemptDir:
-        return AttemptDir(path, self.redaction, git_diff=self.git_diff)
+        return AttemptDir(path, self.path, self.redaction, git_diff=self.git_diff)
 
-    def _entries(self, name: str) -> Iterator[Path]:
-        """Links that lead nowhere included, which a glob leaves out."""
-        folders = (path for path in sorted(self.path.iterdir()) if path.is_dir())
-        return (path / name for path in folders if os.path.lexists(path / name))
+    def _begun_ns(self, attempt: Path) -> int:
+        return self.door.changed_ns(attempt / "spec.json") or self.door.changed_ns(attempt)
+
+    @property
+    def stored(self) -> bool:
+        """It is a run, and not any folder."""
+        return self.door.is_file(self.request) or any(
+            self.door.there(path / "spec.json") for path in self.door.folders(self.path)
+        )
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
@@ -111,8 +124,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
         raise UsageError(
             f"cannot make a run directory below {parent}: {reason}; name a folder with --out DIR"
         ) from None
-    aside = parent / f".latest.{os.getpid()}"
-    aside.unlink(missing_ok=True)
+    aside = parent / f".latest.{secrets.token_hex(8)}"
     aside.symlink_to(run_id)
     aside.replace(parent / "latest")
     return RunDir(path, redact=redact, git_diff=git_diff)
@@ -129,6 +141,36 @@ def locked(run: RunDir) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def at_rest(run: RunDir) -> Iterator[None]:
+    """Nobody runs it, and nobody begins to as long as this holds. Raises StillRunning; writes nothing.
+
+    A run without a lock, or whose lock may not be opened, was stored by somebody else.
+    """
+    try:
+        lock = run.door.opened(run.lock)
+    except OSError:
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StillRunning(f"{run.path}: still running; nothing was judged or written{_so_far(run)}") from None
+        yield
+
+
+def _so_far(run: RunDir) -> str:
+    """What its attempts have come to, for whoever cannot wait."""
+    told = []
+    for attempt in run.attempts():
+        verdict = "running"
+        with suppress(OSError, ValueError):
+            verdict = attempt.door.whole(attempt.result, 100).decode("ascii").strip()
+        told.append(visible(f"{attempt.path.name} {verdict}"))
+    return f"; so far: {', '.join(told)}" if told else ""
+
+
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     """The stored run that `path` names: a run directory, an attempt or file inside one, a run id, or the newest run.
 
@@ -139,35 +181,25 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
         resolved = candidate.resolve()
         for directory in (resolved, *list(resolved.parents)[:2]) if resolved.exists() else ():
             run = RunDir(directory, redact=redact)
-            if directory.is_dir() and (run.request.is_file() or any(directory.glob("*/spec.json"))):
+            if directory.is_dir() and run.stored:
                 return run
-    known = sorted((entry.name for entry in parent.glob("2*T*-*")), reverse=True)[:3] if parent.is_dir() else []
+    known = [path.name for path in newest(parent)[:_LOOKED_INTO] if RunDir(path).stored][:_HINTED]
     hint = f"the newest runs in {parent} are {', '.join(known)}" if known else f"{parent} holds no run"
     raise StoredRunError(f"{wanted}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
-def _begun_ns(attempt: Path) -> int:
-    return next(
-        (path.lstat().st_mtime_ns for path in (attempt / "spec.json", attempt) if os.path.lexists(path)),
-        0,
-    )
+_HINTED, _LOOKED_INTO = 3, 30
 
 
-def own_folder(path: Path) -> None:
-    """Makes the folder. Raises OSError where something else has its name: what is written there would go elsewhere."""
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "a link, which is not followed", str(path))
-    path.mkdir(exist_ok=True)
+def newest(parent: Path) -> list[Path]:
+    """What bears the name of a run, the newest first."""
+    return [path for path in reversed(Door(parent).folders(parent)) if fnmatchcase(path.name, "2*T*-*")]
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write aside and rename: a reader sees the old document or the new one, never half of one. Ours alone to read."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.touch(mode=0o600)
-    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-    aside.replace(path)
+    """A whole document, aside and renamed, into a folder that the caller has made or that a user has named."""
+    Door(path.parent).write(path, text)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as journal:
-        journal.write(json.dumps(record, separators=(",", ":")) + "\n")
+    Door(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

@@ -10,8 +10,7 @@ from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.evidence.sources import program_sources, statement
 from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.supervisor.store.adapters import adapter
-from nsa_harness.supervisor.store.reading import read_whole
-from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.store.rundir import AttemptDir
 
 FILE = "sources.json"
 _STORED = adapter(tuple[Source, ...])
@@ -19,18 +18,21 @@ _MAX_BYTES = 256 << 10  # of all functions together
 _MAX_FILE_BYTES = 1 << 20
 
 
-def with_sources(attempt: AttemptDir, evidence: Evidence) -> Evidence:
-    """Stored at the first judgement; a file written since the launch, or that is no small plain one, is left out."""
-    stored = attempt.path / FILE
+def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
+    """Stored when the attempt ends; a file written since the launch, or that is no small plain one, is left out.
+
+    Of an attempt that was not launched by this very process no file is read: whoever wrote its evidence has named them.
+    """
+    door, stored = attempt.door, attempt.path / FILE
     try:
-        if stored.exists():
-            sources = _STORED.validate_json(read_whole(stored, 4 * _MAX_BYTES))
-        elif attempt.verdict.exists():
-            return evidence  # an attempt of an earlier harness: what its files say by now may be another program
+        if door.there(stored):
+            sources = _STORED.validate_json(door.whole(stored, 4 * _MAX_BYTES))
+        elif not launched_here:
+            return evidence
         else:
             read = _within_bound(_read(attempt, evidence))
             sources = tuple(replace(one, text=attempt.redaction.text(one.text, code=True)) for one in read)
-            write_document(stored, _STORED.dump_json(sources).decode())
+            door.write(stored, _STORED.dump_json(sources).decode())
     except (OSError, ValueError) as error:
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
         return replace(evidence, trouble=(*evidence.trouble, trouble))
@@ -46,12 +48,12 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
-    since_s = attempt.spec.stat().st_mtime if attempt.spec.exists() else None
+    since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
     return program_sources(evidence, lambda file: text_as_launched(file, since_s))
 
 
 def text_as_launched(file: str, since_s: float | None) -> str:
-    """The text of a small regular file that nobody has written since; else empty."""
+    """The text of a small regular file of a program that runs, unless somebody has written it since; else empty."""
     try:
         path, seen = Path(file), Path(file).stat()
         plain = path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import departure, last_round
+from nsa_harness.core.alignment.routine import other_partner
 from nsa_harness.core.alignment.timeline import Event
-from nsa_harness.core.alignment.transfers import other_partner
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
