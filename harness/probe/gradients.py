@@ -17,6 +17,7 @@ MODELS_LIMIT = 8
 NAMES_LIMIT = 8
 FIRST_PASSES = 16  # every one of these is looked at, so that the first gradients of a model are seen as they come
 SAMPLE_BYTES = 128 << 10  # of all parameters of a model
+VALUES_BYTES = 64  # of a parameter without a gradient
 HUGE = 1e20  # nobody begins with such a number, nor with none at all; memory that was never written may hold either
 
 
@@ -27,7 +28,8 @@ class _Model:
         self.name = name
         self.looks = 0
         self.still = 0  # parameters whose gradients were all zero at every look; 0 once one was not
-        self.never: set[int] | None = None  # had none at any look; by identity
+        # Had none at any look, though the program did nothing to keep it out; by identity, with its first values.
+        self.never: dict[int, bytes] | None = None
         self.never_names: list[str] = []
         self.unset: list[str] = []  # held what no program begins with, and had a gradient
         self.unset_value = ""
@@ -84,14 +86,16 @@ class GradientLooks:
         seen.looks += 1
         if seen.looks == 1 or seen.still:
             seen.still = all_zero([one.grad for one in reached])
-        missing = {id(one) for one in every if one.grad is None}
-        if missing and (seen.never is None or seen.never):
-            known = owners()
-            called = {one for one in missing if known.get(one, ("", False))[1]}
-            seen.never = called if seen.never is None else seen.never & called
-            seen.never_names = [known[id(one)][0] for one in every if id(one) in seen.never]
+        missing = [one for one in every if one.grad is None and (seen.never is None or id(one) in seen.never)]
+        if missing:
+            # An average of the weights, or a copy of them, takes its values from elsewhere.
+            known, kept_out, before = owners(), self._names.kept_out(), seen.never or {}
+            values = {id(one): _values(one) for one in missing if id(one) not in kept_out}
+            called = {one: value for one, value in values.items() if known.get(one, ("", False))[1]}
+            seen.never = {one: value for one, value in called.items() if before.get(one, value) == value}
+            seen.never_names = [known[one][0] for one in seen.never]
         else:
-            seen.never = set()
+            seen.never = {}
 
     def _look_at_values(
         self, seen: _Model, reached: list[Any], owners: Callable[[], dict[int, tuple[str, bool]]]
@@ -105,3 +109,11 @@ class GradientLooks:
             if value != value or HUGE < value < float("inf"):
                 seen.unset.append(owners().get(id(one), (f"a parameter of {tuple(one.shape)}", True))[0])
                 seen.unset_value = seen.unset_value or f"{value:.2g}"
+
+
+def _values(parameter: Any) -> bytes:
+    """A few of its numbers; off the host, how often they were written in place."""
+    try:
+        return sample(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
+    except Unreadable:
+        return str(parameter._version).encode()

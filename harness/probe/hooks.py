@@ -66,6 +66,7 @@ def _hook_modules(
     handles: list[Any] = []
     inner_output: list[Callable[[], object | None]] = [lambda: None]
     outermost: list[Any] = [None]  # the module whose forward is inside no other one's
+    trains = [False]  # its pass
     grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
     def give_up(error: Exception) -> None:
@@ -93,7 +94,8 @@ def _hook_modules(
                     | (protocol.MODE_TRAINING if module.training else 0)
                     | (protocol.MODE_GRADIENTS if learning else 0)
                 )
-                if module.training and learning and in_backward() == -1:
+                trains[0] = module.training and learning
+                if trains[0] and in_backward() == -1:
                     trouble.attempt("batches", lambda: given_up.began(module, arguments))
             if names.at_next_forward is not None:
                 names.at_next_forward()
@@ -112,15 +114,20 @@ def _hook_modules(
                 return
             if isinstance(output, tensor_type):
                 node = output.grad_fn
+                if node is None:
+                    known.without_gradients |= outermost[0] is not None and trains[0]
+                    return
                 # A container returns its last child's tensor; the child's name says more, so the container is silent.
-                if node is None or inner_output[0]() is output:
+                if inner_output[0]() is output:
                     return
                 inner_output[0] = weakref.ref(output)
                 node.register_prehook(known.on_backward)
             elif output is not None:
                 on_backward = known.on_backward
-                for tensor in _tensors(output, tensor_type):
+                tensors = _tensors(output, tensor_type)
+                for tensor in tensors:
                     tensor.grad_fn.register_prehook(on_backward)
+                known.without_gradients |= not tensors and outermost[0] is not None and trains[0]
             else:
                 caught.look()
                 # It left a whole model, or a loss beside one.

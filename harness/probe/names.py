@@ -20,7 +20,18 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 class Known:
     """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
 
-    __slots__ = ("_board", "forward", "learns", "module", "name", "on_backward", "silent", "silent_backward", "since")
+    __slots__ = (
+        "_board",
+        "forward",
+        "learns",
+        "module",
+        "name",
+        "on_backward",
+        "silent",
+        "silent_backward",
+        "since",
+        "without_gradients",
+    )
 
     def __init__(self, board: BoardWriter, module: Callable[[], Any], name: str) -> None:
         self._board = board
@@ -29,6 +40,7 @@ class Known:
         self.forward = 0
         self.silent = self.silent_backward = self.learns = False
         self.since = 0  # the step in which it was called first
+        self.without_gradients = False  # what it returned inside a training pass had none to give
 
     def prepare(self) -> None:
         module = self.module()
@@ -72,6 +84,13 @@ class ModuleNames:
         step = self._board.step
         called = (known.module() for known in list(self.ready.values()) if known.since == step)
         return [module for module in called if module is not None]
+
+    def kept_out(self) -> set[int]:
+        """By identity, the parameters of what a program chose not to train: it runs without gradients inside a training
+        pass, or is not in training mode, as all that lies below it."""
+        every = ((known, known.module()) for known in list(self._known.values()))
+        chosen = [one for known, one in every if one is not None and (known.without_gradients or not one.training)]
+        return {id(parameter) for one in chosen for parameter in one.parameters()}
 
     def models(self) -> list[Any]:
         """The roots that still live."""

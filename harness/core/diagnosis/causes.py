@@ -1443,9 +1443,10 @@ class Cause(StrEnum):
         optimizer was given was zero at each of at least four looks, in host memory. The same is asked of what each
         backward pass leaves in a model, so that a program which steps by hand is seen too, and a rank that has nothing
         of its own to bring to a sum over all; a parameter that then never has a gradient, though others of its model
-        do, counts where no optimizer of torch's ever stepped. Noted beside the verdict, also of a PASS. It is the cause
-        of a FAIL, and *likely*, where a backward pass began at a tensor that no parameter leads to. The place is the
-        line that uses the whole part of the model that never learns.
+        do, counts where no optimizer of torch's ever stepped and nothing keeps it out: its module runs with gradients
+        and in training mode, and nobody writes its values. Noted beside the verdict, also of a PASS. It is the cause of
+        a FAIL, and *likely*, where a backward pass began at a tensor that no parameter leads to. The place is the line
+        that uses the whole part of the model that never learns.
         """,
         proven_by="""
         the `[GRAD-TRACE]` and `- MISSING:` lines in `traces.log`; else `rank<r>/looks.jsonl`.

@@ -316,7 +316,10 @@ def _zero_gradients(case: Case) -> Explanation | None:
 
 
 def _without_an_optimizer(case: Case) -> Explanation | None:
-    """Gradients as a backward pass leaves them: all zero on a rank, or missing where the program steps by hand."""
+    """Gradients as a backward pass leaves them: all zero on a rank, or missing where the program steps by hand.
+
+    Nobody has said there what is to be trained: the probe leaves out what the program runs or writes as if it were not.
+    """
     seen = [
         (rank.rank, one)
         for rank in case.evidence.ranks
