@@ -260,6 +260,45 @@ def test_who_is_beyond_a_loop_in_which_another_makes_the_call_once_more_left_a_r
     assert "rank 1 left the loop before rank 0" in found.claim
 
 
+TRIED = """\
+def evaluate(words, rank):
+    for word in words:
+        try:
+            load(word)
+        except OSError:
+            continue
+        share(word)
+
+
+def share(word):
+    all_reduce(word)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "cause", "place"),
+    [
+        (TRIED, "swallowed_exception", 75),
+        (TRIED.replace("continue", "pass"), "rank_conditional_collective", 71),
+    ],
+    ids=["left_out", "went_on"],
+)
+def test_a_round_that_only_an_except_leaves_out_was_swallowed_there_whatever_was_printed(
+    source: str, cause: str, place: int
+) -> None:
+    share = Made(op="all_reduce", line=80)
+    seen = stood(
+        run([share] * 5, [*[share] * 4, Made(op="broadcast", line=90, elements=0)]),
+        [frame(80, function="share"), frame(76, function="evaluate"), frame(50, function="fit")],
+        [frame(90, function="save"), frame(51, function="fit")],
+    )
+    sources = (Source(file=USER, first=50, text="evaluate()\nsave()"), Source(file=USER, first=70, text=source))
+    for lines in ((), ("WARNING bad batch left out",)):
+        told = tuple(replace(one, error_lines=lines) if one.rank == 1 else one for one in seen.ranks)
+        found = main(replace(seen, ranks=told, sources=sources))
+        assert (found.code, found.ranks, found.place and found.place.line) == (cause, (1,), place)
+
+
 # Groups crossed.
 
 
@@ -557,6 +596,16 @@ def fit(loader):
     barrier()"""
 
 
+HANDLED = """\
+def fit(loader):
+    for batch in loader:
+        try: loss = model(batch)
+        except ValueError:
+            continue
+        loss.backward()
+    barrier()"""
+
+
 def test_where_a_batch_was_left_out_is_told_by_the_jump_before_the_line_in_which_another_rank_trains() -> None:
     """It is not the loop, though the rank stands behind it by now."""
     seen = swallowed()
@@ -565,9 +614,10 @@ def test_where_a_batch_was_left_out_is_told_by_the_jump_before_the_line_in_which
         replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, stands, strict=True)))
         for look in seen.snapshots
     )
-    source = Source(file=USER, first=20, text=SKIPS)
-    found = main(replace(seen, snapshots=looks, sources=(source,)))
-    assert (found.code, found.place) == ("rank_conditional_collective", Place(file=USER, line=23, function="fit"))
+    for text, cause in ((SKIPS, "rank_conditional_collective"), (HANDLED, "swallowed_exception")):
+        source = Source(file=USER, first=20, text=text)
+        found = main(replace(seen, snapshots=looks, sources=(source,)))
+        assert (found.code, found.place) == (cause, Place(file=USER, line=23, function="fit"))
 
 
 def test_an_exception_that_left_a_forward_in_that_step_names_the_line() -> None:

@@ -61,6 +61,22 @@ PROGRAM = dedent(
             labels = batch["labels"]
             self.gather(labels)
 
+        def share(self):
+            for row in self.reader(self.rank):
+                read(row)
+            for row in self.opened(self.rank):
+                read(row)
+
+        def reader(self, who):
+            rows = Reader(self.own_rows(who))
+            return rows
+
+        def own_rows(self, rank):
+            return sorted(self.rows)[rank :: self.world]
+
+        def opened(self, who):
+            return open(who)
+
         def gossip(self):
             order = self.everyone()
             random.shuffle(order)
@@ -99,6 +115,11 @@ def test_a_loop_over_settings_is_the_same_on_every_rank() -> None:
 
 def test_what_is_shared_out_by_rank_comes_before_what_lies_as_near() -> None:
     assert rounds("for file in self.files") == "self.files = files(args)[rank::world]"
+
+
+def test_of_helpers_that_the_rank_is_handed_to_the_one_that_shares_out_by_it_comes_before_the_call() -> None:
+    assert rounds("for row in self.reader") == "return sorted(self.rows)[rank :: self.world]"
+    assert rounds("for row in self.opened") == "for row in self.opened(self.rank):", "it shows nothing of it"
 
 
 def test_an_attribute_leads_to_the_method_that_made_it_and_not_to_its_counter() -> None:

@@ -60,6 +60,8 @@ class _Search:
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
     found: list[tuple[int, bool, Place]] = field(default_factory=list)
+    # Of these, calls to which the rank is only handed, and the functions that are reached by them.
+    handed: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
 
 def origin_of_loop(sources: Sequence[Source], line: Place | Frame, outer: Chain) -> Origin | None:
@@ -98,6 +100,11 @@ def _origin(sources: Sequence[Source], use: _Use, *, own_rank: bool = True) -> O
         if depth < _STEPS:
             _follow(search, depth, one)
     best = min(search.found, key=lambda one: one[0], default=None)
+    if best is not None and best[2] in search.handed:
+        reached = search.handed[best[2]]
+        made = [one for one in search.found if one[1] and one[2] not in search.handed]
+        inside = [one for one in made if (one[2].file, one[2].function) in reached]
+        best = min(inside, key=lambda one: one[0], default=best)
     return None if best is None else Origin(place=best[2], of_rank=best[1])
 
 
@@ -130,6 +137,30 @@ def _made(search: _Search, depth: int, use: _Use, line: int) -> None:
     if of_rank or not (plain or handed_on):
         place = Place(file=use.kept.file, line=line, function=function_name(use.kept))
         search.found.append((depth + (0 if of_rank else _FURTHER), of_rank, place))
+        if called and not _of_rank(search, replace(use, value=_besides(use.value, called))):
+            search.handed[place] = frozenset(_reached(search.sources, [function for function, _ in called]))
+
+
+def _besides(value: ast.expr, called: Sequence[tuple[Source, _Use]]) -> ast.expr:
+    """The names of an expression that stand outside of these calls."""
+    calls = [call.value for _, call in called]
+    inside = {id(each) for one in calls for each in ast.walk(one)}
+    names = [one for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute) and id(one) not in inside]
+    return ast.Tuple(elts=list(names), ctx=ast.Load())
+
+
+def _reached(sources: Sequence[Source], functions: Sequence[Source]) -> set[tuple[str, str]]:
+    """File and name of these and of all that they call."""
+    seen: set[tuple[str, str]] = set()
+    waiting = list(functions)
+    while waiting:
+        one = waiting.pop()
+        key = (one.file, function_name(one))
+        if key not in seen:
+            seen.add(key)
+            calls = [each for each in ast.walk(parsed(one.text)) if isinstance(each, ast.Call)]
+            waiting += [found for each in calls if (found := _function_called(sources, each))]
+    return seen
 
 
 def _inputs(sources: Sequence[Source], use: _Use) -> tuple[list[tuple[Source, _Use]], list[str]]:

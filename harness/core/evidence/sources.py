@@ -39,6 +39,7 @@ class Branch:
     leaves: bool  # it lies before the line, and what it holds leaves the loop or the function
     ends: bool  # it leaves the function, so that whoever stands behind it in the same call did not take it
     varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
+    catches: bool  # it is an `except`
 
 
 def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
@@ -180,7 +181,7 @@ class Loop:
     function: str
     of_items: bool  # it goes through something, and does not merely count
     exits: tuple[Branch, ...]  # conditions and handlers that end it before its time
-    skips: tuple[Branch, ...]  # handlers that go on to its next round
+    skips: tuple[Branch, ...]  # handlers that go on to its next round, around the line inside that was asked for
 
 
 def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
@@ -193,7 +194,8 @@ def loops_around(sources: Sequence[Source], place: Place | Frame) -> tuple[Loop,
     """Innermost first."""
     kept = excerpt(sources, place.file, place.line)
     held_by = holders(kept, place.line or 0) if kept is not None else []
-    return tuple(_loop(kept, one) for one in held_by if kept is not None and isinstance(one, _Loop))
+    line = place.line or 0
+    return tuple(_loop(kept, one, line) for one in held_by if kept is not None and isinstance(one, _Loop))
 
 
 def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place | Frame) -> tuple[Loop, ...]:
@@ -203,7 +205,7 @@ def loops_left(sources: Sequence[Source], inside: Place | Frame, outside: Place 
     return tuple(one for one in loops_around(sources, inside) if (outside.line or 0) > one.last)
 
 
-def _loop(kept: Source, one: _Loop) -> Loop:
+def _loop(kept: Source, one: _Loop, line: int) -> Loop:
     counts = None if isinstance(one, ast.While) else _COUNTS.match(ast.unparse(one.iter))
     items = not isinstance(one, ast.While) and (counts is None or counts[0].startswith("enumerate"))
     return Loop(
@@ -213,8 +215,22 @@ def _loop(kept: Source, one: _Loop) -> Loop:
         function=function_name(kept),
         of_items=items,
         exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
-        skips=tuple(_handlers(kept, one)),
+        skips=tuple(_skips(kept, one, line + 1 - kept.first)),
     )
+
+
+def _skips(kept: Source, loop: _Loop, line: int) -> Iterator[Branch]:
+    """Of a `try` around the line, or before it in a round that the handler ends."""
+    tries = [one for one in ast.walk(loop) if isinstance(one, ast.Try)]
+    bodies = {id(each): one.body for one in tries for each in one.handlers}
+    for one, nested in _guards(loop, nested=False):
+        if not isinstance(one, ast.ExceptHandler) or id(one) not in bodies or nested:
+            continue
+        body = bodies[id(one)]
+        jump = next((each for each in one.body if isinstance(each, _JUMPS)), None)
+        inside = body[0].lineno <= line <= (body[-1].end_lineno or 0) and not isinstance(jump, ast.Raise)
+        if inside or (isinstance(jump, ast.Continue) and (one.end_lineno or 0) < line):
+            yield replace(_branch(kept, one, one.type), line=(jump or one).lineno + kept.first - 1)
 
 
 def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
@@ -325,6 +341,7 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
         leaves=leaves,
         ends=False,
         varies=test is None or _varies(parsed(kept.text), test),
+        catches=isinstance(one, ast.ExceptHandler),
     )
 
 

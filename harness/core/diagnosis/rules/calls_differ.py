@@ -38,7 +38,7 @@ from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
 from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
 from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame
-from nsa_harness.core.evidence.origins import origin_of_arguments, origin_of_loop
+from nsa_harness.core.evidence.origins import Origin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
@@ -218,10 +218,14 @@ def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     if gave_up is None or case.step_difference is not None:
         return None
     caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
+    jumps = next((some for other in gave_up.others if (some := _jumps_before(case, other))), [])
+    handled = bool(jumps) and all(one.catches for one in jumps)
+    jump = _place_of(jumps[-1]) if jumps else None
     why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, gave_up.rank)
-    jump = next((one for other in gave_up.others if (one := _jump_before(case, other))), None)
+    if handled and not caught:
+        why = f"an exception was caught{at(jump)}{f', and {why}' if why else ''}"
     return _Why(
-        reason=R.CAUGHT if why else R.SKIPPED,
+        reason=R.CAUGHT if caught or handled else R.SKIPPED,
         ranks=(gave_up.rank,),
         said=f"rank {gave_up.rank} gave up a batch in step {gave_up.step} and began again ({gave_up.marks} marks of"
         f" training there, {gave_up.usual} in its other steps){f': {why}' if why else ''}; so it came to its end while"
@@ -231,10 +235,10 @@ def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     )
 
 
-def _jump_before(case: Case, rank: int) -> Place | None:
-    """What begins the loop anew before the line in which the rank stands."""
+def _jumps_before(case: Case, rank: int) -> list[Branch]:
+    """What may begin the loop anew before the line in which the rank stands."""
     jumps = (_jumps(case, frame) for frame in reversed(own_frames(case, rank)))
-    return next((_place_of(some[-1]) for some in jumps if some), None)
+    return next(filter(None, jumps), [])
 
 
 def _jumps(case: Case, frame: Frame) -> list[Branch]:
@@ -284,16 +288,20 @@ def _steps_of(caught: CaughtException) -> tuple[int, ...]:
 
 
 def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
-    """It went as many rounds of a loop as the others, and in one of them something was caught that it printed."""
+    """It stands behind a loop of which only an `except` leaves a round out, and no rank is dealt fewer rounds."""
     rank = next((rank for rank in found.ranks if rank in stands.left and not stands.left[rank].exits), None)
     if rank is None or not stands.left[rank].skips:
         return None
     others = [other for other in found.everyone if other not in found.ranks]
-    printed = _printed(case, rank)
-    if not printed or any(_printed(case, other) for other in others):
-        return None
+    made = (_rounds_of(case, stands.left[rank], other) for other in others)
+    if any(one.of_rank for one in made if one is not None):
+        return None  # it had fewer rounds to go
     place = _place_of(stands.left[rank].skips[0])
-    said = f"{ranks_text(found.ranks)} left a round of the loop out{at(place)}, where an exception is caught: {printed}"
+    printed = _printed(case, rank)
+    said = (
+        f"{ranks_text(found.ranks)} left a round of the loop out{at(place)}, where an exception is caught"
+        f"{f': {printed}' if printed else ''}"
+    )
     return _Why(reason=R.CAUGHT, ranks=found.ranks, said=said, place=place)
 
 
@@ -476,12 +484,14 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
     if loop is None:
         return None
     line = next((one.line for one in (*loop.exits, *loop.skips)), None)
-    others = [rank for rank in found.everyone if rank not in ranks] if left and line is None else []
+    others = [rank for rank in found.everyone if rank not in ranks] if left and not loop.exits else []
     made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
-    return made or Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
+    if made is not None and (made.of_rank or line is None):
+        return made.place
+    return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
 
 
-def _rounds_of(case: Case, left: Loop, rank: int) -> Place | None:
+def _rounds_of(case: Case, left: Loop, rank: int) -> Origin | None:
     """What gives the number of rounds of the loop, or of the first one within it that may go another number of them."""
     frames, sources = own_frames(case, rank), case.evidence.sources
     for depth, frame in enumerate(frames):
@@ -490,7 +500,7 @@ def _rounds_of(case: Case, left: Loop, rank: int) -> Place | None:
                 line = Place(file=loop.file, line=loop.line)
                 made = origin_of_loop(sources, line, tuple(reversed(frames[:depth])))
                 if made is not None:
-                    return made.place
+                    return made
     return None
 
 
@@ -593,7 +603,7 @@ def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: F
     if loop is None or loop.exits:
         return loop
     # One that nothing lets out before its end, in which a round may have been left out.
-    return replace(loop, exits=tuple(one for one in _jumps(case, frame) if one.line > loop.line))
+    return replace(loop, exits=tuple(one for one in _jumps(case, frame) if one.line > loop.line and not one.catches))
 
 
 def _counted(found: Difference, stands: _Stands) -> Difference:
