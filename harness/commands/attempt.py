@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
 from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.store.adapters import json_text
+from nsa_harness.supervisor.store.reserve import is_full, keep_reserve
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
 
 _GRACE_S = 1.0  # between TERM and KILL
@@ -62,12 +64,12 @@ def run_one(
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
-        with log.open("a") as text:
+        with suppress(OSError), log.open("a") as text:
             traceback.print_exc(file=text)
         from nsa_harness.core.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
-        return unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
+        return unjudged(spec, attempt=number, directory=attempt.path.name, error=why, disk_full=is_full(error))
 
 
 def _follow(
@@ -90,12 +92,16 @@ def _follow(
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
-        guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        said = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        if not any(event["event"] == "ended" for event in said):
+            why = "it did not say that every process of the run has ended"
+            append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": why, "rank": None})
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
+    keep_reserve(attempt.path.parent)
     if attempt.spec.exists():
         raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_document(attempt.spec, json_text(spec, indent=1) + "\n")

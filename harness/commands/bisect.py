@@ -58,6 +58,7 @@ from nsa_harness.supervisor.bisect.launches import (
     question_of,
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
+from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.reading import log_tail
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
@@ -79,6 +80,7 @@ def run_bisection(request: BisectRequest) -> int:
     key = key_of(request, launches)
     known = unfinished(parent, key)
     run = known or create_run(parent)
+    sweep_dead_runs()
     with locked(run), _open(request, run, launches, facts) as bisection:
         write_state(run, key, request.subject.question, request.command, ended=False)
         if known is not None:

@@ -46,6 +46,7 @@ from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.subject.second_runs import WHAT_FOLLOWS
+from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
@@ -72,6 +73,7 @@ class Interruption:
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
     """Run every spec, write the documents, return the exit code. `screen` takes the place of the terminal."""
     run = create_run(request.out or Path("reports")) if request.resumed is None else RunDir(request.resumed)
+    sweep_dead_runs()
     with locked(run):
         return _run_in(run, request, screen)
 

@@ -263,10 +263,14 @@ class Camera:
             return False
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
-        self.dumps.mkdir(exist_ok=True)
-        (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
+        """For people; the judge reads the snapshot itself."""
         text = "\n".join(readable(snapshot)) + "\n"
-        (self.dumps / f"rank{snapshot.rank}.{number}.txt").write_text(text, errors="backslashreplace")
+        try:
+            self.dumps.mkdir(exist_ok=True)
+            (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
+            (self.dumps / f"rank{snapshot.rank}.{number}.txt").write_text(text, errors="backslashreplace")
+        except OSError as error:
+            self._note("dumps", str(error), snapshot.rank)
 
     def _note(self, what: str, why: str, rank: int | None) -> None:
         trouble = Trouble(what=what, why=why[:500], rank=rank)

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nsa_harness.errors import StoredRunError, UsageError
+from nsa_harness.supervisor.store import reserve
 
 
 class AttemptDir:
@@ -40,6 +41,11 @@ class AttemptDir:
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.repro = path / "repro"  # the least that repeats it
+
+    @property
+    def reserve(self) -> Path:
+        """Of the run that it belongs to."""
+        return self.path.parent / reserve.NAME
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"
@@ -112,6 +118,7 @@ def locked(run: RunDir) -> Iterator[None]:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
     with held:
         yield
+        reserve.release(run.path)
 
 
 def find_run(path: Path | None, parent: Path) -> RunDir:
@@ -146,12 +153,32 @@ def own_folder(path: Path) -> None:
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write aside and rename: a reader sees the old document or the new one, never half of one."""
+    """Write aside and rename: a reader sees the old document or the new one, never half of one. Raises OSError.
+
+    On a disk that is full the reserve of the run gives its room.
+    """
+    reserve.with_room(path, lambda: _write_aside(path, text))
+
+
+def _write_aside(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-    aside.replace(path)
+    try:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as journal:
-        journal.write(json.dumps(record, separators=(",", ":")) + "\n")
+    """A whole line or nothing. Raises OSError."""
+    line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        written = os.write(descriptor, line)
+        if written != len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
