@@ -411,6 +411,7 @@ def test_boards_that_stayed_are_brought_home_by_the_next_guardian_which_touches_
     (home.path / "boards").write_text("a file where the directory should be")
     (Path(controller.order["boards"]) / "7.board").write_bytes(b"board")
     end_promptly(home, controller)
+    controller.hear("exit")  # the last that it has to tell
     owner = json.loads((Path(controller.order["boards"]) / program.OWNER).read_text())
     (home.path / "boards").unlink()
     before = home.journal()

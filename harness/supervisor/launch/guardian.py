@@ -170,7 +170,7 @@ class Guardian:
             "order": {
                 **{name: self.order[name] for name in kept if name in self.order},
                 "argv": None,
-                "launcher": _pair(launcher) or self.order.get("launcher"),
+                "launcher": None if over else _pair(launcher) or self.order.get("launcher"),
                 "over": over,
             },
         }
