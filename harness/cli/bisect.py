@@ -106,6 +106,8 @@ def bisect(
     ] = False,
     out: cli_run.Out = None,
     probe: cli_run.ProbeOption = cli_run.Probe.FULL,
+    no_redact: cli_run.NoRedact = False,
+    git_diff: cli_run.GitDiff = False,
 ) -> None:
     """Find the smallest difference that makes a scenario fail, with the fewest runs, and prove it."""
     from nsa_harness.supervisor.bisect.subjects import SubjectOptions
@@ -145,6 +147,8 @@ def bisect(
         json=as_json,
         probe=probe.value,
         command=shlex.join(["nsa-harness", *sys.argv[1:]]),
+        redact=not no_redact,
+        git_diff=git_diff,
     )
     if dry_run:
         from nsa_harness.commands.bisect_report import show_plan

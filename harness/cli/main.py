@@ -45,6 +45,9 @@ def main() -> NoReturn:
         # A name that the terminal's encoding lacks must not end the program.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    from nsa_harness.supervisor.launch.launch import keep_private
+
+    keep_private()
     code = run_command_line(sys.argv[1:])
     sys.exit(_NOT_JUDGED if code == _USAGE and _for_git_bisect(sys.argv[1:]) else code)
 
@@ -171,11 +174,32 @@ def report(
         bool,
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
+    no_redact: cli_run.NoRedact = False,
 ) -> None:
     """Judge a stored run again, from its files."""
     from nsa_harness.commands.run import rejudge
 
-    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out))
+    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out, redact=not no_redact))
+
+
+@app.command()
+def bundle(
+    stored: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(envvar="NSA_HARNESS_TO", metavar="FILE", help="In place of ./RUN.tar.gz.")
+    ] = None,
+    out: cli_run.Out = None,
+    no_redact: cli_run.NoRedact = False,
+) -> None:
+    """Pack a stored run to pass it on: all its files, without secrets and without what repeats it."""
+    from nsa_harness.supervisor.store.redacted_files import write_bundle
+    from nsa_harness.supervisor.store.rundir import find_run
+
+    run = find_run(stored, out or Path("reports"), redact=not no_redact)
+    target = to or Path(f"{run.run_id}.tar.gz")
+    print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
 
 
 @app.command()

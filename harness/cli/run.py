@@ -32,6 +32,13 @@ class Probe(StrEnum):
 Out = Annotated[Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")]
 ProbeOption = Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")]
 
+NoRedact = Annotated[
+    bool, typer.Option("--no-redact", envvar="NSA_HARNESS_NO_REDACT", help="Leave secrets in what is written.")
+]
+GitDiff = Annotated[
+    bool, typer.Option("--git-diff", envvar="NSA_HARNESS_GIT_DIFF", help="env.json keeps what is not committed.")
+]
+
 
 def known_names(incomplete: str) -> list[str]:
     """Scenarios that a shell may complete a word to."""
@@ -127,6 +134,8 @@ def run(
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
     probe: ProbeOption = Probe.FULL,
+    no_redact: NoRedact = False,
+    git_diff: GitDiff = False,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
         bool,
         typer.Option("--git-bisect", envvar="NSA_HARNESS_GIT_BISECT", help="For `git bisect run`: a mistake is 125."),
@@ -148,6 +157,8 @@ def run(
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
         jobs=_jobs(jobs),
         deepen=deepen,
+        redact=not no_redact,
+        git_diff=git_diff,
     )
     selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, shard))]
     if resume is not None:
@@ -211,8 +222,10 @@ def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
 def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
+        from nsa_harness.supervisor.store.redaction import Redaction
 
-        for line in command_events(plan) if request.json else command_lines(plan):
+        redaction = Redaction(on=request.redact)
+        for line in command_events(plan, redaction) if request.json else command_lines(plan, redaction):
             print(line)
         raise typer.Exit
     from dataclasses import replace

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.explain import explained, resolved_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
@@ -20,6 +20,7 @@ from nsa_harness.supervisor.launch.planning import (
     resolved,
     selected_scenarios,
 )
+from nsa_harness.supervisor.store.redaction import Redaction
 
 
 def catalog_lines(items: Sequence[SelectedScenario]) -> Iterator[str]:
@@ -55,13 +56,13 @@ def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
             yield "---"
         yield from explained(scenario, item.tree)
         spec = resolved(item, scenario, question, facts)
-        yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec))
+        yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec, Redaction()))
 
 
-def command_lines(plan: Plan) -> Iterator[str]:
+def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
     """The exact commands, each with what was chosen; a scenario that cannot run says why."""
     yield from (f"# {note}" for note in plan.notes)
-    for spec in plan.specs:
+    for spec in map(redaction.spec, plan.specs):
         if isinstance(spec, Skip):
             yield f"# {spec.scenario}: SKIP, {spec.reason}"
             continue
@@ -69,12 +70,14 @@ def command_lines(plan: Plan) -> Iterator[str]:
         yield from (f"#   {note}" for note in spec.notes)
         if spec.fault:
             yield f"#   planted fault: {spec.fault.kind} on rank {spec.fault.rank} (only `nsa-harness run` plants it)"
-        yield shell_command(spec)
+        command = shell_command(spec, redaction)
+        yield from (f"#   {line.removeprefix('# ')}" for line in where_to_set(command, "what you typed"))
+        yield command
 
 
-def command_events(plan: Plan) -> Iterator[str]:
+def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
     """One `plan` event a scenario, as the event stream has it."""
-    for spec in plan.specs:
+    for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
         if isinstance(spec, Skip):
             facts: dict[str, object] = {"skip": spec.reason}
@@ -90,11 +93,11 @@ def command_events(plan: Plan) -> Iterator[str]:
         yield json.dumps({**event, **facts})
 
 
-def shell_command(spec: RunSpec) -> str:
+def shell_command(spec: RunSpec, redaction: Redaction) -> str:
     """One line that can be pasted into a shell."""
     words = command_line(spec, sys.executable, None)
     declared = [f"{name}={value}" for name, value in spec.env]
-    return shlex.join(["env", *declared, *words] if declared else words)
+    return redaction.command(["env", *declared, *words] if declared else words)
 
 
 def _about(item: SelectedScenario) -> str:

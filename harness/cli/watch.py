@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_harness.cli.run import Out, Probe, ProbeOption
+from nsa_harness.cli.run import GitDiff, NoRedact, Out, Probe, ProbeOption
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def watch(
     ] = False,
     out: Out = None,
     probe: ProbeOption = Probe.FULL,
+    no_redact: NoRedact = False,
+    git_diff: GitDiff = False,
 ) -> None:
     """Run a command as it is, observe it, and report a hang; it is not ended unless --on-hang=kill says so."""
     command: tuple[str, ...] = context.obj or ()
@@ -62,6 +64,8 @@ def watch(
         json=as_json,
         quiet=quiet,
         typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
+        redact=not no_redact,
+        git_diff=git_diff,
     )
     raise typer.Exit(run_watch(request))
 
@@ -79,6 +83,7 @@ def attach(
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
     out: Out = None,
+    no_redact: NoRedact = False,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
     from nsa_harness.commands.watch import AttachRequest
@@ -92,6 +97,7 @@ def attach(
         out=out,
         json=as_json,
         typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
+        redact=not no_redact,
     )
     raise typer.Exit(run_attach(request))
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
@@ -21,7 +22,7 @@ from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.store.adapters import json_text
 from nsa_harness.supervisor.store.reserve import is_full, keep_reserve
-from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
+from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, append_line, write_document
 
 _GRACE_S = 1.0  # between TERM and KILL
 _START_UP = {"none", "start", "imported", "init"}
@@ -34,6 +35,9 @@ class Interrupts(Protocol):
 
     @property
     def count(self) -> int: ...
+
+    def watching(self) -> AbstractContextManager[None]:
+        """While this is entered, the second one is a KeyboardInterrupt."""
 
 
 def run_one(
@@ -57,7 +61,8 @@ def run_one(
         spec = server.settled(spec) if server else anew(spec)
     try:
         prepare(attempt, spec, facts)
-        tell(lambda one: one.launched(replace(spec, scenario=attempt.path.name)))
+        shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
+        tell(lambda one: one.launched(shown))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
         _follow(guarded, spec, attempt, AttemptAudience(name=attempt.path.name, tell=tell), interruption)
         from nsa_harness.commands.judge import judge_attempt
@@ -65,11 +70,13 @@ def run_one(
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
         with suppress(OSError), log.open("a") as text:
-            traceback.print_exc(file=text)
+            text.write(attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
-        return unjudged(spec, attempt=number, directory=attempt.path.name, error=why, disk_full=is_full(error))
+        full = is_full(error)
+        unknown = unjudged(spec, attempt=number, directory=attempt.path.name, error=why, disk_full=full)
+        return attempt.redaction.value(unknown)
 
 
 def _follow(
@@ -82,13 +89,15 @@ def _follow(
         import nsa_harness.render.documents.documents  # noqa: F401
         from nsa_harness.supervisor.watch.watch import Watch
 
-        Watch(
+        watch = Watch(
             guarded=guarded,
             spec=spec,
             attempt=attempt,
             audience=audience,
             interrupted=lambda: interruption.count > 0,
-        ).run()
+        )
+        with interruption.watching():
+            watch.run()
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
@@ -105,10 +114,12 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     if attempt.spec.exists():
         raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_document(attempt.spec, json_text(spec, indent=1) + "\n")
-    declared = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
-    command = shlex.join(command_line(spec, sys.executable, None))
-    write_document(attempt.command, " ".join(filter(None, [declared, command])) + "\n")
-    write_document(attempt.env, json.dumps(describe(spec, facts), indent=1) + "\n")
+    attempt.redaction.know_launch(spec)
+    attempt.redaction.suspect(os.environ)
+    command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)
+    write_document(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))
+    made_of = describe(replace(spec, env=attempt.redaction.pairs(spec.env)), facts, git_diff=attempt.git_diff)
+    write_document(attempt.env, json.dumps(attempt.redaction.value(made_of), indent=1) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,8 @@ def run_bisection(request: BisectRequest) -> int:
     launches = Launches(request=request, facts=facts)
     key = key_of(request, launches)
     known = unfinished(parent, key)
-    run = known or create_run(parent)
+    keeping = {"redact": request.redact, "git_diff": request.git_diff}
+    run = RunDir(known.path, **keeping) if known else create_run(parent, **keeping)
     sweep_dead_runs()
     with locked(run), _open(request, run, launches, facts) as bisection:
         write_state(run, key, request.subject.question, request.command, ended=False)
@@ -152,7 +153,7 @@ class Bisection(SearchState):
             probed = replace(kept, n=n)
             self.probes = sorted([*self.probes, probed], key=lambda one: one.n)
             self.screen.probed(probed, report_so_far(self))
-            self._tell_programs(probe_event(self.request.subject, probed))
+            self._tell_programs(self.run.redaction.value(probe_event(self.request.subject, probed)))
         return probed
 
     def _tell_programs(self, event: dict[str, object]) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness import __version__
@@ -85,6 +85,7 @@ def write_answer(
     run = state.run
     assert run is not None
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
+    search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
     dirs = [one.dir for one in search.probes if one.dir]
     known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
@@ -136,8 +137,8 @@ def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str |
         spec = state.launches.spec(answer.failing)
     except CannotLaunch:
         return None
-    about = f"{state.request.subject.describe(answer.failing)}: {state.signature}"
-    script = repro_script(spec, working_dir=os.getcwd(), about=about)
+    about = run.redaction.text(f"{state.request.subject.describe(answer.failing)}: {state.signature}")
+    script = repro_script(run.redaction.spec(spec), working_dir=os.getcwd(), about=about)
     if script is None:
         return None
     folder = run.repro

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from nsa_harness.supervisor.store.collect import collect
 from nsa_harness.supervisor.store.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.store.metrics import foreign_metrics
 from nsa_harness.supervisor.store.record import load_spec
+from nsa_harness.supervisor.store.redacted_files import redact_files
 from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.store.sources import quoted, with_sources
 
@@ -36,6 +38,8 @@ _NUMBER_DIGITS = 9
 
 def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) -> Outcome:
     """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result."""
+    attempt.redaction.know_launch(spec)
+    attempt.redaction.suspect(os.environ)
     ours = is_launched_by(spec)
     evidence = with_sources(attempt, collect(attempt, spec, node, reported if ours else None))
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
@@ -58,7 +62,9 @@ def judge_attempt(attempt: AttemptDir, spec: RunSpec, node: str, number: int) ->
         artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)),
         trouble=(*outcome.trouble, *unwritten),
     )
-    unwritten = _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    outcome = attempt.redaction.value(outcome)
+    unwritten = redact_files(attempt)
+    unwritten += _kept(attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt.result, f"{outcome.verdict.status}\n")
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
@@ -75,8 +81,9 @@ def _kept(path: Path, text: str) -> tuple[Trouble, ...]:
 def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
     """A verdict is never lost for want of a way to repeat it."""
     try:
-        bare = shlex.join(command_line(spec, sys.executable, None))
-        return write_reproduction(attempt, reproduction(spec, evidence, outcome, bare))
+        shown = attempt.redaction.spec(spec)
+        bare = attempt.redaction.command(command_line(spec, sys.executable, None))
+        return write_reproduction(attempt, reproduction(shown, evidence, outcome, bare))
     except Exception as error:
         return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
 

@@ -19,13 +19,14 @@ without it, and while they do, `attempt` loads what watches, judges and writes.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -39,7 +40,7 @@ from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
-from nsa_harness.errors import HarnessError
+from nsa_harness.errors import HarnessError, StoredRunError
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
@@ -48,7 +49,16 @@ from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.subject.second_runs import WHAT_FOLLOWS
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, read_record, write_record
+from nsa_harness.supervisor.store.record import (
+    Record,
+    know_launches,
+    load_spec,
+    plan_to_resume,
+    read_record,
+    with_raw_plan,
+    write_record,
+)
+from nsa_harness.supervisor.store.redacted_files import redact_run
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, find_run, locked
 
 if TYPE_CHECKING:
@@ -57,22 +67,46 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Ctrl-C, or TERM: once means dump, clean up and report; twice means kill at once, and the report may be lost."""
+    """Ctrl-C, TERM, QUIT, or a terminal that is gone: once means dump, clean up and report; twice means kill at once.
+
+    An attempt that has ended is judged, and the report written, whatever comes meanwhile.
+    """
 
     broadcast: Broadcast
     side_by_side: bool  # the attempts look at `count` themselves
     count: int = 0
+    _watching: bool = False  # an attempt, which a second one leaves at once
 
-    def __call__(self, _: int, __: FrameType | None) -> None:
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        # A shell passes on the hang-up that the kernel has sent already: that is no second wish.
+        if number == signal.SIGHUP and self.count:
+            return
         self.count += 1
         self.broadcast(lambda one: one.interrupted(self.count))
-        if self.count == 2 and not self.side_by_side:
+        if self.count == 2 and self._watching:
             raise KeyboardInterrupt
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this is entered, a second one is a KeyboardInterrupt."""
+        self._watching = not self.side_by_side
+        try:
+            yield
+        finally:
+            self._watching = False
+
+    def lost_terminal(self) -> None:
+        """Nobody sees what is told, and no signal has said so: the terminal belonged to another session."""
+        self.count = max(self.count, 1)
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
     """Run every spec, write the documents, return the exit code. `screen` takes the place of the terminal."""
-    run = create_run(request.out or Path("reports")) if request.resumed is None else RunDir(request.resumed)
+    keeping = {"redact": request.redact, "git_diff": request.git_diff}
+    if request.resumed is None:
+        run = create_run(request.out or Path("reports"), **keeping)
+    else:
+        run = RunDir(request.resumed, **keeping)
     sweep_dead_runs()
     with locked(run):
         return _run_in(run, request, screen)
@@ -104,16 +138,21 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
     return strict_exit_code(report) if request.strict else exit_code(report)
 
 
-def rejudge(path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None) -> int:
+def rejudge(
+    path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None, redact: bool = True
+) -> int:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give."""
-    run = find_run(path, out or Path("reports"))
+    run = find_run(path, out or Path("reports"), redact=redact)
     record = read_record(run)
+    with suppress(StoredRunError):
+        know_launches(run, with_raw_plan(run, record).plan)
     from nsa_harness.core.outcome import skipped
 
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged_apart(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
+        redact_run(run)
     if json:
         sys.stdout.write(to_json(report))
     else:
@@ -191,33 +230,57 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
     places = {spec.scenario: place for place, spec in enumerate(record.plan)}
     in_order = sorted(outcomes, key=lambda one: (places.get(one.scenario, len(places)), one.attempt))
     started = {one.scenario for one in outcomes}
-    return Report(
+    report = Report(
         run_id=run.run_id,
         harness=record.harness,
         machine=record.machine,
-        command=record.command,
+        command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
         outcomes=with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
+    return run.redaction.value(report)
 
 
 @contextmanager
 def interruptible(broadcast: Broadcast, request: RunRequest) -> Iterator[Interruption]:
     interruption = Interruption(broadcast=broadcast, side_by_side=request.jobs != 1)
-    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    broadcast.lost_terminal = interruption.lost_terminal
+    # What nohup has made the program ignore, it ignores.
+    asked = [one for one in _HANG_UPS if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, *asked)}
     try:
         yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _leave_lost_terminals()
+
+
+_HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
+
+
+def _leave_lost_terminals() -> None:
+    """What is still to be printed goes nowhere: the interpreter would fail to, and end with a code of its own."""
+    for stream in (1, 2):
+        try:
+            os.tcgetpgrp(stream)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream)
+                os.close(null)
 
 
 @contextmanager
 def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
     """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
     began = time.monotonic()
-    with run.log.open("a", encoding="utf-8") as log, run.events.open("a", encoding="utf-8") as events:
+    with (
+        _redacted_at_the_end(run),
+        run.log.open("a", encoding="utf-8") as log,
+        run.events.open("a", encoding="utf-8") as events,
+    ):
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(request),
@@ -231,6 +294,15 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
             yield broadcast
         finally:
             broadcast(lambda one: one.close())
+
+
+@contextmanager
+def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
+    """Once nobody writes them any more: of the first attempt too what only the last one has given away."""
+    try:
+        yield
+    finally:
+        redact_run(run)
 
 
 def _terminal(request: RunRequest) -> Terminal:

@@ -39,6 +39,8 @@ class RunRequest:
     policy: Policy = ONCE
     deepen: bool = False  # look into what a run left open, by launches with one change
     jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
+    redact: bool = True
+    git_diff: bool = False  # env.json keeps what is not committed
     resumed: Path | None = None  # the run directory to go on in
 
 
@@ -67,7 +69,9 @@ class Execution:
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
-        self.broadcast(lambda one: one.plan(self.facts, [*waiting, *skips] if before else self.request.specs))
+        asked: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
+        shown = [self.run.redaction.spec(spec) for spec in asked]
+        self.broadcast(lambda one: one.plan(self.facts, shown))
         for skip in skips:
             self._skip(skip)
         if self.request.jobs == 1:

@@ -34,6 +34,7 @@ from nsa_harness.supervisor.observe.attach import RunningJob, find_job, look, on
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
 from nsa_harness.supervisor.store.record import Record, write_record
+from nsa_harness.supervisor.store.redacted_files import redact_run
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, append_line, create_run, locked
 
 _GRACE_S = 1.0
@@ -57,13 +58,15 @@ class WatchRequest:
     json: bool  # events on stderr in place of lines: stdout is the job's
     quiet: bool
     typed: str
+    redact: bool = True
+    git_diff: bool = False
 
 
 def watch(request: WatchRequest) -> int:
     """Run the command, observe it, write the report; returns the exit status of the command, 124 if we ended it."""
     check_command(request.command)
     relay = Relay()
-    run = create_run(request.out or Path("reports"))
+    run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
     sweep_dead_runs()
     with locked(run):
         return Watched(request=request, run=run, relay=relay).run_it()
@@ -102,11 +105,13 @@ class Watched:
             shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
             stored = (Events(events, self.run.run_id, clock), GuestLines(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*stored, shown))
-            return self._attempts()
+            status = self._attempts()
+        redact_run(self.run)
+        return status
 
     def _attempts(self) -> int:
         attempt = self.run.attempt(self.spec.scenario)
-        self.broadcast(lambda one: one.plan(self.facts, [self.spec]))
+        self.broadcast(lambda one: one.plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
         guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
         self.relay.follow(guest.child.pid)
@@ -121,7 +126,7 @@ class Watched:
     def _observe(self, guest: Guest, attempt: AttemptDir) -> bool:
         """Every attempt to its end; True where we ended the job."""
         while True:
-            self.broadcast(lambda one: one.launched(self.spec))
+            self.broadcast(lambda one: one.launched(self.run.redaction.spec(self.spec)))
             observation = self._observation(guest, attempt)
             ending = observation.watch.run()
             if observation.ranks.restarted:
@@ -196,7 +201,7 @@ class Watched:
 
     def _call_hook(self, observation: ObservedJob) -> None:
         def failed(why: str) -> None:
-            what = f"--on-hang=exec {self.request.hook}"
+            what = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
             append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
             self.lines.say(f"{what}: {why}")
 
@@ -245,13 +250,14 @@ class AttachRequest:
     out: Path | None
     json: bool
     typed: str
+    redact: bool = True
 
 
 def attach(request: AttachRequest) -> int:
     """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
-    run = create_run(request.out or Path("reports"))
+    run = create_run(request.out or Path("reports"), redact=request.redact)
     record = Record(
         command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
     )
@@ -261,9 +267,9 @@ def attach(request: AttachRequest) -> int:
     )
     with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
         attempt = run.attempt(spec.scenario)
-        broadcast(lambda one: one.plan(facts, [spec]))
+        broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
-        broadcast(lambda one: one.launched(spec))
+        broadcast(lambda one: one.launched(run.redaction.spec(spec)))
         with onlooker(job) as guarded:
             look(
                 guarded,

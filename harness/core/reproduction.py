@@ -13,6 +13,7 @@ from nsa_harness.core.diagnosis.case import collectives_of
 from nsa_harness.core.diagnosis.causes import Replay, row_of
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.redaction import shell_line, where_to_set
 from nsa_harness.core.report import Outcome, Status
 
 MOST_ELEMENTS = 1 << 24
@@ -301,7 +302,7 @@ class Reproduction:
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
-    """None for what neither failed nor hung. `command`: the program's own command line."""
+    """None for what neither failed nor hung. `command`: the program's own command line, redacted as `spec` is."""
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
     text, why_not = _script(evidence, outcome)
@@ -335,12 +336,12 @@ def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
 
 
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
-    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env)
     lines = ["# The program itself, without the harness:"]
     if spec.fault is not None:
         lines += ["# (its fault was planted by the harness and is not in this line: run spec.json for that)"]
     lines += [f"cd {shlex.quote(spec.cwd)}"] if spec.cwd else []
-    lines += [" ".join(filter(None, (env, command)))]
+    line = " ".join(filter(None, (shell_line((), spec.env), command)))
+    lines += [*where_to_set(line, "spec.json"), line]
     if scripted:
         lines += ["# The calls of its ranks alone:", f"torchrun --standalone --nproc-per-node={spec.ranks} repro.py"]
     return "\n".join(lines) + "\n"

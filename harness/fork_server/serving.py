@@ -51,6 +51,8 @@ class ForkedGuardian(guardian.Guardian):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
+        if self.order["umask"] >= 0:
+            os.umask(self.order["umask"])
         output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         _stand_on(os.open(os.devnull, os.O_RDONLY), output, output)
 

@@ -15,6 +15,7 @@ from .trouble import TroubleLog
 # typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import IO, Any
 
@@ -47,6 +48,9 @@ class Endings:
 
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self._trouble.attempt("raised", lambda: self._write_raised(error, traceback))
+            if self.names is not None:  # torch is there, and hooks around it are
+                self._trouble.attempt("tracebacks", lambda: leave_out(error))
+                traceback = error.__traceback__
             previous(kind, error, traceback)
 
         sys.excepthook = excepthook
@@ -147,3 +151,61 @@ def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
         frames.append({"file": code.co_filename, "line": traceback.tb_lineno, "function": code.co_name})
         traceback = traceback.tb_next
     return frames[::-1][:FRAMES_LIMIT]
+
+
+# Every Python function that an exception passes is in its traceback, ours around torch's too. They are left out where
+# one is rendered: by `traceback`, which logging, multiprocessing and torchrun use too, and by the interpreter at the
+# end of a thread or of the program. The exception itself is not touched before that: it is evidence.
+
+_PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_WALKS = ("walk_tb", "_walk_tb_with_full_positions")  # each yields the frame first; the second one since 3.11
+_CHAIN_LIMIT = 32
+
+
+def hide_probe() -> None:
+    """Once torch is there: it has loaded both modules."""
+    rendering: Any = sys.modules["traceback"]
+    for name in _WALKS:
+        if hasattr(rendering, name):
+            setattr(rendering, name, _unseen(getattr(rendering, name)))
+    threads: Any = sys.modules["threading"]
+    previous = threads.excepthook
+
+    def excepthook(ended: Any) -> None:
+        leave_out(ended.exc_value)
+        previous(ended)
+
+    threads.excepthook = excepthook
+
+
+def _unseen(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def walk_without_guests(traceback: TracebackType | None) -> Iterator[Any]:
+        return (one for one in walk(traceback) if not _is_ours(one[0]))
+
+    walk_without_guests.__doc__ = walk.__doc__
+    return walk_without_guests
+
+
+def leave_out(error: BaseException | None) -> None:
+    """Our frames out of an exception that nobody will catch any more, and out of what it was raised from."""
+    for _ in range(_CHAIN_LIMIT):
+        if error is None:
+            return
+        error.__traceback__ = without_guests(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def without_guests(traceback: TracebackType | None) -> TracebackType | None:
+    """The same traceback, shortened in place; None where all of it is ours."""
+    while traceback is not None and _is_ours(traceback.tb_frame):
+        traceback = traceback.tb_next
+    kept = traceback
+    while kept is not None:
+        while kept.tb_next is not None and _is_ours(kept.tb_next.tb_frame):
+            kept.tb_next = kept.tb_next.tb_next
+        kept = kept.tb_next
+    return traceback
+
+
+def _is_ours(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename.startswith(_PROBE))

@@ -121,6 +121,7 @@ class ProcessProbe:
         if self._board is not None:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
+            self.trouble.attempt("tracebacks", _hide)
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
             self.trouble.attempt("autograd", lambda: self._watch_autograd(board))
             self.trouble.attempt("collectives", lambda: self._set_collectives(board))
@@ -220,6 +221,12 @@ class ProcessProbe:
         init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
         torch.distributed.init_process_group = init_process_group
         c10d.init_process_group = init_process_group
+
+
+def _hide() -> None:
+    from .endings import hide_probe
+
+    hide_probe()
 
 
 def _plant_fault() -> None:

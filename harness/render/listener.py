@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,13 @@ class Broadcast:
     listeners: tuple[Listener, ...]
     # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
     lock: threading.RLock = field(default_factory=threading.RLock)
+    lost_terminal: Callable[[], None] = lambda: None  # called for each word that its terminal is not there to take
 
     def __call__(self, tell: Callable[[Listener], None]) -> None:
         with self.lock:
-            notify(self.listeners, tell)
+            trouble = notify(self.listeners, tell)
+        if any(one.why.startswith(_LOST) for one in trouble):
+            self.lost_terminal()
+
+
+_LOST = f"OSError: [Errno {errno.EIO}]"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,9 @@ class Undisturbed:
     """Nobody interrupts."""
 
     count = 0
+
+    def watching(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Forks:

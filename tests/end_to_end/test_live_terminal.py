@@ -11,6 +11,8 @@ import struct
 import subprocess
 import termios
 
+import pytest
+
 from .conftest import COMMAND, LIMIT_S
 from .jobs import until
 
@@ -50,9 +52,12 @@ class Person:
                 assert what is None, f"{what!r} never stood there, but {self.text!r}"
                 return
 
+    def closes(self):
+        os.close(self._sees)
+
     def leaves(self):
         self.reads()
-        os.close(self._sees)
+        self.closes()
         return self.process.wait(timeout=LIMIT_S)
 
 
@@ -72,3 +77,22 @@ def test_ctrl_c_is_answered_in_the_live_view_and_the_screen_is_left_in_order(wor
     stays = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", person.text.rpartition("\x1b[?25h")[2])
     assert "Interrupted: only what is listed was judged." in stays
     assert re.search(r"^  page +reports/\S+/report.html$", stays, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["hang-up", "quit", "closed"])
+def test_a_run_whose_terminal_goes_away_is_ended_and_reported(workspace, way):
+    (workspace.directory / "waits.py").write_text(WAITS)
+    os.mkfifo(workspace.directory / "pipe")
+    person = Person(workspace, "run", "--script", "waits.py", "--", "pipe")
+    for rank in (0, 1):
+        until((workspace.directory / f"waits.{rank}").exists, f"rank {rank} waits")
+    if way == "closed":
+        person.closes()
+    else:
+        person.process.send_signal(signal.SIGHUP if way == "hang-up" else signal.SIGQUIT)
+        person.reads()
+        person.closes()
+    assert person.process.wait(timeout=LIMIT_S) == 130
+    run = (workspace.directory / "reports" / "latest").resolve()
+    assert "interrupted" in (run / "SUMMARY.md").read_text()

@@ -9,7 +9,11 @@ import json
 
 from contract import CONTRACT, HERE, contract
 
-ADDED: set[str] = set()
+ADDED = {
+    "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
+    *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
+    *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
+}  # fmt: skip
 
 
 def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:

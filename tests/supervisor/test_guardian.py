@@ -64,6 +64,7 @@ class Controller:
             "argv": argv,
             "env": {**os.environ, protocol.ENV_RUN: tag},
             "cwd": None,
+            "umask": -1,
             "tag": tag,
             "output": str(home / "output.log"),
             "boards": str(boards),
@@ -513,6 +514,15 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
     # It reaps whatever this process has for children, those of other tests too.
     own = [one for one in said if one["pid"] == said[0]["pid"]]
     assert [(one["event"], one.get("status")) for one in own] == [("started", None), ("exit", 3)]
+
+
+def test_a_program_has_the_umask_of_the_user_and_not_ours(home: Home) -> None:
+    order = Controller.order_of(home.path, home.tag, ["/bin/sh", "-c", "umask"])
+    guardian = program.Guardian({**order, "umask": 0o027})
+    guardian.spawn()
+    assert guardian.child is not None
+    assert guardian.child.wait(PATIENCE_S) == 0
+    assert (home.path / "output.log").read_text() == "0027\n"
 
 
 # What may not be signalled, and what cannot be written.

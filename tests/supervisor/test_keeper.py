@@ -34,9 +34,9 @@ home, tag, keeps = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "keeps"
 hangs = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('hangs', flush=True); signal.pause()"
 me = process_of(os.getpid())
 order = {
-    "argv": [sys.executable, "-c", hangs], "env": {**os.environ, "_NSA_HARNESS_RUN": tag}, "cwd": None, "tag": tag,
-    "output": str(home / "output.log"), "boards": str(home / f"nsa-harness-{tag}"), "keep": str(home / "boards"),
-    "journal": str(home / "processes.jsonl"), "interrupted": str(home / "interrupted"),
+    "argv": [sys.executable, "-c", hangs], "env": {**os.environ, "_NSA_HARNESS_RUN": tag}, "cwd": None, "umask": -1,
+    "tag": tag, "output": str(home / "output.log"), "boards": str(home / f"nsa-harness-{tag}"),
+    "keep": str(home / "boards"), "journal": str(home / "processes.jsonl"), "interrupted": str(home / "interrupted"),
     "reserve": str(home / ".reserve"), "controller": [me.pid, me.started],
 }
 keeper = Keeper()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.redaction import placeholders
 
 NAME = "repro.py"
 _HELD = "\0"  # in place of a blank where no line may break
@@ -43,6 +44,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
     yield f"os.chdir({spec.cwd or working_dir!a})"
     yield f"os.environ.update({dict(spec.env)!a})"
     yield f"sys.argv[1:] = {_list(args)}"
+    yield from _filled_in(args, dict(spec.env))
     if spec.fault is not None:
         # A planted fault is no part of the program: the package plants it, as it did in the probe.
         yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
@@ -54,6 +56,15 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
     yield f"sys.argv[0] = {program!a}"
     yield f"sys.path[0] = os.path.dirname(os.path.abspath({program!a}))"
     yield f"runpy.run_path({program!a}, run_name='__main__')"
+
+
+def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
+    """What was taken out of the words and the environment, which whoever runs the script has to know."""
+    for variable in placeholders((*args, *env.values())):
+        yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value stands in a probe's spec.json"
+        yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
+        yield f"for name in {[*env]!a}:"
+        yield f"    os.environ[name] = os.environ[name].replace('${variable}', secret)"
 
 
 def _list(words: list[str]) -> str:

@@ -61,7 +61,7 @@ def log_fault(run: RunDir, text: str) -> None:
     if run.log.is_symlink() or (run.log.exists() and not run.log.is_file()):
         return
     with suppress(OSError), run.log.open("a", encoding="utf-8", errors="backslashreplace") as log:
-        log.write(text)
+        log.write(run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Journal:
     """The probes of one bisection. What was kept answers first, each launch once."""
 
     def __init__(self, run: RunDir) -> None:
-        self._path = run.search_probes
+        self._path, self._redaction = run.search_probes, run.redaction
         self.kept: list[ProbeReport] = list(_readable(self._path))
         self.answered: list[ProbeReport] = []  # of this session, in the order in which they did
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
@@ -73,7 +73,7 @@ class Journal:
         return waiting.pop(0) if waiting else None
 
     def keep(self, one: ProbeReport) -> None:
-        append_line(self._path, json.loads(json_text(one)))
+        append_line(self._path, self._redaction.value(json.loads(json_text(one))))
         self.kept.append(one)
 
 
@@ -85,7 +85,8 @@ def question_key(*facts: object) -> str:
 
 
 def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
-    state = _State(key=key, question=question, command=command, ended=ended)
+    clean = run.redaction
+    state = _State(key=key, question=clean.text(question), command=clean.typed(command), ended=ended)
     write_document(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
 
 

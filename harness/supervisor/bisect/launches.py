@@ -216,6 +216,8 @@ class BisectRequest:
     json: bool
     probe: str
     command: str  # as typed
+    redact: bool = True
+    git_diff: bool = False
 
 
 def question_of(request: BisectRequest) -> SearchQuestion:

@@ -14,7 +14,7 @@ from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.flight import essential, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
-from nsa_harness.core.evidence.stacks import native_wanted, training_stack
+from nsa_harness.core.evidence.stacks import in_probe, native_wanted, training_stack
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
@@ -23,6 +23,7 @@ from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import write_document
 
 
@@ -43,7 +44,8 @@ def readable(snapshot: RankSnapshot) -> Iterator[str]:
         holds = ", holds the GIL" if stack.gil else ""
         yield f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
         yield from (f"    {name}" for name in stack.native)
-        yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in stack.frames)
+        shown = (frame for frame in stack.frames if not in_probe(frame.file))
+        yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in shown)
     for collective in snapshot.collectives:
         if not collective.retired:
             yield f"pending {collective.op} #{collective.seq} group {collective.group} sizes {collective.sizes}"
@@ -90,6 +92,7 @@ class Camera:
     origin_ns: int
     boards: Path
     dumps: Path
+    redaction: Redaction = field(default_factory=Redaction)  # of what the dumps say
     trouble: list[Trouble] = field(default_factory=list)
     asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
     stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
@@ -264,11 +267,12 @@ class Camera:
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
         """For people; the judge reads the snapshot itself."""
+        stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
         text = "\n".join(readable(snapshot)) + "\n"
         try:
             self.dumps.mkdir(exist_ok=True)
-            (self.dumps / f"rank{snapshot.rank}.{number}.json").write_text(raw, errors="backslashreplace")
-            (self.dumps / f"rank{snapshot.rank}.{number}.txt").write_text(text, errors="backslashreplace")
+            (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
+            (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
         except OSError as error:
             self._note("dumps", str(error), snapshot.rank)
 

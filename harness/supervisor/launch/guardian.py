@@ -6,7 +6,8 @@ its child. The controller speaks JSON lines on its standard input; when that clo
 
 It ends first and records second: what may not be signalled, read or written is told, and stops nothing.
 
-    in    {"argv", "env", "cwd", "tag", "output", "boards", "keep", "journal", "interrupted", "reserve", "controller"}
+    in    {"argv", "env", "cwd", "umask", "tag", "output", "boards", "keep", "journal", "interrupted", "reserve",
+          "controller"}
           {"do": "watch", "pid": 7, "started": 123, "rank": 0}   {"do": "end", "grace_s": 1.0}   {"do": "quit"}
     out   {"event": "started" | "failed" | "exit" | "signal" | "full" | "ended", "t_ns": ..., ...}, also appended to the
           journal
@@ -190,6 +191,7 @@ class Guardian:
                 env=self.order["env"],
                 cwd=self.order["cwd"],
                 start_new_session=True,
+                umask=self.order["umask"],
             )
         # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
         self.child = child
@@ -383,7 +385,7 @@ class Guardian:
 
     def _append(self) -> None:
         if self.journal is None:
-            self.journal = os.open(self.order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self.journal = os.open(self.order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         while self.unwritten:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
@@ -448,7 +450,7 @@ def _write_aside(target: Path, data: bytes) -> None:
     """Under a name that nobody can have taken before. Raises OSError."""
     aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb") as file:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(data)
         aside.replace(target)
     except OSError:

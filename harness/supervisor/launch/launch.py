@@ -36,6 +36,21 @@ _PR_SET_CHILD_SUBREAPER = 36
 KEEPER = Keeper()  # of this process, for all its runs
 
 
+_given: list[int] = []  # the umask of this process before ours, of one that has set it
+
+
+def keep_private() -> None:
+    """From here on nobody else may read what this process writes, nor what it starts without saying otherwise."""
+    before = os.umask(0o077)
+    if not _given:
+        _given.append(before)
+
+
+def program_umask() -> int:
+    """What a program is launched with, as Popen takes it: the umask that it would have anyway; -1 leaves ours."""
+    return _given[0] if _given else -1
+
+
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
     """The command that is launched. Without an attempt directory: as one would type it."""
     if is_command(spec):
@@ -214,6 +229,7 @@ def launch(
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
         "env": _environment(spec, attempt, tag, boards, probe) | seen,
         "cwd": spec.cwd,
+        "umask": program_umask(),
         "tag": tag,
         "output": str(attempt.output.resolve()),
         "boards": str(boards),

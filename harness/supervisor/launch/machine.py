@@ -76,8 +76,11 @@ _PACKAGES = ("torch", "numpy", "triton", "flash-attn", "py-spy", "psutil", "nvid
 _MAX_DIFF = 20_000
 
 
-def describe(spec: RunSpec, facts: MachineFacts) -> dict[str, Any]:
-    """The content of env.json: declared environment and an allow-list only, since a shell holds secrets."""
+def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
+    """The content of env.json: declared environment and an allow-list only, since a shell holds secrets.
+
+    `git_diff`: with what is not committed, which may hold anything.
+    """
     where = Path(spec.cwd) if spec.cwd else Path.cwd()
     return {
         "schema": 1,
@@ -90,7 +93,7 @@ def describe(spec: RunSpec, facts: MachineFacts) -> dict[str, Any]:
             "declared": dict(spec.env),
             "inherited": {name: os.environ[name] for name in _ALLOWED if name in os.environ},
         },
-        "git": _git(where),
+        "git": _git(where, with_diff=git_diff),
     }
 
 
@@ -101,16 +104,18 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _git(where: Path) -> dict[str, str | None] | None:
-    """Branch, commit and what is not committed, of the checkout that holds the working directory."""
+def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
+    """Branch and commit of the checkout that holds the working directory, and which files differ from it."""
     commit = _answer("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None
-    diff = _answer("git", "diff", "HEAD", "--no-color", "--no-ext-diff", where=where)
+    diff = _answer("git", "diff", "HEAD", "--no-color", "--no-ext-diff", where=where) if with_diff else None
+    status = _answer("git", "status", "--short", where=where)
     return {
         "commit": commit,
         "branch": _answer("git", "rev-parse", "--abbrev-ref", "HEAD", where=where),
-        "status": _answer("git", "status", "--short", where=where),
+        "dirty": None if status is None else bool(status),
+        "status": status,
         "diff": diff if diff is None or len(diff) <= _MAX_DIFF else diff[:_MAX_DIFF] + "\n(cut)",
     }
 

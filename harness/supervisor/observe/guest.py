@@ -21,7 +21,14 @@ from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.guardian import OWNER, process_of
 from nsa_harness.supervisor.launch.keeper import start_guardian
-from nsa_harness.supervisor.launch.launch import KEEPER, Guarded, boards_dir, probe_environment, this_process
+from nsa_harness.supervisor.launch.launch import (
+    KEEPER,
+    Guarded,
+    boards_dir,
+    probe_environment,
+    program_umask,
+    this_process,
+)
 from nsa_harness.supervisor.observe.guest_guardian import GuestGuardian
 from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
@@ -116,7 +123,7 @@ def not_started(name: str, error: OSError) -> CommandNotStarted:
 
 def _start(command: Sequence[str], environment: dict[str, str], relay: Relay) -> subprocess.Popen[bytes]:
     # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
-    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock)
+    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock, umask=program_umask())
 
 
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:

@@ -171,7 +171,7 @@ _Value = TypeVar("_Value")
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
     """The evidence of one attempt; also written to evidence/<node>.json. `reported`: reads the program's own tables."""
     gather = _Gather(attempt=attempt, spec=spec)
-    evidence, text = bounded(gather.evidence(node, reported))
+    evidence, text = bounded(attempt.redaction.value(gather.evidence(node, reported)))
     try:
         own_folder(attempt.evidence)
         write_document(attempt.evidence / f"{node}.json", text)
@@ -386,7 +386,7 @@ class _Gather:
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
         """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
         try:
-            write_document(path, "".join(f"{line}\n" for line in lines))
+            write_document(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:
             self._note(path.name, first_line(error), rank)
 

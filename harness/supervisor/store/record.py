@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -141,13 +142,32 @@ class Record:
     interrupted: bool = False  # by Ctrl-C or TERM
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    plan: tuple[RunSpec | Skip, ...]
+
+
 def write_record(run: RunDir, record: Record) -> None:
-    write_document(run.request, json_text(record, indent=1) + "\n")
+    """Without the secrets of its launches, which stand in a file of their own then: the run is gone on with from it."""
+    know_launches(run, record.plan)
+    plan = tuple(map(run.redaction.spec, record.plan))
+    if plan != record.plan:
+        write_document(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
+    shown = replace(record, plan=plan, command=run.redaction.typed(record.command))
+    write_document(run.request, json_text(shown, indent=1) + "\n")
+
+
+def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
+    """Their secrets, in the order of the plan, and those that every process inherits."""
+    for spec in plan:
+        if isinstance(spec, RunSpec):
+            run.redaction.know_launch(spec)
+    run.redaction.suspect(os.environ)
 
 
 def plan_to_resume(run: RunDir) -> Record:
     """run.json of a run to go on with. Raises StoredRunError when it cannot be read or asks for what no plan can."""
-    record = read_record(run)
+    record = with_raw_plan(run, read_record(run))
     if not record.plan:
         raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
     for place, spec in enumerate(record.plan):
@@ -155,6 +175,17 @@ def plan_to_resume(run: RunDir) -> Record:
             where = ".".join(map(str, ("plan", place, *location)))
             raise StoredRunError(f"{run.request}: {where}: {what}; the run cannot be resumed")
     return record
+
+
+def with_raw_plan(run: RunDir, record: Record) -> Record:
+    """With its launches as they were given. Raises StoredRunError."""
+    try:
+        return replace(record, plan=adapter(_Plan).validate_json(read_whole(run.plan, _MAX_BYTES)).plan)
+    except FileNotFoundError:
+        return record
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise StoredRunError(f"{run.plan}: cannot be read: {why}; the run cannot be resumed") from None
 
 
 def read_record(run: RunDir) -> Record:

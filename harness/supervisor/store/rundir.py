@@ -19,14 +19,19 @@ from filelock import FileLock, Timeout
 
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.store import reserve
+from nsa_harness.supervisor.store.redaction import Redaction
+
+SPEC, _SECRETS = "spec.json", "secrets.json"
 
 
 class AttemptDir:
-    """One attempt of one scenario."""
+    """One attempt of one scenario. What goes into its documents passes its `redaction`, which is that of its run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redaction: Redaction | None = None, *, git_diff: bool = False) -> None:
         self.path = path
-        self.spec = path / "spec.json"
+        self.redaction = redaction or Redaction(path.parent / _SECRETS)
+        self.git_diff = git_diff  # whether env.json has what was not committed
+        self.spec = path / SPEC  # the one file with the command as it was given
         self.command = path / "command.txt"
         self.env = path / "env.json"
         self.output = path / "output.log"
@@ -54,8 +59,11 @@ class AttemptDir:
 class RunDir:
     """One run of one or more scenarios."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
+        self.secrets = path / _SECRETS  # values of the environment that its programs have printed
+        self.redaction = Redaction(self.secrets, on=redact)
+        self.git_diff = git_diff
         self.log = path / "test_execution.log"
         self.summary = path / "SUMMARY.md"
         self.report = path / "report.json"
@@ -63,6 +71,7 @@ class RunDir:
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
         self.request = path / "run.json"
+        self.plan = path / "plan.json"  # the launches as they were given, where run.json cannot say them
         self.lock = path / ".lock"  # held while a controller runs it
         self.missing_params = path / "all_missing_params.txt"
         self.buckets = path / "ddp_buckets.txt"
@@ -78,12 +87,15 @@ class RunDir:
         return self.path.name
 
     def attempt(self, scenario: str, number: int = 1) -> AttemptDir:
-        return AttemptDir(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
+        return self._attempt(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
 
     def attempts(self) -> Iterator[AttemptDir]:
         """The attempts on disk, in the order in which they were launched. A journal without a spec is one as well."""
         found = {path.parent for name in ("spec.json", "processes.jsonl") for path in self._entries(name)}
-        return (AttemptDir(path) for path in sorted(found, key=_begun_ns))
+        return (self._attempt(path) for path in sorted(found, key=_begun_ns))
+
+    def _attempt(self, path: Path) -> AttemptDir:
+        return AttemptDir(path, self.redaction, git_diff=self.git_diff)
 
     def _entries(self, name: str) -> Iterator[Path]:
         """Links that lead nowhere included, which a glob leaves out."""
@@ -91,12 +103,15 @@ class RunDir:
         return (path / name for path in folders if os.path.lexists(path / name))
 
 
-def create_run(parent: Path) -> RunDir:
-    """A new run directory below `parent`; `parent/latest` points at it. Raises UsageError where none can be made."""
+def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
+    """A new run directory below `parent`; `parent/latest` points at it. Raises UsageError where none can be made.
+
+    Nobody else may enter it: the logs of a program hold what it prints.
+    """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
     try:
-        path.mkdir(parents=True)
+        path.mkdir(mode=0o700, parents=True)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(
@@ -106,7 +121,7 @@ def create_run(parent: Path) -> RunDir:
     aside.unlink(missing_ok=True)
     aside.symlink_to(run_id)
     aside.replace(parent / "latest")
-    return RunDir(path)
+    return RunDir(path, redact=redact, git_diff=git_diff)
 
 
 @contextmanager
@@ -121,7 +136,7 @@ def locked(run: RunDir) -> Iterator[None]:
         reserve.release(run.path)
 
 
-def find_run(path: Path | None, parent: Path) -> RunDir:
+def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     """The stored run that `path` names: a run directory, an attempt or file inside one, a run id, or the newest run.
 
     Raises StoredRunError where there is none.
@@ -130,7 +145,7 @@ def find_run(path: Path | None, parent: Path) -> RunDir:
     for candidate in (wanted, parent / wanted):
         resolved = candidate.resolve()
         for directory in (resolved, *list(resolved.parents)[:2]) if resolved.exists() else ():
-            run = RunDir(directory)
+            run = RunDir(directory, redact=redact)
             if directory.is_dir() and (run.request.is_file() or any(directory.glob("*/spec.json"))):
                 return run
     known = sorted((entry.name for entry in parent.glob("2*T*-*")), reverse=True)[:3] if parent.is_dir() else []
@@ -153,9 +168,9 @@ def own_folder(path: Path) -> None:
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write aside and rename: a reader sees the old document or the new one, never half of one. Raises OSError.
+    """Write aside and rename: a reader sees the old document or the new one, never half of one. Ours alone to read.
 
-    On a disk that is full the reserve of the run gives its room.
+    On a disk that is full the reserve of the run gives its room. Raises OSError.
     """
     reserve.with_room(path, lambda: _write_aside(path, text))
 
@@ -163,6 +178,7 @@ def write_document(path: Path, text: str) -> None:
 def _write_aside(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        aside.touch(mode=0o600)
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
         aside.replace(path)
     except OSError:
@@ -174,7 +190,7 @@ def _write_aside(path: Path, text: str) -> None:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """A whole line or nothing. Raises OSError."""
     line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         written = os.write(descriptor, line)
         if written != len(line):

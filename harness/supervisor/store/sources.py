@@ -28,7 +28,8 @@ def with_sources(attempt: AttemptDir, evidence: Evidence) -> Evidence:
         elif attempt.verdict.exists():
             return evidence  # an attempt of an earlier harness: what its files say by now may be another program
         else:
-            sources = tuple(_within_bound(_read(attempt, evidence)))
+            read = _within_bound(_read(attempt, evidence))
+            sources = tuple(replace(one, text=attempt.redaction.text(one.text, code=True)) for one in read)
             write_document(stored, _STORED.dump_json(sources).decode())
     except (OSError, ValueError) as error:
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")

@@ -135,7 +135,12 @@ class Watch:
 
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
-        camera = Camera(origin_ns=self.guarded.origin_ns, boards=self.guarded.boards, dumps=dumps)
+        camera = Camera(
+            origin_ns=self.guarded.origin_ns,
+            boards=self.guarded.boards,
+            dumps=dumps,
+            redaction=self.attempt.redaction,
+        )
         self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, camera=camera)
         self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
         self.memory = MemoryWatch()
@@ -288,7 +293,7 @@ class Watch:
         """Everything the judge will need and that only the watcher knows."""
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in self.snapshots.kept(ending):
-            text = json_text(snapshot)
+            text = json_text(self.attempt.redaction.value(snapshot))
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.ranks.camera.trouble:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
@@ -301,7 +306,8 @@ class Watch:
 
     def write(self, event: str, **facts: Any) -> None:
         """On a disk that is full it waits for the end: until then the ranks would take whatever room is made."""
-        self.unwritten.append({"event": event, "t_s": round(self.now_s(), 4), **facts})
+        record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
+        self.unwritten.append(self.attempt.redaction.value(record))
         try:
             self._append()
         except OSError as error:

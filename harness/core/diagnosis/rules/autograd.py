@@ -207,15 +207,18 @@ def silent_checkpoint(case: Case) -> Explanation | None:
 
 @rule(RulePhase.SILENT, Cause.FIND_UNUSED_NEEDLESS, outranks=("gradient_order_differs",))
 def find_unused_needless(case: Case) -> Explanation | None:
-    """torch says so itself, after the first step; what a later step leaves out it cannot know, and the counts tell."""
+    """torch says so itself, after the first step; what a later step leaves out it cannot know, and the counts tell.
+
+    Of a run that is longer than what a board remembers of its steps they do not tell it.
+    """
     ranks = tuple(rank.rank for rank in case.evidence.ranks if any("find_unused" in words for words in rank.warned))
-    some_unused = any(len(set(board.gradients.values())) > 1 for board in case.boards.values())
-    if not ranks or some_unused:
+    needed = any(len(set(board.gradients.values())) > 1 or 1 not in board.gradients for board in case.boards.values())
+    if not ranks or needed:
         return None
     return explained(
         Cause.FIND_UNUSED_NEEDLESS,
-        "DDP was given find_unused_parameters=True and found nothing unused in its first step: it walks the graph in"
-        " every step for that",
+        "DDP was given find_unused_parameters=True and found nothing unused in any step of this run: it walks"
+        " the graph in each of them for that",
         ranks=ranks,
         seen=Seen.OPEN,
         proof=(f"rank{ranks[0]}/stderr.log",),

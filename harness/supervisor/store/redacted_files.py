@@ -1,0 +1,149 @@
+"""Files of a run without its secrets: in place, where the guardian and the probes have written them or a secret was not
+known yet, and packed to pass them on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from nsa_harness.core.redaction import masked
+from nsa_harness.core.report import Trouble
+from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.supervisor.store.reading import opened, read_whole
+from nsa_harness.supervisor.store.record import know_launches, load_spec, read_record, with_raw_plan
+from nsa_harness.supervisor.store.redaction import Redaction
+from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir, write_document
+
+# Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
+_OF_AN_ATTEMPT = (
+    "watch.jsonl", "processes.jsonl", "command.txt", "env.json", "sources.json", "profile.txt", "verdict.json",
+    "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
+    "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
+)  # fmt: skip
+_MAX_BYTES = 64 << 20
+
+
+def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
+    """What one attempt has left. Returns what could not be written; a link is not followed."""
+    paths = (path for pattern in _OF_AN_ATTEMPT for path in sorted(attempt.path.glob(pattern)))
+    return tuple(_redacted(paths, attempt.redaction))
+
+
+def redact_run(run: RunDir) -> None:
+    """Every attempt, and what was told while they ran, once all secrets are known; and keeps what gives them away.
+
+    Costs nothing where there is no secret.
+    """
+    if run.redaction.secrets.numbered:
+        for attempt in run.attempts():
+            redact_files(attempt)
+        list(_redacted([run.events, run.log, run.search_probes], run.redaction))
+    if printed := run.redaction.printed:
+        write_document(run.secrets, json.dumps(printed) + "\n")
+
+
+def _redacted(paths: Iterator[Path] | list[Path], redaction: Redaction) -> Iterator[Trouble]:
+    for path in paths:
+        try:
+            if path.parent.is_symlink() or not stat.S_ISREG(path.lstat().st_mode):
+                continue
+            text = read_whole(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
+            clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
+            if clean != text:
+                write_document(path, clean)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            yield Trouble(what=path.name, why=f"it could not be redacted: {error}")
+
+
+# As one file to pass on.
+
+_CHUNK_BYTES = 8 << 20
+_CARRIED_BYTES = 64 << 10  # of what has no line end: a value may go on in the next chunk
+_MAX_JSON_BYTES = 32 << 20
+
+
+def write_bundle(run: RunDir, target: Path) -> int:
+    """Writes `target`, for its owner alone, and returns how many files are in it. Raises UsageError where it exists."""
+    _know(run)
+    files = list(_files(run))
+    for path in files:
+        for text in _texts(path):
+            run.redaction.text(text)
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror}; name another file with --to FILE") from None
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as bundle:
+        for path in files:
+            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run.redaction)
+    return len(files)
+
+
+def _know(run: RunDir) -> None:
+    """What its launches were given, as far as that can be read."""
+    with suppress(HarnessError):
+        know_launches(run, with_raw_plan(run, read_record(run)).plan)
+    for attempt in run.attempts():
+        with suppress(HarnessError):
+            run.redaction.know_launch(load_spec(attempt.spec))
+
+
+def _files(run: RunDir) -> Iterator[Path]:
+    """Regular ones, and no link: it may lead anywhere."""
+    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name}
+    for folder, folders, names in os.walk(run.path):
+        folders[:] = sorted(name for name in folders if Path(folder, name) != run.worktrees)
+        for path in (Path(folder, name) for name in sorted(names) if name not in left_out):
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield path
+
+
+def _add(bundle: tarfile.TarFile, path: Path, name: str, redaction: Redaction) -> None:
+    with tempfile.TemporaryFile() as clean:
+        _write(clean, path, redaction)
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = clean.tell(), int(path.lstat().st_mtime), 0o600
+        clean.seek(0)
+        bundle.addfile(member, clean)
+
+
+def _write(clean: IO[bytes], path: Path, redaction: Redaction) -> None:
+    if path.suffix in (".json", ".jsonl") and path.lstat().st_size <= _MAX_JSON_BYTES:
+        clean.write(redaction.json("".join(_texts(path))).encode("utf-8", "surrogateescape"))
+        return
+    for text in _texts(path):
+        if "\0" in text:  # a board: what stands in it has its place
+            data = text.encode("utf-8", "surrogateescape")
+            clean.write(masked(data, redaction.secrets) if redaction.on else data)
+        else:
+            clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """In pieces that end with a line, as far as there are lines."""
+    with opened(path) as file:
+        for piece in _pieces(file):
+            yield piece.decode("utf-8", "surrogateescape")
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    carried = b""
+    while chunk := file.read(_CHUNK_BYTES):
+        data = carried + chunk
+        end = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - _CARRIED_BYTES)
+        key = data.rfind(b"-----BEGIN ", max(0, end - _CARRIED_BYTES), end)
+        if key >= 0 and data.find(b"-----END ", key, end) < 0:  # a key of several lines stays whole
+            end = key
+        yield data[:end]
+        carried = data[end:]
+    yield carried
