@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
 from nsa_harness.supervisor.launch.launch import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
+from nsa_harness.supervisor.store.door import is_full, keep_reserve
 from nsa_harness.supervisor.store.logs import bounded_logs
 from nsa_harness.supervisor.store.record import write_spec
 from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, append_line, write_document
@@ -69,11 +70,13 @@ def run_one(
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
-        attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
+        with suppress(OSError):
+            attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome import unjudged
 
         why = f"{type(error).__name__}: {error}; see {log.name}"
-        unknown = unjudged(spec, attempt=number, directory=attempt.path.name, error=why)
+        full = is_full(error)
+        unknown = unjudged(spec, attempt=number, directory=attempt.path.name, error=why, disk_full=full)
         return attempt.redaction.value(unknown)
 
 
@@ -106,12 +109,16 @@ def _watched(
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
-        guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        said = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        if not any(event["event"] == "ended" for event in said):
+            why = "it did not say that every process of the run has ended"
+            append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": why, "rank": None})
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
+    keep_reserve(attempt.path.parent)
     if attempt.door.there(attempt.spec):
         raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_spec(attempt, spec)

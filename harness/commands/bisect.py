@@ -60,6 +60,7 @@ from nsa_harness.supervisor.bisect.launches import (
     question_of,
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
+from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
@@ -82,6 +83,7 @@ def run_bisection(request: BisectRequest) -> int:
     known = unfinished(parent, key)
     keeping = {"redact": request.redact, "git_diff": request.git_diff}
     run = RunDir(known.path, **keeping) if known else create_run(parent, **keeping)
+    sweep_dead_runs()
     with locked(run):
         # Before anything that takes long: whoever finds the folder of a search that was killed is told what it is.
         write_state(run, key, request.subject.question, request.command, ended=False)

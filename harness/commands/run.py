@@ -45,8 +45,8 @@ from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
-from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.subject.second_runs import WHAT_FOLLOWS
+from nsa_harness.subject.playbook import PLAYBOOK, WHAT_FOLLOWS
+from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.door import Budget
 from nsa_harness.supervisor.store.record import (
@@ -107,6 +107,7 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
         run = create_run(request.out or Path("reports"), **keeping)
     else:
         run = RunDir(request.resumed, **keeping)
+    sweep_dead_runs()
     with locked(run):
         return _run_in(run, request, screen)
 

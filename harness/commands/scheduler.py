@@ -23,7 +23,7 @@ from nsa_harness.core.schedule import (
     free_devices,
 )
 from nsa_harness.render.listener import Broadcast
-from nsa_harness.subject.second_runs import WHAT_FOLLOWS, second_runs
+from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.store.rundir import RunDir
 

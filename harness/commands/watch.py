@@ -28,6 +28,7 @@ from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
+from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.observe.attach import RunningJob, find_job, look, onlooker
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
@@ -66,6 +67,7 @@ def watch(request: WatchRequest) -> int:
     check_command(request.command)
     relay = Relay()
     run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
+    sweep_dead_runs()
     with locked(run):
         return Watched(request=request, run=run, relay=relay).run_it()
 

@@ -58,7 +58,7 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
-    if is_over and not evidence.leftovers and not evidence.undead:
+    if is_over and not evidence.leftovers and evidence.undead == ():
         yield "no process left"
 
 
@@ -173,12 +173,22 @@ def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
 def ended(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
-    left = f"{counted(len(evidence.undead), 'process', 'processes')} left" if evidence.undead else "no process left"
+    left = _left(evidence.undead)
     if _runs_on(evidence):
         return "not by us: it runs on" if evidence.ending is Ending.DETACHED else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"
+
+
+def _left(undead: tuple[str, ...] | None) -> str:
+    if undead is None:
+        return "nobody saw whether a process is left"
+    return (
+        f"{counted(len(undead), 'process', 'processes')} left: {shorten('; '.join(undead))}"
+        if undead
+        else "no process left"
+    )
 
 
 def outcome_of(
@@ -360,13 +370,18 @@ def skipped(skip: Skip) -> Outcome:
     )
 
 
-def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str) -> Outcome:
+def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False) -> Outcome:
     """A run that the harness itself failed: ERROR, never folded into FAIL. Of a Skip no more than its name is known."""
     empty = skipped(Skip(scenario=spec.scenario, about=spec.about, reason=error))
     failed = replace(
         empty,
         attempt=attempt,
-        verdict=Verdict(status=Status.ERROR, kind=None, cause=Cause.HARNESS_ERROR, summary=error),
+        verdict=Verdict(
+            status=Status.ERROR,
+            kind=None,
+            cause=Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR,
+            summary=error,
+        ),
         expected=False,
         dir=directory,
         ended="see processes.jsonl",

@@ -19,7 +19,7 @@ from nsa_harness.core.outcome import shown_deeper
 from nsa_harness.core.plan import Deepening, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
-from nsa_harness.subject.second_runs import WHAT_FOLLOWS, second_runs
+from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")

@@ -543,6 +543,13 @@ def test_processes_that_outlived_the_run_are_a_finding_beside_the_cause() -> Non
     )
 
 
+def test_processes_that_could_not_be_ended_are_named() -> None:
+    seen = evidence(left(0, 2), undead=("17 sleep 600 (of bob; may not be signalled)",), leftovers=("18 sleep 601",))
+    assert diagnosed(seen).findings[1].claim == (
+        "1 process of the run could not be ended: 17 sleep 600 (of bob; may not be signalled)"
+    )
+
+
 # Every rule is reached.
 
 

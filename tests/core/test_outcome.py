@@ -317,7 +317,8 @@ def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
     [
         ({"ending": Ending.NOT_LAUNCHED}, "nothing was started"),
         ({}, "by itself, no process left"),
-        ({"undead": ("7 python",)}, "by itself, 1 process left"),
+        ({"undead": ("7 python",)}, "by itself, 1 process left: 7 python"),
+        ({"undead": None}, "by itself, nobody saw whether a process is left"),
         ({"leftovers": ("7 sleep",)}, "TERM, 0.5 s, no process left"),
         ({"ending": Ending.DEADLINE}, "TERM, 0.5 s, no process left"),
     ],
@@ -347,7 +348,8 @@ def test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked(
 
 
 def test_a_process_left_behind_or_never_started_is_not_told_as_clean() -> None:
-    for changes in ({"leftovers": ("7 sleep",)}, {"undead": ("7 sleep",)}, {"ending": Ending.NOT_LAUNCHED}):
+    unclean: list[dict[str, Any]] = [{"leftovers": ("7 sleep",)}, {"undead": ("7 sleep",)}, {"undead": None}]
+    for changes in (*unclean, {"ending": Ending.NOT_LAUNCHED}):
         assert "no process left" not in outcome(evidence(left(0), **changes)).checked
 
 

@@ -276,3 +276,47 @@ def test_an_end_that_is_noted_late_explains_those_who_felt_it_at_once() -> None:
     lost = rank_evidence(0, exit=ended(0, 1), raised=raised(0, message="Connection closed by peer", at_s=9.0))
     seen = evidence(lost, rank_evidence(1, exit=ended(1, 0, at_s=9.3)), ending=Ending.EXITED)
     assert diagnosed(seen).cause == "early_exit"
+
+
+# A full disk, which takes the words of whoever wants to tell of it.
+
+FULL = "No space left on device: reports/run/a/processes.jsonl"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        evidence(rank_evidence(0, exit=ended(0, 0)), rank_evidence(1, exit=ended(1, 1, at_s=9.0)), disk_full=FULL),
+        evidence(rank_evidence(0, exit=ended(0, -signal.SIGBUS)), disk_full=FULL),
+        evidence(launcher=ended(None, 1), disk_full=FULL),
+        failed("OSError", "[Errno 28] No space left on device", disk_full=FULL),
+        failed("OSError", "[Errno 122] Disk quota exceeded", disk_full=FULL),
+    ],
+)
+def test_a_failure_without_another_reason_on_a_full_disk_is_that_of_the_disk(seen: Evidence) -> None:
+    assert judge(seen).status is Status.FAIL
+    found = diagnosed(seen)
+    assert found.cause == "disk_full"
+    assert found.findings[0].claim.endswith(f", and the disk of the run was full ({FULL})")
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [
+        (failed("ValueError", "expected 3 columns", disk_full=FULL), "exception"),
+        (killed(disk_full=FULL), "killed"),
+        (failed("OSError", "[Errno 28] No space left on device"), "infra"),
+        (evidence(ending=Ending.INTERRUPTED, disk_full=FULL), "interrupted"),
+    ],
+)
+def test_a_failure_that_says_why_is_not_that_of_the_disk(seen: Evidence, cause: str) -> None:
+    assert diagnosed(seen).cause == cause
+
+
+def test_a_run_that_cannot_be_judged_for_want_of_records_on_a_full_disk_says_so() -> None:
+    seen = evidence(rank_evidence(0), launcher=None, disk_full=FULL)
+    found = diagnosed(seen)
+    assert (judge(seen).status, found.cause) == (Status.ERROR, "disk_full")
+    assert found.findings[0].claim == (
+        f"the disk of the run was full ({FULL}): nobody saw how the run ended: the record of its processes is missing"
+    )

@@ -100,6 +100,22 @@ def test_a_run_that_was_cut_short_is_an_error_that_says_why(ending: Ending, erro
     assert judge(seen) == Judgement(status=Status.ERROR, failures=(), proof=None, error=error)
 
 
+@pytest.mark.parametrize(
+    ("undead", "then"),
+    [
+        ((), "its guardian ended the run"),
+        (None, "nothing shows that its guardian ended the run"),
+        (("7 sleep 600 (of bob; may not be signalled)",),
+         "its guardian could not end all of it: 7 sleep 600 (of bob; may not be signalled)"),
+    ],
+)  # fmt: skip
+def test_what_a_guardian_did_for_a_dead_harness_is_said_as_far_as_it_was_seen(
+    undead: tuple[str, ...] | None, then: str
+) -> None:
+    seen = evidence(ending=Ending.ABANDONED, undead=undead)
+    assert judge(seen).error == f"the harness died before the run ended; {then}"
+
+
 NOBODY_SAW = "nobody saw how the run ended: the record of its processes is missing"
 
 

@@ -168,7 +168,7 @@ def _guardians(workspace):
 
 def _holds(process, directory):
     try:
-        guards = "guardian.py" in str(process.cmdline())
+        guards = "guardian" in process.cmdline()
         return guards and any(file.path.startswith(directory) for file in process.open_files())
     except psutil.Error:
         return False

@@ -1,4 +1,4 @@
-"""A Python process to look at, which ends with the block."""
+"""A Python process to look at, which ends with the block; and what processes do, awaited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 PATIENCE_S = 20.0
@@ -27,3 +28,10 @@ def program(source: str, *words: str, options: Sequence[str] = ("-I", "-S", "-u"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def wait_for(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline, f"it never came to this: {what}"
+        time.sleep(0.01)

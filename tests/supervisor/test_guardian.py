@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ IDLE = PRELUDE + "ready()\nsignal.pause()\n"
 class Controller:
     """Speaks to one guardian, as the harness does."""
 
-    def __init__(self, home: Path, tag: str, argv: list[str] | None) -> None:
-        self.order = self.order_of(home, tag, argv)
+    def __init__(self, home: Path, tag: str, argv: list[str] | None, under: Sequence[str] = (), **order: Any) -> None:
+        self.order = self.order_of(home, tag, argv) | order
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*under, sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.pending = b""
         self.said: list[dict[str, Any]] = []
@@ -118,11 +119,11 @@ class Home:
         self.pids: list[int] = []
         self.heard = b""
 
-    def run(self, source: str) -> Controller:
-        return self.guard([*PYTHON, source, str(self.fifo)])
+    def run(self, source: str, under: Sequence[str] = (), **order: Any) -> Controller:
+        return self.guard([*PYTHON, source, str(self.fifo)], under, **order)
 
-    def guard(self, argv: list[str] | None) -> Controller:
-        controller = Controller(self.path, self.tag, argv)
+    def guard(self, argv: list[str] | None, under: Sequence[str] = (), **order: Any) -> Controller:
+        controller = Controller(self.path, self.tag, argv, under, **order)
         self.controllers.append(controller)
         return controller
 
@@ -393,10 +394,33 @@ def test_boards_that_cannot_be_brought_home_are_told_as_trouble(home: Home) -> N
     controller = home.run(IDLE)
     home.wait_ready(1)
     (home.path / "boards").write_text("a file where the directory should be")
-    (Path(controller.order["boards"]) / "7.board").write_bytes(b"board")
+    board = Path(controller.order["boards"]) / "7.board"
+    board.write_bytes(b"board")
     controller.send({"do": "end", "grace_s": 0.3})
-    assert controller.hear("trouble")["what"] == "boards"
-    controller.hear("ended")
+    trouble = controller.hear("trouble")
+    assert (trouble["what"], trouble["why"]) == (
+        "boards",
+        f"7.board: File exists; what could not be copied stays in {board.parent}",
+    )
+    assert controller.hear("ended")["left"] == []
+    assert board.read_bytes() == b"board", "the only one there is"
+
+
+def test_boards_that_stayed_are_brought_home_by_the_next_guardian_which_touches_nothing_else(home: Home) -> None:
+    controller = home.run(IDLE)
+    home.wait_ready(1)
+    (home.path / "boards").write_text("a file where the directory should be")
+    (Path(controller.order["boards"]) / "7.board").write_bytes(b"board")
+    end_promptly(home, controller)
+    controller.hear("exit")  # the last that it has to tell
+    owner = json.loads((Path(controller.order["boards"]) / program.OWNER).read_text())
+    (home.path / "boards").unlink()
+    before = home.journal()
+    home.guard(None, **{name: said for name, said in owner["order"].items() if name not in ("argv", "tag")}).die()
+    home.controllers[-1].process.wait(PATIENCE_S)
+    assert (home.path / "boards" / "7.board").read_bytes() == b"board"
+    assert not Path(controller.order["boards"]).exists()
+    assert (home.journal(), (home.path / "interrupted").exists()) == (before, False)
 
 
 def test_everything_it_says_is_also_in_the_journal(home: Home) -> None:
@@ -482,6 +506,7 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
             os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setattr(program.Guardian, "say", say)
+    monkeypatch.setattr(program.Guardian, "note", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
     guardian = program.Guardian(order)
     guardian.start()
@@ -498,3 +523,118 @@ def test_a_program_has_the_umask_of_the_user_and_not_ours(home: Home) -> None:
     assert guardian.child is not None
     assert guardian.child.wait(PATIENCE_S) == 0
     assert (home.path / "output.log").read_text() == "0027\n"
+
+
+# What may not be signalled, and what cannot be written.
+
+FOREIGN = """
+def foreign():
+    os.setuid(65534)
+child(foreign)
+child(lambda: None)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of somebody else's")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_process_that_may_not_be_signalled_is_named_and_the_others_are_ended(home: Home, dies: bool) -> None:
+    unarmed = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
+    controller = home.run(PRELUDE + FOREIGN + "ready()\nsignal.pause()\n", unarmed)
+    pids = home.wait_ready(3)
+    (foreign,) = (pid for pid in pids if os.stat(f"/proc/{pid}").st_uid == 65534)
+    board = Path(controller.order["boards"]) / "7.board"
+    board.write_bytes(b"board")
+    if dies:
+        controller.die()
+    else:
+        controller.send({"do": "end", "grace_s": 0.3})
+    (survivor,) = controller.hear("ended")["left"]
+    assert [pid for pid in pids if lives(pid)] == [foreign]
+    assert survivor == (
+        f"{foreign} {program.command_of(foreign)} (of {program.owner_of(foreign)}; may not be signalled,"
+        " Operation not permitted)"
+    )
+    assert (home.path / "boards" / "7.board").read_bytes() == b"board"
+    if dies:
+        assert controller.process.wait(PATIENCE_S) == 0
+        said = (home.path / "interrupted").read_text()
+        assert said == f"the controller died; the guardian could not end all of it: {survivor}\n"
+
+
+def test_no_signal_goes_to_another_process_that_has_the_number_by_now(home: Home) -> None:
+    with subprocess.Popen([*PYTHON, IDLE, str(home.fifo)]) as bystander:
+        (pid,) = home.wait_ready(1)
+        known = program.process_of(pid)
+        assert known is not None
+        before = program.Process(pid, known.started - 1)
+        assert (before.send(signal.SIGKILL), before.lives(), known.lives()) == (None, False, True)
+        assert known.send(signal.SIGKILL) is None
+        assert bystander.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_a_process_that_is_gone_may_be_signalled() -> None:
+    gone = subprocess.Popen([*PYTHON, "pass"])
+    known = program.process_of(gone.pid)
+    gone.wait()
+    assert known is not None
+    assert known.send(signal.SIGKILL) is None
+
+
+def test_a_journal_that_cannot_be_written_does_not_keep_a_dead_controllers_run_alive(home: Home) -> None:
+    controller = home.run(IDLE, journal="/dev/full")
+    pids = home.wait_ready(1)
+    (Path(controller.order["boards"]) / "7.board").write_bytes(b"board")
+    controller.die()
+    assert controller.process.wait(PATIENCE_S) == 0
+    assert not any(map(lives, pids))
+    assert (home.path / "boards" / "7.board").read_bytes() == b"board"
+    assert (home.path / "interrupted").read_text() == "the controller died; the guardian ended the run\n"
+
+
+class Disk:
+    """That of a run: full for whoever writes to it, until its reserve is given up."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.reserve = home / ".reserve"
+        self.reserve.write_bytes(b"room")
+        self.open = os.open
+
+    def __call__(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.reserve.stat().st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return self.open(path, flags, *rest, **named)
+
+
+def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    order = Controller.order_of(run, "full", None) | {
+        "boards": str(tmp_path / "memory"),
+        "reserve": str(run / ".reserve"),
+    }
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "7.board").write_bytes(b"board")
+    disk = Disk(run)
+    monkeypatch.setattr(os, "open", disk)
+    monkeypatch.setattr(os, "write", lambda one, data, write=os.write: len(data) if one == 1 else write(one, data))
+    guardian = program.Guardian(order)
+    guardian.bring_home()
+    guardian.say("ended", outlived=[], left=[])
+    said = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in said] == ["full", "ended"]
+    assert said[0]["why"] == f"No space left on device: {run / 'boards' / '7.board'}"
+    assert (run / "boards" / "7.board").read_bytes() == b"board"
+    assert disk.reserve.stat().st_size == 0
+    assert not (tmp_path / "memory").exists()
+
+
+def test_a_reserve_that_somebody_else_needed_tells_that_the_disk_was_full(home: Home) -> None:
+    (home.path / ".reserve").write_bytes(b"")
+    controller = home.run(IDLE, reserve=str(home.path / ".reserve"))
+    home.wait_ready(1)
+    end_promptly(home, controller)
+    (full,) = (one for one in home.journal() if one["event"] == "full")
+    assert full["why"] == f"the room that was kept for the end of the run is used up: {home.path}"

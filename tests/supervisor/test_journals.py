@@ -106,9 +106,32 @@ def test_the_teardown_lasts_from_the_first_signal_to_the_end(attempt: AttemptDir
     ended = {"event": "ended", "t_ns": at(4.5), "outlived": ["7 sleep"], "left": ["8 dd"]}
     journals = read(attempt, started(), *signals, ended)
     assert journals.teardown_s() == 1.5
-    assert (list(journals.left("outlived")), list(journals.left("left"))) == (["7 sleep"], ["8 dd"])
+    assert (journals.outlived(), journals.undead()) == (("7 sleep",), ("8 dd",))
     assert read(attempt, started(), ended).teardown_s() == 0.0
     assert read(attempt, started(), *signals).teardown_s() == 0.0
+
+
+def test_what_is_left_is_what_the_last_guardian_saw(attempt: AttemptDir) -> None:
+    first = {"event": "ended", "t_ns": at(4.5), "outlived": ["7 sleep"], "left": ["8 dd"]}
+    second = {"event": "ended", "t_ns": at(5.5), "outlived": ["7 sleep"], "left": []}
+    journals = read(attempt, started(), first, second)
+    assert (journals.outlived(), journals.undead()) == (("7 sleep",), ())
+
+
+def test_where_no_guardian_lived_to_look_nobody_knows_what_is_left(attempt: AttemptDir) -> None:
+    assert read(attempt, *CLEAN).undead() is None
+    assert read(attempt, {"event": "ended", "t_ns": at(5.5), "outlived": []}).undead() is None
+
+
+def test_the_first_word_of_a_full_disk_counts(attempt: AttemptDir) -> None:
+    full = [{"event": "full", "t_ns": at(seconds), "why": why} for seconds, why in ((3.0, "here"), (4.0, "there"))]
+    assert read(attempt, *CLEAN, *full).disk_full() == "here"
+    assert read(attempt, *CLEAN).disk_full() is None
+
+
+def test_a_run_that_its_guardian_had_to_end_was_abandoned_however_much_left_before(attempt: AttemptDir) -> None:
+    abandoned = {"event": "abandoned", "t_ns": at(5.5)}
+    assert read(attempt, *CLEAN[:2], abandoned).ending() is Ending.ABANDONED
 
 
 def test_the_limits_are_those_in_force_at_the_end(attempt: AttemptDir) -> None:
@@ -207,6 +230,6 @@ def test_journals_of_any_content_are_read_without_an_error(
     assert all(isinstance(one.pid, int) for one in journals.exits())
     assert isinstance(journals.ending(), Ending)
     assert isinstance(journals.teardown_s(), float)
-    assert all(isinstance(one, str) for which in ("outlived", "left") for one in journals.left(which))
+    assert all(isinstance(one, str) for one in (*journals.outlived(), *(journals.undead() or ())))
     assert journals.limits(Limits(), []).busy_s is not None
     assert all(isinstance(one, Sample) for one in journals.samples())

@@ -1270,6 +1270,27 @@ class Cause(StrEnum):
         """,
     )
 
+    DISK_FULL = Row(
+        code="disk_full",
+        verdicts=(Status.FAIL, Status.ERROR),
+        blames=False,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/core/test_resources.py", "no program of a test may fill a disk that others use"),),
+        advice="Free space where the reports go (`df -h`, `quota`), or name another disk with --out.",
+        means="""
+        the disk that takes the run was full, or the quota used up, and nothing else says why the run failed or could
+        not be judged: what a program, torchrun or the harness had to say went to that disk.
+        """,
+        proven_by="""
+        the record `full` in `processes.jsonl`, which the guardian writes into room that was kept for it. It is
+        *likely* of a FAIL: the exit itself says nothing.
+        """,
+        remedy="""
+        free space where the reports go (`df -h`, `quota`), or name another disk with `--out`; then
+        `nsa-harness run --resume` goes on.
+        """,
+    )
+
     EARLY_EXIT = Row(
         code="early_exit",
         verdicts=(Status.FAIL,),
@@ -1674,7 +1695,8 @@ class Cause(StrEnum):
         shown_by=(by_program("proc_orphan_left"),),
         advice="Join or end child processes before the program leaves.",
         means="""
-        processes outlived the launcher, and the harness ended them. Noted beside the verdict.
+        processes outlived the launcher, and the harness ended them, or could not: those are named with their owner and
+        the reason. Noted beside the verdict.
         """,
         proven_by="""
         `processes.jsonl`.

@@ -405,7 +405,7 @@ class Evidence:
     samples: tuple[Sample, ...]  # every look taken while something was suspected, oldest first
     last_progress_s: float | None  # newest mark or collective of any rank
     leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"
-    undead: tuple[str, ...]  # processes that even SIGKILL did not end
+    undead: tuple[str, ...] | None  # processes that we could not end, with owner and reason; None = nobody looked
     metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
     trouble: tuple[Trouble, ...]
     retracted: tuple[Retraction, ...] = ()
@@ -417,3 +417,4 @@ class Evidence:
     memory: HostMemory | None = None
     reported: tuple[dict[str, float | str], ...] = ()  # by the program, of what its own rules alone read
     sources: tuple[Source, ...] = ()  # of the lines that all of this names
+    disk_full: str | None = None  # how the guardian met the end of the run's disk; None = it did not

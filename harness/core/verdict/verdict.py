@@ -168,8 +168,7 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
         Ending.EXITED: _unseen_end(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
-        Ending.ABANDONED: "the harness died before the run ended; "
-        + ("the job was left alone" if evidence.observed else "its guardian ended the run"),
+        Ending.ABANDONED: f"the harness died before the run ended; {_without_us(evidence)}",
         Ending.NOT_LAUNCHED: "the launcher could not be started",
         Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
         Ending.DETACHED: looked_at(evidence),
@@ -212,6 +211,17 @@ def _unseen_end(evidence: Evidence) -> str:
 
 def _ranks(some: Sequence[RankEvidence]) -> str:
     return f"rank{'s' * (len(some) > 1)} {_listed([one.rank for one in some])}"
+
+
+def _without_us(evidence: Evidence) -> str:
+    """What became of a run whose controller died; only what its guardian saw."""
+    if evidence.observed:
+        return "the job was left alone"
+    if evidence.undead is None:
+        return "nothing shows that its guardian ended the run"
+    if evidence.undead:
+        return f"its guardian could not end all of it: {'; '.join(evidence.undead)}"
+    return "its guardian ended the run"
 
 
 def _proof(evidence: Evidence) -> Proof | None:

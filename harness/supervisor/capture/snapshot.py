@@ -268,12 +268,16 @@ class Camera:
             return False
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
-        self.dumps.mkdir(exist_ok=True)
+        """For people; the judge reads the snapshot itself."""
         stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
-        if raw:  # no way to the stacks gave an answer: an empty file would look like one
-            (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
         text = "\n".join(readable(snapshot)) + "\n"
-        (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
+        try:
+            self.dumps.mkdir(exist_ok=True)
+            if raw:  # no way to the stacks gave an answer: an empty file would look like one
+                (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
+            (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
+        except OSError as error:
+            self._note("dumps", str(error), snapshot.rank)
 
     def _note(self, what: str, why: str, rank: int | None) -> None:
         trouble = Trouble(what=what, why=why[:500], rank=rank)

@@ -6,8 +6,6 @@ where it is installed. Native frames only where the Python line cannot tell.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
 import sys
@@ -22,6 +20,7 @@ from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.launch.guardian import process_of
 
 _NONBLOCKING_S = 1.0
 _BLOCKING_S = 0.6
@@ -72,16 +71,16 @@ class StackSources:
     def _signalled(self) -> tuple[tuple[Stack, ...], str]:
         """Ask the process's own faulthandler. Sent only where the handler is the probe's."""
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+        known = process_of(pid)
         target = self.boards / protocol.STACKS.format(pid=pid)
         if self.process.state in "DTt":
             self.failures.append(f"state {self.process.state}: it takes no signal")
             return (), ""
-        if not target.exists() or not procfs.handles_signal(pid, number):
+        if known is None or not target.exists() or not procfs.handles_signal(pid, number):
             self.failures.append("no faulthandler of ours in the process")
             return (), ""
         limit_s, before = self._left_s(_SIGNAL_S), target.stat().st_size
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
+        known.send(number)
         raw = _grown(target, before, limit_s)
         if not raw:
             self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
@@ -139,10 +138,9 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
 def _unfreeze(pid: int) -> None:
     """A py-spy that was killed while it held the process stopped must not leave it so. It ran before: we asked only
     then."""
-    stat = procfs.read_stat(pid)
-    if stat and stat.state in "tT":
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
+    known, stat = process_of(pid), procfs.read_stat(pid)
+    if known and stat and stat.state in "tT":
+        known.send(signal.SIGCONT)
 
 
 def _grown(file: Path, before: int, limit_s: float) -> str:

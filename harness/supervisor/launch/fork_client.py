@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.supervisor.launch.keeper import give_order
 from nsa_harness.supervisor.launch.launch import (
     SUBJECT,
     Guarded,
-    give_order,
     is_command,
     launch,
     shared_environment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
@@ -11,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -19,15 +21,19 @@ from nsa_harness import protocol
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.subject.files import FOLDER
+from nsa_harness.supervisor.launch.guardian import Process, process_of
+from nsa_harness.supervisor.launch.keeper import Keeper, start_guardian, sweep
 from nsa_harness.supervisor.launch.machine import device_words
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
-_GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 # The directory of the program that ships with this harness. Launched by path, so nothing can shadow it.
 SUBJECT = (_PACKAGE / FOLDER).resolve()
 _MEMORY = Path("/dev/shm")
+_BOARDS = "nsa-harness-"  # how each directory of boards is called, before its tag
+_PR_SET_CHILD_SUBREAPER = 36
+KEEPER = Keeper()  # of this process, for all its runs
 
 
 _given: list[int] = []  # the umask of this process before ours, of one that has set it
@@ -94,9 +100,14 @@ class Watchable(Protocol):
     def tell(self, **command: object) -> None: ...
 
 
+_GUARDIANS = 5  # of one run, each of which was killed: more of them would be no better
+_END_S = 60.0  # in which the guardian says that the run is over; it needs four, and a machine may be busy
+_LEAVE_S = 15.0
+
+
 @dataclass(kw_only=True)
 class Guarded:
-    """A launched run: the guardian's process, and what it has said so far."""
+    """A launched run: the guardian's process, and what it has said so far. One that was killed is replaced."""
 
     guardian: GuardianProcess
     origin_ns: int
@@ -105,7 +116,10 @@ class Guarded:
     order: dict[str, Any]
     probed: bool  # a board is to be expected
     pending: bytes = b""
-    lost: bool = False  # the guardian itself is gone
+    lost: bool = False  # the guardian is gone, and so were those that took its place
+    launcher: Process | None = None
+    watches: dict[int, dict[str, Any]] = field(default_factory=dict)  # what another guardian must be told again, by pid
+    replaced: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
         """What the guardian has said since, waiting at most `wait_s` for the first word."""
@@ -116,34 +130,85 @@ class Guarded:
             return []
         chunk = os.read(out.fileno(), 1 << 16)
         if not chunk:
-            self.lost = True
+            self._replace()
             return []
         *lines, self.pending = (self.pending + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+        said = [json.loads(line) for line in lines]
+        for event in said:
+            self._hear(event)
+        return said
 
-    def tell(self, **command: object) -> None:
-        assert self.guardian.stdin is not None
-        try:
-            self.guardian.stdin.write(json.dumps(command).encode() + b"\n")
-            self.guardian.stdin.flush()
-        except BrokenPipeError:
-            self.lost = True
+    def tell(self, **command: Any) -> None:
+        """A guardian that is gone is noticed, and replaced, by `events`."""
+        if command["do"] in ("watch", "adopt"):
+            watched = process_of(command["pid"])
+            command["started"] = watched.started if watched else None
+            self.watches[command["pid"]] = command
+        self._send(command)
 
-    def end(self, grace_s: float, limit_s: float = 15.0) -> list[dict[str, Any]]:
-        """End every process of the run; returns what was said until then, the "ended" event last."""
-        if self.lost:  # somebody killed the guardian: another one, which starts nothing, sweeps by the tag
-            self.guardian = start_guardian([str(_GUARDIAN)], {**self.order, "argv": None})
-            self.pending, self.lost = b"", False
-        self.tell(do="end", grace_s=grace_s)
+    def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
+        """End every process of the run; returns what was said until then. Without "ended" nobody could end it."""
+        return self._ended(limit_s, do="end", grace_s=grace_s)
+
+    def _ended(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
+        """Let the guardian finish, and go. One that is killed in it is followed by another, which is told again."""
         said: list[dict[str, Any]] = []
+        told: GuardianProcess | None = None
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self.lost:
+            if told is not self.guardian:
+                told = self.guardian
+                self.tell(**command)
             said += self.events(0.1)
-            if said and any(event["event"] == "ended" for event in said):
+            if any(event["event"] == "ended" for event in said):
                 break
         self.tell(do="quit")
-        self.guardian.wait(timeout=limit_s)
+        # What it had to do is done; on a machine that is busy it may take long to leave.
+        with suppress(subprocess.TimeoutExpired):
+            self.guardian.wait(timeout=_LEAVE_S)
         return said
+
+    def _send(self, command: dict[str, Any]) -> None:
+        assert self.guardian.stdin is not None
+        with suppress(OSError):
+            self.guardian.stdin.write(json.dumps(command).encode() + b"\n")
+            self.guardian.stdin.flush()
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            self.launcher = process_of(event["pid"])
+        elif event["event"] == "exit":
+            self.watches.pop(event["pid"], None)
+            if self.replaced and self.launcher is not None and event["pid"] == self.launcher.pid:
+                # Its parent was the killed guardian, and is this process since.
+                with suppress(ChildProcessError):
+                    os.waitpid(event["pid"], os.WNOHANG)
+
+    def _replace(self) -> None:
+        self.replaced += 1
+        if self.replaced == _GUARDIANS:
+            self.lost = True
+            return
+        self.pending = b""
+        with suppress(subprocess.TimeoutExpired):
+            self.guardian.wait(timeout=_LEAVE_S)
+        for pipe in (self.guardian.stdin, self.guardian.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        self.guardian = self._next_guardian()
+        for command in list(self.watches.values()):
+            self._send(command)
+
+    def _next_guardian(self) -> GuardianProcess:
+        if self.launcher is not None:
+            order = {**self.order, "argv": None, "launcher": [self.launcher.pid, self.launcher.started]}
+            return start_guardian(order)
+        # It was killed as it started. If there is a launcher, only its tag is known: the launch begins anew.
+        quiet = {**self.order, "argv": None, "journal": os.devnull, "interrupted": os.devnull}
+        with suppress(subprocess.TimeoutExpired):
+            start_guardian(quiet).communicate(timeout=_LEAVE_S)
+        return start_guardian(self.order)
 
 
 def launch(
@@ -171,10 +236,14 @@ def launch(
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
         "interrupted": str(attempt.abandoned.resolve()),
+        "reserve": str(attempt.reserve.resolve()),
+        "controller": this_process(),
     }
+    _adopt_orphans()
+    KEEPER.keep(boards)
     origin_ns = time.monotonic_ns()
     return Guarded(
-        guardian=start(order) if start else start_guardian([str(_GUARDIAN)], order),
+        guardian=start(order) if start else start_guardian(order),
         origin_ns=origin_ns,
         boards=boards,
         tag=tag,
@@ -183,29 +252,29 @@ def launch(
     )
 
 
-def start_guardian(program: Sequence[str], order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """A guardian's program in an interpreter of its own, in a session of its own, with its order given."""
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", *program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    give_order(guardian, order)
-    return guardian
+def this_process() -> list[int] | None:
+    """This process, as a guardian's order names the controller."""
+    controller = process_of(os.getpid())
+    return [controller.pid, controller.started] if controller else None
 
 
-def give_order(guardian: GuardianProcess, order: dict[str, Any]) -> None:
-    assert guardian.stdin is not None
-    guardian.stdin.write(json.dumps(order).encode() + b"\n")
-    guardian.stdin.flush()
+def _adopt_orphans() -> None:
+    """A launcher whose guardian was killed becomes a child of this process: nobody else's would know how it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def boards_dir(tag: str) -> Path:
     """A name in memory, or in the temporary directory where there is no /dev/shm to write to. The guardian makes it."""
-    home = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    return home / f"nsa-harness-{tag}"
+    return _boards_home() / f"{_BOARDS}{tag}"
+
+
+def _boards_home() -> Path:
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def sweep_dead_runs() -> None:
+    """What earlier commands of ours could not end, as they and all their guards were killed, is ended here."""
+    sweep(_boards_home().glob(f"{_BOARDS}*"))
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:

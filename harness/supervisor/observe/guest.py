@@ -15,67 +15,56 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nsa_harness
 from nsa_harness import protocol
 from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.launch.guardian import NO_SOCKETS
-from nsa_harness.supervisor.launch.launch import Guarded, boards_dir, probe_environment, program_umask, start_guardian
+from nsa_harness.supervisor.launch.guardian import OWNER, process_of
+from nsa_harness.supervisor.launch.keeper import start_guardian
+from nsa_harness.supervisor.launch.launch import (
+    KEEPER,
+    Guarded,
+    boards_dir,
+    probe_environment,
+    program_umask,
+    this_process,
+)
+from nsa_harness.supervisor.observe.guest_guardian import GuestGuardian
 from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
-# Where the package can be imported from: in a checkout that is the folder of a link to it.
-_ROOT = Path(nsa_harness.__path__[0]).parent
-_GUARDIAN = (
-    "import sys; sys.path.insert(0, sys.argv[1]);from nsa_harness.supervisor.observe.guest_guardian import main; main()"
-)
+_NO_BOARDS = shutil.ignore_patterns("*.sock", OWNER)  # a rank's own ear cannot be copied
 _READY_S = 10.0
 
 
 @dataclass(kw_only=True)
 class Guest(Guarded):
-    """An observed job. Its guardian may be lost and is replaced; the job does not notice."""
+    """An observed job: our own child, so that nobody but us takes its status."""
 
     child: subprocess.Popen[bytes]
-    orders: list[dict[str, Any]] = field(default_factory=list)  # what a new guardian must be told again
-
-    def events(self, wait_s: float) -> list[dict[str, Any]]:
-        said = super().events(wait_s)
-        if self.lost:
-            self._replace_guardian()
-        return said
-
-    def tell(self, **command: object) -> None:
-        if command["do"] in ("adopt", "watch"):
-            self.orders.append(command)
-        super().tell(**command)
 
     def bring_boards(self, home: Path) -> None:
         """Copies of the boards as they are now."""
         with contextlib.suppress(shutil.Error, FileNotFoundError):  # a process may leave with its files meanwhile
-            shutil.copytree(self.boards, home, ignore=NO_SOCKETS, dirs_exist_ok=True)
+            shutil.copytree(self.boards, home, ignore=_NO_BOARDS, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
         """What the guardian writes from here on goes to this attempt."""
         words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **words}
-        self.orders = self.orders[:1]
+        self.watches = {pid: command for pid, command in self.watches.items() if command["do"] == "adopt"}
         self.tell(do="journal", **words)
 
     def leave(self) -> None:
         """Bring the boards home and let the guardian go; no process of the job is touched."""
-        self.tell(do="leave")
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline and not any(one["event"] == "ended" for one in self.events(0.1)):
-            pass
-        self.tell(do="quit")
-        self.guardian.wait(timeout=_READY_S)
+        self._ended(_READY_S, do="leave")
 
-    def _replace_guardian(self) -> None:
-        self.guardian, self.pending, self.lost = start_guardian(["-c", _GUARDIAN, str(_ROOT)], self.order), b"", False
-        for command in self.orders:
-            super().tell(**command)
+    def _hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "exit":
+            self.watches.pop(event["pid"], None)
+
+    def _next_guardian(self) -> subprocess.Popen[bytes]:
+        return start_guardian(self.order, GuestGuardian.module)
 
 
 def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: Relay) -> Guest:
@@ -88,9 +77,12 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
         "boards": str(boards),
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
+        "reserve": str(attempt.reserve.resolve()),
+        "controller": this_process(),
     }
+    KEEPER.keep(boards)
     origin_ns = time.monotonic_ns()
-    guardian = start_guardian(["-c", _GUARDIAN, str(_ROOT)], order)
+    guardian = start_guardian(order, GuestGuardian.module)
     # The guardian makes the boards' directory, and says so: the first process of the job must find it.
     assert guardian.stdout is not None
     guardian.stdout.readline()
@@ -189,15 +181,15 @@ class Relay:
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
+        job = process_of(pid)
         while True:
             received = signal.sigwaitinfo(FORWARDED)
             if _from_the_job(received.si_pid, pid):
                 continue
             if received.si_signo in _ENDING and self.asked_to_end_ns is None:
                 self.asked_to_end_ns = time.monotonic_ns()
-            if received.si_code != _SI_KERNEL:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, received.si_signo)
+            if received.si_code != _SI_KERNEL and job is not None:
+                job.send(received.si_signo)
 
 
 def _from_the_job(sender: int, job: int) -> bool:

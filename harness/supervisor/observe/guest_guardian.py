@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,40 @@ _LOOK_MS = 1000
 class GuestGuardian(Guardian):
     """`launcher` is the command's own process, a child of the controller."""
 
+    module = __name__
+
     def start(self) -> None:
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
+        self.take_over()
         self.say("ready")
 
-    def obey(self, command: dict[str, Any], poll: select.poll) -> bool:
+    def obey(self, command: dict[str, Any]) -> bool:
         if command["do"] == "adopt":
-            self.launcher = command["pid"]
+            self.launcher = self.root = command["pid"]
+            self.claim()
             self._say_started()
-            self.watch(command["pid"], None, poll)
+            self.watch(command["pid"], None, command["started"])
         elif command["do"] == "journal":
             self._change_journal(command["keep"], command["journal"])
         elif command["do"] == "leave":
             self._leave()
         elif command["do"] == "quit":
-            self._hear_exits(poll, 0)
-        return super().obey(command, poll)
+            self._hear_exits(0)
+        return super().obey(command)
 
-    def abandoned(self, poll: select.poll) -> None:
-        poll.unregister(0)
+    def abandoned(self) -> None:
+        if self.order.get("over"):
+            self.bring_home()
+            return
+        self.poll.unregister(0)
         self.say("alone")
         while self.members():
-            self._hear_exits(poll, _LOOK_MS)
+            self._hear_exits(_LOOK_MS)
         self._leave()
 
-    @property
-    def root(self) -> int:
-        return self.launcher or os.getpid()
-
-    def _hear_exits(self, poll: select.poll, wait_ms: int) -> None:
-        for fd, _ in poll.poll(wait_ms):
+    def _hear_exits(self, wait_ms: int) -> None:
+        for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
-                poll.unregister(fd)
                 self.process_left(fd)
 
     def _say_started(self) -> None:
@@ -63,16 +64,20 @@ class GuestGuardian(Guardian):
     def _change_journal(self, keep: str, journal: str) -> None:
         """The job has started its ranks anew: what follows belongs to the next attempt."""
         self.copy_boards()
-        os.close(self.journal)
-        self.journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self.order["keep"] = keep
+        self.flush()
+        if self.journal is not None:
+            os.close(self.journal)
+        self.journal, self.unwritten = None, b""
+        self.order |= {"keep": keep, "journal": journal}
+        self.claim()
         self._say_started()
 
     def _leave(self) -> None:
         """The job is over, or is left alone."""
-        outlived = [f"{pid} {command_of(pid)}" for pid in self.members()]
+        outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members()]
+        self.look_at_disk()
         self.bring_home()
-        self.say("ended", outlived=outlived, left=[])
+        self.say("ended", outlived=outlived)
 
 
 def main() -> None:

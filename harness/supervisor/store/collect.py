@@ -230,8 +230,8 @@ class _Gather:
             snapshots=tuple(self._snapshots()),
             samples=tuple(journals.samples()),
             last_progress_s=said.get("last_progress_s"),
-            leftovers=tuple(journals.left("outlived")),
-            undead=tuple(journals.left("left")),
+            leftovers=journals.outlived(),
+            undead=journals.undead(),
             metrics=metrics,
             trouble=_at_most(self._all_trouble()),
             signals=journals.signals(),
@@ -241,6 +241,7 @@ class _Gather:
             agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             observed=bool(journals.said("observed")),
             reported=rows,
+            disk_full=journals.disk_full(),
         )
 
     # Ranks.

@@ -14,7 +14,7 @@ import secrets
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -202,9 +202,16 @@ class Door:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Aside and renamed: a reader sees the old document or the new one, never half of one."""
+        """Aside and renamed: a reader sees the old document or the new one, never half of one.
+
+        On a disk that is full the reserve of the run gives its room. Raises OSError.
+        """
+        data = text.encode("utf-8", errors="backslashreplace")
+        with_room(path, lambda: self._write_aside(path, data))
+
+    def _write_aside(self, path: Path, data: bytes) -> None:
         with self.replacing(path) as file:
-            file.write(text.encode("utf-8", errors="backslashreplace"))
+            file.write(data)
 
     @contextmanager
     def replacing(self, path: Path) -> Iterator[BinaryIO]:
@@ -222,15 +229,19 @@ class Door:
                 raise
 
     def append(self, path: Path, text: str) -> None:
-        """Raises OSError as `appending` does."""
+        """All of it or nothing. Raises OSError as `appending` does, and where the disk is full."""
+        data = text.encode("utf-8", errors="backslashreplace")
         with self.appending(path) as file:
-            file.write(text)
+            written = os.write(file.fileno(), data)
+            if written != len(data):
+                os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def appending(self, path: Path) -> TextIO:
         """A journal or log to go on with. Raises OSError where that would go elsewhere: into a pipe, or a file that has
         another name as well."""
         with self._folder(path.parent) as folder:
-            descriptor = _checked(os.open, path, _APPEND, 0o666, dir_fd=folder)
+            descriptor = _checked(os.open, path, _APPEND, 0o600, dir_fd=folder)
         facts = os.fstat(descriptor)
         if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
             return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")
@@ -361,3 +372,63 @@ def _parsed(line: bytes) -> object:
         return json.loads(line.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
+
+
+# The reserve of a run: room on its disk that is given up so that its end can still be written. An empty file says that
+# it was needed.
+
+RESERVE = ".reserve"
+_RESERVED_BYTES = 8 << 20  # the boards of some ranks, the evidence and all documents
+_LEVELS = 3  # a document of a run lies at most so deep in it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """The disk has no room, or the user's quota."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def keep_reserve(run: Path) -> None:
+    """To be called before each attempt: the room may have been needed, and be there again."""
+    with suppress(OSError):
+        descriptor = os.open(run / RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
+        except OSError:
+            os.ftruncate(descriptor, 0)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def release_reserve(run: Path) -> None:
+    """A run that is over needs none."""
+    with suppress(OSError):
+        (run / RESERVE).unlink()
+
+
+def with_room(path: Path, write: Callable[[], None]) -> None:
+    """Again with the room of the reserve, where there is no other. Raises OSError."""
+    try:
+        write()
+    except OSError as error:
+        if not is_full(error) or not any(_emptied(home / RESERVE) for home in list(path.parents)[:_LEVELS]):
+            raise
+        write()
+
+
+def _emptied(reserve: Path) -> bool:
+    try:
+        descriptor = os.open(reserve, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or facts.st_size == 0:
+            return False
+        os.ftruncate(descriptor, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -69,6 +70,7 @@ class _Record(TypedDict, total=False):
     error: str | None
     pids: list[_Whole]
     signal: str | None
+    why: str | None
     outlived: list[str]
     left: list[str]
     rss_bytes: dict[str, _Whole]
@@ -129,7 +131,8 @@ class Journals:
         said = self.said("ending").get("ending")
         if said in list(Ending):
             return Ending(said)
-        if self.attempt.door.there(self.attempt.abandoned) or self._of("alone") or not self._of("exit"):
+        left_alone = self._of("alone") or self._of("abandoned") or not self._of("exit")
+        if self.attempt.door.there(self.attempt.abandoned) or left_alone:
             return Ending.ABANDONED
         return Ending.EXITED
 
@@ -213,9 +216,17 @@ class Journals:
         began = self._of("signal") or ended
         return self._seconds(ended[-1]) - self._seconds(began[0]) if ended else 0.0
 
-    def left(self, which: str) -> Iterator[str]:
-        for event in self._of("ended"):
-            yield from (str(one)[:300] for one in (event.get(which) or ())[:_MAX_LEFT])
+    def outlived(self) -> tuple[str, ...]:
+        found = (str(one)[:300] for event in self._of("ended") for one in event.get("outlived") or ())
+        return tuple(dict.fromkeys(islice(found, _MAX_LEFT)))
+
+    def undead(self) -> tuple[str, ...] | None:
+        """As the last guardian saw it; None where none lived to say it."""
+        seen = [event["left"] for event in self._of("ended") if "left" in event]
+        return tuple(one[:300] for one in seen[-1][:_MAX_LEFT]) if seen else None
+
+    def disk_full(self) -> str | None:
+        return next((one["why"][:300] for one in self._of("full") if one.get("why")), None)
 
     def limits(self, declared: Limits, boards: Iterable[Board | None]) -> Limits:
         """As they were in force at the end; as they are chosen where the watcher did not live to say."""

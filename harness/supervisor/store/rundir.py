@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StillRunning, StoredRunError, UsageError
-from nsa_harness.supervisor.store.door import Door
+from nsa_harness.supervisor.store.door import RESERVE, Door, release_reserve
 from nsa_harness.supervisor.store.redaction import Redaction
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
@@ -51,6 +51,11 @@ class AttemptDir:
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.repro = path / "repro"  # the least that repeats it
+
+    @property
+    def reserve(self) -> Path:
+        """Of the run that it belongs to."""
+        return self.path.parent / RESERVE
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"
@@ -139,6 +144,7 @@ def locked(run: RunDir) -> Iterator[None]:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
     with held:
         yield
+        release_reserve(run.path)
 
 
 @contextmanager
@@ -197,9 +203,13 @@ def newest(parent: Path) -> list[Path]:
 
 
 def write_document(path: Path, text: str) -> None:
-    """A whole document, aside and renamed, into a folder that the caller has made or that a user has named."""
+    """A whole document, aside and renamed, into a folder that the caller has made or that a user has named.
+
+    On a disk that is full the reserve of the run gives its room. Raises OSError.
+    """
     Door(path.parent).write(path, text)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
+    """A whole line or nothing. Raises OSError."""
     Door(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

@@ -21,6 +21,7 @@ from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.launch.launch import Watchable
 from nsa_harness.supervisor.store.adapters import json_text, plain
+from nsa_harness.supervisor.store.door import is_full, with_room
 from nsa_harness.supervisor.store.rundir import AttemptDir, append_line, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
 
@@ -130,6 +131,7 @@ class Watch:
     grown_s: float = 0.0
     standing: Proof | None = None  # of a job that is left alone: nothing is asked of it until it moves again
     next_look_s: dict[str, float] = field(default_factory=dict)
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # of the journal: the disk was full
 
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
@@ -300,10 +302,22 @@ class Watch:
         self.write("limits", **plain(self.limits))
         last_progress_s = self.ranks.last_progress_s()
         self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher_error)
+        with_room(self.attempt.watch, self._append)
 
     def write(self, event: str, **facts: Any) -> None:
+        """On a disk that is full it waits for the end: until then the ranks would take whatever room is made."""
         record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
-        append_line(self.attempt.watch, self.attempt.redaction.value(record))
+        self.unwritten.append(self.attempt.redaction.value(record))
+        try:
+            self._append()
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+    def _append(self) -> None:
+        while self.unwritten:
+            append_line(self.attempt.watch, self.unwritten[0])
+            del self.unwritten[0]
 
 
 def _deciding(episode: list[Snapshot]) -> list[Snapshot]:

@@ -404,10 +404,16 @@ def bad_exit(case: Case, first: Failure) -> Explanation | None:
     )
 
 
-@rule(RulePhase.NOT_JUDGED, Cause.INTERRUPTED, Cause.HARNESS_ERROR, Cause.STILL_RUNNING, Cause.SUSPECTED)
+@rule(
+    RulePhase.NOT_JUDGED, Cause.INTERRUPTED, Cause.HARNESS_ERROR, Cause.DISK_FULL, Cause.STILL_RUNNING, Cause.SUSPECTED
+)
 def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
         return None
+    full = case.evidence.disk_full
+    if full is not None and case.evidence.ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.ABANDONED):
+        said = f"the disk of the run was full ({full}): {case.judgement.error}"
+        return explained(Cause.DISK_FULL, said, seen=Seen.FACT, proof=("processes.jsonl",))
     detached = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
     cause, proof = {
         Ending.DETACHED: (detached, ("watch.jsonl",)),
@@ -451,6 +457,15 @@ def unknown(case: Case) -> Explanation:
 
 @rule(RulePhase.SILENT, Cause.ORPHAN_PROCESS, outranks=("retracted_hang",))
 def orphan_process(case: Case) -> Explanation | None:
+    undead = case.evidence.undead or ()
+    if undead:
+        still = counted(len(undead), "process", "processes")
+        return explained(
+            Cause.ORPHAN_PROCESS,
+            f"{still} of the run could not be ended: {shorten('; '.join(undead))}",
+            seen=Seen.FACT,
+            proof=("processes.jsonl",),
+        )
     left = case.evidence.leftovers
     if not left:
         return None

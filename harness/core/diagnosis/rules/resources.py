@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 
@@ -192,6 +193,29 @@ def infra(case: Case, first: Failure) -> Explanation | None:
             proof=(raised.proof,),
         )
     )
+
+
+@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.DISK_FULL, outranks=("infra",))
+def disk_full(case: Case, first: Failure) -> Explanation | None:
+    """Only of a failure that says nothing else: what a program wants to say of a full disk goes to that disk."""
+    full = case.evidence.disk_full
+    if full is None or not _may_be_of_disk(first):
+        return None
+    return explained(
+        Cause.DISK_FULL,
+        f"{first.text}, and the disk of the run was full ({full})",
+        ranks=ranks_of([first]),
+        place=raised_at(case, first.rank, first.raised) if first.raised else None,
+        seen=Seen.PART,
+        proof=("processes.jsonl",),
+    )
+
+
+def _may_be_of_disk(first: Failure) -> bool:
+    if first.raised is not None:
+        return _refused(first.raised) in (_REFUSED[errno.ENOSPC], _REFUSED[errno.EDQUOT])
+    # SIGBUS: a page of a mapped file that has no room on the disk.
+    return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
 def _launcher_refused(case: Case, first: Failure) -> Explanation | None:

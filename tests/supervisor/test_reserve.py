@@ -1,0 +1,89 @@
+"""The room that a run keeps for its end: given up once, and only to what needs it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from nsa_harness.supervisor.store.door import RESERVE, Door, keep_reserve, with_room
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, write_document
+
+
+class Disk:
+    """Has no room for a document until the reserve is given up; as a disk does, it takes what is not written yet."""
+
+    def __init__(self, home: Path, number: int) -> None:
+        self.home, self.number = home, number
+        self.write = Door._write_aside
+
+    def __call__(self, door: Door, path: Path, data: bytes) -> None:
+        if (self.home / RESERVE).stat().st_size:
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        self.write(door, path, data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    keep_reserve(tmp_path)
+    (tmp_path / "attempt" / "rank0").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("place", ["SUMMARY.md", "attempt/verdict.json", "attempt/rank0/calls.txt"])
+def test_a_document_gets_the_room_of_the_reserve(
+    run: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
+) -> None:
+    disk = Disk(run, number)
+    monkeypatch.setattr(Door, "_write_aside", lambda *words: disk(*words))
+    write_document(run / place, "said")
+    assert (run / place).read_text() == "said"
+    assert (run / RESERVE).stat().st_size == 0, "it tells that it was needed"
+
+
+def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(run, errno.EIO)
+    monkeypatch.setattr(Door, "_write_aside", lambda *words: disk(*words))
+    with pytest.raises(OSError, match="Input/output"):
+        write_document(run / "SUMMARY.md", "said")
+    assert (run / RESERVE).stat().st_size > 1 << 20
+
+
+def test_a_disk_that_is_full_without_a_reserve_is_an_error_and_leaves_no_half_document(tmp_path: Path) -> None:
+    (tmp_path / RESERVE).touch()
+    with pytest.raises(OSError, match="No space left"):
+        with_room(tmp_path / "x", lambda: _raise(errno.ENOSPC))
+
+
+def _raise(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+def test_a_reserve_that_was_needed_is_made_again_where_there_is_room(run: Path) -> None:
+    os.truncate(run / RESERVE, 0)
+    keep_reserve(run)
+    assert (run / RESERVE).stat().st_size > 1 << 20
+
+
+def test_a_reserve_for_which_there_is_no_room_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: _raise(errno.ENOSPC))
+    keep_reserve(tmp_path)
+    assert (tmp_path / RESERVE).stat().st_size == 0
+
+
+def test_a_run_that_is_over_keeps_none(run: Path) -> None:
+    with locked(RunDir(run)):
+        assert (run / RESERVE).exists()
+    assert not (run / RESERVE).exists()
+
+
+def test_a_line_of_a_journal_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "watch.jsonl"
+    append_line(journal, {"event": "first"})
+    monkeypatch.setattr(os, "write", lambda one, data, write=os.write: write(one, data[:7]))
+    with pytest.raises(OSError, match="No space left"):
+        append_line(journal, {"event": "second"})
+    assert journal.read_text() == '{"event":"first"}\n'
