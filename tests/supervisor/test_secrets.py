@@ -30,7 +30,7 @@ from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.store import redacted_files
 from nsa_harness.supervisor.store.door import Door
 from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, write_record
-from nsa_harness.supervisor.store.redacted_files import redact_run, write_bundle
+from nsa_harness.supervisor.store.redacted_files import redact_files, redact_run, write_bundle
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, create_run
 
@@ -122,6 +122,19 @@ def test_forty_secrets_of_ten_kinds_are_in_nothing_that_is_written(run: RunDir) 
     name = "ddp_onestep"
     assert {f"{name}/dumps/rank1.1.txt", f"{name}/repro/command.txt", f"{name}/rank1/raised.json"} <= written
     assert shown(run.path) == {}
+
+
+def test_a_process_that_outlives_a_dead_controllers_run_is_named_without_the_secrets_of_its_command(
+    tmp_path: Path,
+) -> None:
+    attempt = AttemptDir(tmp_path)
+    attempt.redaction.know_launch(leaking_spec())
+    left = f"101 python train.py {' '.join(command_words())} (of root; ignores SIGKILL)"
+    attempt.abandoned.write_text(f"the controller died; the guardian could not end all of it: {left}\n")
+    assert shown(tmp_path) != {}
+    assert redact_files(attempt) == ()
+    assert shown(tmp_path) == {}
+    assert attempt.abandoned.read_text().startswith("the controller died; the guardian could not end all of it: 101 ")
 
 
 def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +250,7 @@ def test_a_bundle_has_the_logs_too_and_no_secret_and_nothing_that_repeats_the_ru
     packed = unpacked(tmp_path / "one.tar.gz", tmp_path / "there")
     names = {path.relative_to(packed).as_posix() for path in packed.rglob("*") if path.is_file()}
     assert {"SUMMARY.md", "ddp_onestep/output.log", "ddp_onestep/logs/x/attempt_0/1/stderr.log"} <= names
-    assert not {"plan.json", "secrets.json", "ddp_onestep/spec.json", "link.txt"} & names
+    assert not {"plan.json", "secrets.json", ".reserve", "ddp_onestep/spec.json", "link.txt"} & names
     everything = {path: path.read_bytes() for path in packed.rglob("*") if path.is_file()}
     assert [path for path, data in everything.items() for value in values() if value.encode() in data] == []
     kept = packed / board.relative_to(run.path)

@@ -16,14 +16,15 @@ from typing import IO, BinaryIO
 from nsa_harness.core.redaction import masked
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
-from nsa_harness.supervisor.store.door import Door
+from nsa_harness.supervisor.store.door import RESERVE, Door
 from nsa_harness.supervisor.store.record import know_launches, load_spec, read_record, with_raw_plan
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir
 
 # Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
 _OF_AN_ATTEMPT = (
-    "watch.jsonl", "processes.jsonl", "command.txt", "env.json", "sources.json", "profile.txt", "verdict.json",
+    "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
+    "verdict.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
 )  # fmt: skip
@@ -99,7 +100,7 @@ def _know(run: RunDir) -> None:
 
 def _files(run: RunDir) -> Iterator[Path]:
     """Regular ones, and no link: it may lead anywhere."""
-    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name}
+    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name, RESERVE}
     folders = [run.path]
     while folders:
         folder = folders.pop(0)
