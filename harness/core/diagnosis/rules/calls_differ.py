@@ -288,14 +288,10 @@ def _steps_of(caught: CaughtException) -> tuple[int, ...]:
 
 
 def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
-    """It stands behind a loop of which only an `except` leaves a round out, and no rank is dealt fewer rounds."""
+    """It stands behind a loop of which only an `except` leaves a round out."""
     rank = next((rank for rank in found.ranks if rank in stands.left and not stands.left[rank].exits), None)
     if rank is None or not stands.left[rank].skips:
         return None
-    others = [other for other in found.everyone if other not in found.ranks]
-    made = (_rounds_of(case, stands.left[rank], other) for other in others)
-    if any(one.of_rank for one in made if one is not None):
-        return None  # it had fewer rounds to go
     place = _place_of(stands.left[rank].skips[0])
     printed = _printed(case, rank)
     said = (
@@ -486,7 +482,7 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
     line = next((one.line for one in (*loop.exits, *loop.skips)), None)
     others = [rank for rank in found.everyone if rank not in ranks] if left and not loop.exits else []
     made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
-    if made is not None and (made.of_rank or line is None):
+    if made is not None and line is None:
         return made.place
     return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
 
