@@ -24,6 +24,15 @@ def interrupted(*listeners: Listener) -> Iterator[tuple[Interruption, Broadcast]
         yield interruption, broadcast
 
 
+@pytest.fixture(autouse=True)
+def _as_in_the_foreground() -> Iterator[None]:
+    """nohup and a shell's `&` have the tests ignore what they are about."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_each_way_to_end_a_run_is_an_interruption_that_the_report_outlives(number: signal.Signals) -> None:
     before = signal.getsignal(number)

@@ -185,8 +185,31 @@ def placeholders(texts: Iterable[str]) -> tuple[str, ...]:
 def _shell_word(word: str) -> str:
     parts = _PLACEHOLDER.split(word)
     if len(parts) == 1:
+        return _typed_word(word)
+    return "".join(f'"{part}"' if at % 2 else _typed_word(part) if part else "" for at, part in enumerate(parts))
+
+
+def typed(words: Sequence[str]) -> str:
+    """Words as they are typed into a shell. A character that a terminal would act on is written, not sent to it."""
+    return " ".join(map(_typed_word, words))
+
+
+def _typed_word(word: str) -> str:
+    if word.isprintable():
         return shlex.quote(word)
-    return "".join(f'"{part}"' if at % 2 else shlex.quote(part) if part else "" for at, part in enumerate(parts))
+    # ANSI-C quotes: bash, zsh and ksh read them.
+    return "$'" + "".join(_SPELLED.get(one) or _spelled(one) for one in word) + "'"
+
+
+_SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
+
+
+def _spelled(character: str) -> str:
+    """What is not printable by its bytes, each for itself, as no locale can then read it otherwise."""
+    if character.isprintable():
+        return character
+    escaped = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", escaped))
 
 
 # Where a text tells a value.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,7 +12,7 @@ from nsa_harness.core.diagnosis.case import collectives_of
 from nsa_harness.core.diagnosis.causes import Replay, row_of
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.redaction import shell_line, where_to_set
+from nsa_harness.core.redaction import shell_line, typed, where_to_set
 from nsa_harness.core.report import Outcome, Status
 
 MOST_ELEMENTS = 1 << 24
@@ -333,29 +332,6 @@ def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
         [(one.operation, one.channel, one.elements, one.dtype, one.root) for one in made] for made in calls.values()
     ]
     return any(one != done[0] for one in done)
-
-
-def typed(words: Sequence[str]) -> str:
-    """Words as they are typed into a shell. A character that a terminal would act on is written, not sent to it."""
-    return " ".join(map(_typed_word, words))
-
-
-def _typed_word(word: str) -> str:
-    if word.isprintable():
-        return shlex.quote(word)
-    # ANSI-C quotes: bash, zsh and ksh read them.
-    return "$'" + "".join(_SPELLED.get(one) or _spelled(one) for one in word) + "'"
-
-
-_SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
-
-
-def _spelled(character: str) -> str:
-    """What is not printable by its bytes, each for itself, as no locale can then read it otherwise."""
-    if character.isprintable():
-        return character
-    escaped = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", escaped))
 
 
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:

@@ -17,6 +17,7 @@ from runs import run
 
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.plan import Fault
+from nsa_harness.core.redaction import typed
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.reproduction import (
     COLLECTIVES,
@@ -31,7 +32,6 @@ from nsa_harness.core.reproduction import (
     reproduction,
     script,
     stands_elsewhere,
-    typed,
 )
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS

@@ -280,9 +280,10 @@ def test_a_search_that_was_killed_before_its_first_launch_tells_what_it_is_and_h
 
 
 def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> None:
-    (tmp_path / "20260101T000000-dead").mkdir()
-    run = create_run(tmp_path)
+    reports = tmp_path / "project" / "reports"  # what lies above is looked into as well
+    (reports / "20260101T000000-dead").mkdir(parents=True)
+    run = create_run(reports)
     run.request.write_text("{}")
     with pytest.raises(StoredRunError) as refused:
-        find_run(tmp_path / "20260101T000000-dead", tmp_path)
-    assert str(refused.value).endswith(f"the newest runs in {tmp_path} are {run.run_id}")
+        find_run(reports / "20260101T000000-dead", reports)
+    assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
