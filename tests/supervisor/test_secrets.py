@@ -281,6 +281,11 @@ def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
     assert not any(line in clean for line in [*key[1:-1], values()[0]])
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_command_sends_nothing_to_a_terminal_redacted_or_not(on: bool) -> None:
+    assert Redaction(on=on).command(["say", "\x1b[2J"], [("TITLE", "\x07")]) == "TITLE=$'\\007' say $'\\e[2J'"
+
+
 @pytest.mark.slow
 def test_a_log_of_64_mb_is_redacted_in_seconds() -> None:
     line = f"step 100 tokens/s 12345.6 loss 2.34 key=foo https://example.com/x {values()[0]} lr=0.001 --flag\n"

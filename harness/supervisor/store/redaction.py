@@ -23,6 +23,7 @@ from nsa_harness.core.redaction import (
     redacted_words,
     shell_line,
     texts_of,
+    typed,
 )
 from nsa_harness.supervisor.store.door import named
 
@@ -103,7 +104,7 @@ class Redaction:
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
         """As a shell takes it, which fills in what was taken out."""
         if not self.on:
-            return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment), shlex.join(words)])
+            return " ".join([*(f"{name}={typed([value])}" for name, value in environment), typed(words)])
         self._learn(of_words(words))
         return shell_line(redacted_words(words, self.secrets), self.pairs(environment))
 
