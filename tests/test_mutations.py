@@ -114,7 +114,8 @@ def test_a_change_touches_its_place_alone(function: str, change: str, old: str, 
 @pytest.mark.parametrize(
     ("function", "change", "problem"),
     [
-        ("Wait.sleep", "1st if: drop", "no function Wait.sleep; there are <module>, LIMIT_S, NAMES"),
+        ("sleep", "1st if: drop", "no function sleep; there are <module>, LIMIT_S, NAMES, Wait"),
+        ("Wait.sleep", "1st if: drop", "no function Wait.sleep; there are Wait, Wait.closed, Wait.endless"),
         ("Wait.endless", "2nd if: drop", "Wait.endless has no '2nd if', but 1 of the kind"),
         ("Wait.endless", "first if: drop", "Wait.endless has no 'first if', but 0 of the kind"),
         ("Wait.endless", "1st name in 9th return: drop", "Wait.endless has no '9th return', but 2 of the kind"),

@@ -33,6 +33,7 @@ import textwrap
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -220,6 +221,24 @@ def _ordinal(number: int) -> str:
 
 def mutated(text: str, function: str, changes: Sequence[str]) -> str:
     """The file with the changes done, and otherwise as it is written. Raises Unclear."""
+    start, end = _statements(text).get(function.partition(".")[0], (0, len(text)))
+    return text[:start] + _mutated(text[start:end], function, changes) + text[end:]
+
+
+@functools.lru_cache(maxsize=8)
+def _statements(text: str) -> dict[str, tuple[int, int]]:
+    """Where the lines of each statement of the module are that alone gives its name: all that an entry can touch."""
+    begins = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    found: dict[str, list[tuple[int, int]]] = {}
+    for statement in ast.parse(text).body:
+        defined = isinstance(statement, _DEFINITIONS)
+        if name := statement.name if defined else _given(statement):
+            first = min([statement, *(statement.decorator_list if defined else [])], key=lambda node: node.lineno)
+            found.setdefault(name, []).append((begins[first.lineno - 1], begins[statement.end_lineno or 0]))
+    return {name: spans[0] for name, spans in found.items() if len(spans) == 1}
+
+
+def _mutated(text: str, function: str, changes: Sequence[str]) -> str:
     old = _anchors(text)
     found = [_read_change(old, function, change) for change in changes]
     work = _Work(old, ast.parse(text))
