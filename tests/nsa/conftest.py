@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -32,6 +33,28 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def language_patched_once() -> Iterator[None]:
+    """Triton 3.7 interprets a kernel in a language that it patches, and patches it again for each device function.
+
+    That changes nothing any more, and is two fifths of the time that a kernel takes.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch_language = interpreter._patch_lang
+
+    def patch_unless_patched(function: FunctionType) -> object:
+        # Device functions of Triton's own see no more than its core.
+        seen = [one for one in function.__globals__.values() if one is language or one is language.core]
+        fresh = any(language.core.is_builtin(one.load) for one in seen)
+        return patch_language(function) if fresh else interpreter._LangPatchScope()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patch_unless_patched)
+        yield
 
 
 @pytest.fixture(autouse=True)
