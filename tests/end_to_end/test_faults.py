@@ -53,8 +53,9 @@ def planted(kind: str, seed: int, limits: str = "", **more: object) -> tuple[str
 
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
-# Ranks that raise and ranks that are killed are met by the quick tests of forked launches, and of kills and meshes.
-KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind in ("raise", "sigkill") else kind for kind in EXPECTED]
+# Ranks that raise, are killed or stopped are met by the quick tests of forked launches, of kills, meshes and teardown.
+ELSEWHERE = ("raise", "sigkill", "sigstop")
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind in ELSEWHERE else kind for kind in EXPECTED]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,10 +8,14 @@ import re
 
 import pytest
 
+from nsa_harness.core.plan import Launcher
 from nsa_harness.nsa.config import SHAPES
 from nsa_harness.nsa.model import TinyLM
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.supervisor.store.rundir import create_run
 
 from .conftest import Ran, Workspace
+from .test_forked import Launches, ends_of, scenario
 
 SECRET = "hunter2-hunter2"
 
@@ -54,6 +58,19 @@ def test_the_traces_of_ddp_onestep_count_real_gradients_and_buckets(onestep):
     assert step1 == sum(parameter.numel() for parameter in TinyLM.from_config(SHAPES["ci"]).parameters())
     loss = float(next(csv.DictReader((onestep.run_dir / "ddp_onestep" / "training.csv").open()))["loss"])
     assert 5.0 < loss < 6.0
+
+
+def test_forked_ranks_compute_the_same_numbers_as_those_of_torchrun(onestep, server, tmp_path):
+    launches = Launches(home=create_run(tmp_path).path, server=server)
+    forked = launches.launch(scenario("ddp_onestep"), Launcher.FORK, "ddp_onestep")
+    outcome, anew = outcome_values(forked.outcome), onestep.outcome
+
+    assert forked.spec.launcher is Launcher.FORK, forked.spec.notes
+    for part in ("verdict", "cause", "kind", "findings"):
+        assert outcome[part] == anew[part], part
+    assert forked.ends == ends_of(onestep.run_dir / "ddp_onestep" / "evidence")
+    assert outcome["detail"]["metrics"]["loss_last"] == anew["detail"]["metrics"]["loss_last"]
+    assert len(outcome["detail"]["artifacts"]) == len(anew["detail"]["artifacts"])
 
 
 @pytest.mark.slow
