@@ -201,7 +201,9 @@ def gradients(model: TinyLM, inputs: Tensor) -> list[Tensor]:
         *((attention, None) for attention in (Attention.VANILLA, Attention.STOCK)),
     ],
 )
-def test_compiled_layers_compute_what_they_compute_uncompiled(attention: Attention, mode: Recompute | None) -> None:
+def test_compiled_layers_compute_what_they_compute_uncompiled_and_choose_once_when_they_run_again(
+    monkeypatch: pytest.MonkeyPatch, attention: Attention, mode: Recompute | None
+) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = TinyLM.from_config(replace(CI, layers=3, attention=attention)).double()
@@ -210,9 +212,12 @@ def test_compiled_layers_compute_what_they_compute_uncompiled(attention: Attenti
         checkpoint_layers(model, {0, 1, 2}, mode)
     plain = gradients(model, inputs)
     compile_layers(model, backend="aot_eager")
+    made, by_tiles = [], RANKERS["tiles"]
+    monkeypatch.setitem(RANKERS, "tiles", lambda *arguments: made.append(1) or by_tiles(*arguments))
     for _ in range(2):
         for ours, theirs in zip(gradients(model, inputs), plain, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert len(made) == (2 * 3 if attention is Attention.NSA else 0)
     assert not torch._dynamo.utils.counters["graph_break"]
     # One graph serves all layers; a reentrant checkpoint needs one more, for the pass without gradients.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode is Recompute.REENTRANT else 1)
@@ -228,17 +233,6 @@ def test_compiled_layers_take_sequences_of_any_length(lengths: tuple[int, ...]) 
     for inputs, expected in zip(batches, plain, strict=True):
         for ours, theirs in zip(gradients(model, inputs), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
-def test_compiled_layers_choose_once_when_they_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    model = TinyLM.from_config(replace(CI, layers=1))
-    checkpoint_layers(model, {0}, Recompute.NON_REENTRANT)
-    compile_layers(model, backend="aot_eager")
-    made, by_tiles = [], RANKERS["tiles"]
-    monkeypatch.setitem(RANKERS, "tiles", lambda *arguments: made.append(1) or by_tiles(*arguments))
-    gradients(model, torch.randint(256, (1, 64)))
-    assert len(made) == 1
 
 
 def test_a_compiled_run_is_watched_from_outside_of_its_layers(tmp_path: Path) -> None:
