@@ -56,7 +56,7 @@ def crowded(rank: int) -> RankSnapshot:
 
 
 def crowd(ranks: int) -> Evidence:
-    looks = tuple(snapshot(number, 10.0 * number, *(crowded(rank) for rank in range(ranks))) for number in (1, 2, 3))
+    looks = tuple(snapshot(number, 10.0 * number, *(crowded(rank) for rank in range(ranks))) for number in (1, 2))
     known = (
         rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5, chain=LED))
         for rank in range(ranks)
