@@ -299,7 +299,7 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(request),
-            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}),
+            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}, verbose=True),
             Events(events, run.run_id, clock, strict=request.strict),
         ]
         if request.json:

@@ -123,6 +123,15 @@ def source_lines(place: Place) -> Iterator[str]:
         yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
 
 
+def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
+    """Lines of source with their numbers, of which the last is the place's own; one of them is marked."""
+    lines = textwrap.dedent(around.text or "").split("\n")
+    first = (around.line or 0) - len(lines) + 1
+    digits = len(str(around.line or 0))
+    for number, line in enumerate(lines, start=first):
+        yield f"{'▸' if number == marked else ' '} {number:>{digits}} │ {line}"
+
+
 def headline_tag(outcome: Outcome) -> str:
     """What stands beside the verdict: the kind of a HANG, else the cause."""
     kind = outcome.verdict.kind
