@@ -49,7 +49,7 @@ def stack_rows(stacks: Sequence[CallStack], frames: int) -> list[StackRow]:
             who=whose(stack) if number == 0 else "",
             where=name(frame),
             function=frame.function or "",
-            text=frame.text or "",
+            text=words.statement(frame),
             innermost=number == 0,
         )
         for stack in stacks
@@ -67,7 +67,7 @@ def stack_lines(stack: CallStack) -> Iterator[str]:
         if number == 0 and stack.around is not None:
             yield from (f"    {line}" for line in words.numbered_lines(stack.around, frame.line))
         elif frame.text:
-            yield f"    {frame.text}"
+            yield f"    {words.statement(frame)}"
     if stack.library:
         where = f"; {stack.proof} has all" if stack.proof else ""
         yield f"  {words.plural(stack.library, 'frame')} of libraries left out{where}"

@@ -114,6 +114,11 @@ def place_details(place: Place, step: int | None = None) -> str:
     return " · ".join(word for word in known if word)
 
 
+def statement(place: Place) -> str:
+    """The line itself. A text of several lines ends in the line of the place."""
+    return (place.text or "").rpartition("\n")[2].strip()
+
+
 def source_lines(place: Place) -> Iterator[str]:
     """The statement with its line numbers. A text of several lines ends in the line of the place."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []

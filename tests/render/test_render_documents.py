@@ -29,6 +29,7 @@ from render_samples import (
 
 from nsa_harness.core.report import HangKind, Outcome, Report, Status
 from nsa_harness.errors import StoredRunError
+from nsa_harness.render import answer
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.junit import junit_xml
 from nsa_harness.render.documents.report_json import from_json, to_json
@@ -72,9 +73,9 @@ def test_no_document_guesses(document: str) -> None:
     assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
 
 
-def test_the_first_line_of_the_summary_is_the_counts() -> None:
+def test_the_first_line_of_the_summary_is_the_verdict_or_the_counts() -> None:
     assert summary_md(MIXED, PLAYBOOK).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
-    assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# 1 run: 1 PASS"
+    assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# PASS ddp_onestep: 4.6 s"
 
 
 def test_all_rows_of_a_summary_table_have_as_many_cells_as_its_head() -> None:
@@ -290,13 +291,12 @@ def test_every_address_in_the_page_and_its_anchors_exist() -> None:
 @pytest.mark.parametrize(
     "outcome", [DEADLOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST], ids=lambda outcome: outcome.scenario
 )
-def test_every_run_that_did_not_pass_says_what_was_seen_what_it_means_and_how_to_repeat_it(outcome: Outcome) -> None:
+def test_the_answer_to_a_run_that_did_not_pass_comes_before_its_evidence_and_how_to_repeat_it(outcome: Outcome) -> None:
     text = summary_md(replace(MIXED, outcomes=(outcome,)), PLAYBOOK)
-    assert re.findall(r"^### (.*)$", text, re.M)[:3] == [
-        "What we saw",
-        "What it means",
-        "Repeat it",
-    ]
+    assert re.findall(r"^### (.*)$", text, re.M)[:2] == ["Evidence", "Repeat it"]
+    beginning = text.split("### ", 1)[0]
+    assert answer.sentence(outcome.verdict.summary).split(" ")[-1] in beginning
+    assert all(stack.frames[0].function in beginning for stack in outcome.stacks if stack.frames[0].function)
     assert meaning(outcome) in text
     assert outcome.repeat is not None
     assert outcome.repeat in text

@@ -26,8 +26,9 @@ def summary_md(report: Report, playbook: Playbook) -> str:
     report = escaped(report)
     told = answer.told_at_length(report)
     single = len(report.outcomes) == 1
-    sections = [_head(report), [] if single else _overview(report, {number for number, _ in told})]
+    sections = [] if single else [_head(report), _overview(report, {number for number, _ in told})]
     sections += [_section(number, outcome, "#" if single else "##") for number, outcome in told]
+    sections += [_head(report)] if single else []
     sections += [_over_all(table) for table in tables(report, playbook)]
     sections += [_origin(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -55,7 +56,9 @@ def _origin(report: Report) -> list[str]:
 def _overview(report: Report, told: set[int]) -> list[str]:
     rows = [
         (
-            markdown_link(outcome.scenario, f"#run-{number}") if number in told else markdown(outcome.scenario),
+            markdown_link(outcome.scenario, f"#run-{number}")
+            if number in told
+            else f'<a id="run-{number}"></a>{markdown(outcome.scenario)}',
             f"**{outcome.verdict.status.value}**",
             markdown(words.headline_tag(outcome)),
             markdown(words.row_sentence(outcome)),
@@ -115,7 +118,7 @@ def _section(number: int, outcome: Outcome, level: str) -> list[str]:
 def _place(place: Place | None) -> list[str]:
     if place is None:
         return []
-    source = f": {markdown_code(place.text)}" if place.text else ""
+    source = f": {markdown_code(words.statement(place))}" if place.text else ""
     return ["", f"Look at {_place_line(place)}{source}"]
 
 

@@ -14,8 +14,7 @@ from nsa_harness.render.text import escaped
 from nsa_harness.render.words import meaning
 
 LINES = 13  # of the whole answer on 80 columns; the command to go on with, and where all lies, stand below it
-LABEL_WIDTH = 8
-_SENTENCE_LINES = 4
+LABEL_WIDTH = 10
 _STACKS = 3
 _FUNCTION_COLUMNS = 24
 
@@ -24,6 +23,7 @@ _FUNCTION_COLUMNS = 24
 class _Form:
     """How much of each part is told."""
 
+    sentence: int  # lines
     frames: int  # of each stack
     ranks: int  # rows of the table
     advice: int  # lines
@@ -32,13 +32,13 @@ class _Form:
 
 
 _FORMS = (
-    _Form(frames=4, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(frames=3, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(frames=2, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(frames=2, ranks=4, advice=4, besides=True, spaced=False),
-    _Form(frames=2, ranks=3, advice=2, besides=True, spaced=False),
-    _Form(frames=1, ranks=3, advice=2, besides=True, spaced=False),
-    _Form(frames=1, ranks=2, advice=2, besides=False, spaced=False),
+    _Form(sentence=4, frames=4, ranks=4, advice=4, besides=True, spaced=True),
+    _Form(sentence=4, frames=3, ranks=4, advice=4, besides=True, spaced=True),
+    _Form(sentence=4, frames=2, ranks=4, advice=4, besides=True, spaced=True),
+    _Form(sentence=4, frames=2, ranks=4, advice=4, besides=True, spaced=False),
+    _Form(sentence=4, frames=2, ranks=3, advice=2, besides=True, spaced=False),
+    _Form(sentence=4, frames=1, ranks=3, advice=2, besides=True, spaced=False),
+    _Form(sentence=2, frames=1, ranks=2, advice=2, besides=False, spaced=False),
 )
 
 
@@ -60,8 +60,8 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 def _told(outcome: Outcome, form: _Form, width: int) -> list[str]:
     parts = (
-        list(paragraph(headline(outcome), width, "", "      ")),
-        list(at_most(_SENTENCE_LINES, paragraph(answer.sentence(outcome.verdict.summary), width, "  "), width)),
+        list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
+        list(at_most(form.sentence, paragraph(answer.sentence(outcome.verdict.summary), width, "  "), width)),
         [*_where(outcome, width), *_stacks(outcome, form.frames, width)],
         list(ranks_table(outcome, form.ranks, width)),
         list(_to_do(outcome, form, width)),
@@ -86,9 +86,10 @@ def _where(outcome: Outcome, width: int) -> Iterator[str]:
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
-    if any(one.frames[0].file == place.file and one.frames[0].line == place.line for one in outcome.stacks[:1]):
+    first = [frame for stack in outcome.stacks[:1] for frame in stack.frames[:1]]
+    if any((one.file, one.line) == (place.file, place.line) for one in first):
         return
-    source = f"▸ {place.text}" if place.text else ""
+    source = f"▸ {words.statement(place)}" if place.text else ""
     named = (answer.short_names([place])(place), words.place_details(place), source)
     yield cropped(f"    look at {'   '.join(part for part in named if part)}", width)
 
