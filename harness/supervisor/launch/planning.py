@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,9 +41,10 @@ from nsa_harness.supervisor.store.record import load_spec
 class Script:
     """A foreign program named on the command line."""
 
-    file: str
+    file: str  # or the module's name
     ranks: int
     args: tuple[str, ...]
+    module: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +116,50 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
     if invocation.script is not None:
         if patterns or invocation.tags or invocation.expression:
             word = (*patterns, *invocation.tags, invocation.expression)[0]
+            if patterns and _is_launcher(patterns[0]):
+                raise UsageError(_watched((*patterns, invocation.script.file, *invocation.script.args)))
             raise UsageError(
-                f"--script runs one program; {shown(word)} would select scenarios beside it; give one of the two"
+                f"{shown(invocation.script.file)} is a program of its own; {shown(word)} would select scenarios beside"
+                " it: give one of the two (words for the program follow `--`)"
             )
         scripted = _scripted(invocation.script, invocation.working_dir)
         return _with_changes([scripted], changes, invocation.environ), ()
     if not (patterns or invocation.tags or invocation.expression):
-        raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
-    asked, notes = _selected(invocation, selection, changes)
+        raise UsageError(
+            "nothing to run: name your script (nsa-harness run train.py), a scenario, or a tag (-t plan);"
+            " `nsa-harness list` shows all scenarios"
+        )
+    try:
+        asked, notes = _selected(invocation, selection, changes)
+    except UsageError as error:
+        raise UsageError(f"{error}{_meant_otherwise(patterns, invocation.working_dir)}") from None
     _check_names([item.name for item in asked])
     if any(_is_ours(item.tree) for item in asked):
         environment_overrides(invocation.environ)  # a wrong value there is refused now
     return asked, notes
+
+
+_LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "bash", "sh"})
+
+
+def _is_launcher(word: str) -> bool:
+    return Path(word).name in _LAUNCHERS
+
+
+def _watched(command: Sequence[str]) -> str:
+    return f"{shown(command[0])} is a command, which watch takes as it is: nsa-harness watch -- {shlex.join(command)}"
+
+
+def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
+    """The command that works, where a word that names no scenario names a program or a launcher."""
+    if patterns and _is_launcher(patterns[0]):
+        return f"\n{_watched(patterns)}"
+    for word in patterns:
+        if (working_dir / f"{word}.py").is_file():
+            return f"\nthere is a script of that name: nsa-harness run {word}.py"
+        if (working_dir / word.replace(".", "/")).with_suffix(".py").is_file():
+            return f"\nthere is a module of that name: nsa-harness run -m {word}"
+    return ""
 
 
 def _selected(
@@ -205,20 +239,27 @@ def _is_path(word: str) -> bool:
 
 
 def _scripted(script: Script, working_dir: Path) -> Declared:
-    """A scenario made of `--script FILE --ranks N -- ARGS`."""
-    path = working_dir / script.file
-    if path.suffix != ".py":
-        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(script.file)}")
-    if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
-        raise UsageError(f"--script: no file {shown(script.file)}{near}")
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-")[:80] or "script"
+    """A scenario made of `FILE.py --ranks N -- ARGS`, or of `-m MODULE`."""
+    stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
+    if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
+        raise UsageError(f"-m: expected a module (pkg.train), got {shown(script.file)}")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:80] or "script"
     value: Plain = {
         "name": name,
-        "about": f"{path.name} on {script.ranks} ranks",
+        "about": f"{Path(script.file).name} on {script.ranks} ranks",
         "run": {"program": script.file, "ranks": script.ranks, "args": list(script.args)},
     }
     return Declared(name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False)
+
+
+def _python_file(file: str, working_dir: Path) -> Path:
+    path = working_dir / file
+    if path.suffix != ".py":
+        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(file)}")
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        raise UsageError(f"no file {shown(file)}{near}")
+    return path
 
 
 def _with_changes(
