@@ -32,6 +32,9 @@ class Probe(StrEnum):
 Out = Annotated[Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")]
 ProbeOption = Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")]
 
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", envvar="NSA_HARNESS_VERBOSE", help="Above the answer, what it rests on.")
+]
 NoRedact = Annotated[
     bool, typer.Option("--no-redact", envvar="NSA_HARNESS_NO_REDACT", help="Leave secrets in what is written.")
 ]
@@ -140,6 +143,7 @@ def run(
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
     probe: ProbeOption = Probe.FULL,
+    verbose: Verbose = False,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
@@ -165,6 +169,7 @@ def run(
         deepen=deepen,
         redact=not no_redact,
         git_diff=git_diff,
+        verbose=verbose,
     )
     selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, module, shard))]
     if resume is not None:

@@ -139,7 +139,13 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
 
 
 def rejudge(
-    path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None, redact: bool = True
+    path: Path | None,
+    *,
+    json: bool = False,
+    strict: bool = False,
+    out: Path | None = None,
+    redact: bool = True,
+    verbose: bool = False,
 ) -> int:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give.
 
@@ -151,7 +157,7 @@ def rejudge(
     if json:
         sys.stdout.write(to_json(report))
     else:
-        _tell_again(run, report)
+        _tell_again(run, report, verbose=verbose)
     return strict_exit_code(report) if strict else exit_code(report)
 
 
@@ -322,13 +328,15 @@ def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
 
 def _terminal(request: RunRequest) -> Terminal:
     if not request.json:
-        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
+        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
     # Events on the same screen would be drawn over by a live view.
-    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=not sys.stdout.isatty())
+    live = not sys.stdout.isatty()
+    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=live, verbose=request.verbose)
 
 
-def _tell_again(run: RunDir, report: Report) -> None:
-    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
+def _tell_again(run: RunDir, report: Report, *, verbose: bool) -> None:
+    several = len(report.outcomes) > 1
+    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, several=several, verbose=verbose)
     for outcome in report.outcomes:
         screen.outcome(outcome, run.path)
     screen.done(report, run.path)

@@ -67,12 +67,14 @@ class Terminal(Listener):
         playbook: Playbook,
         environ: Mapping[str, str] | None = None,
         live: bool = True,
+        several: bool = False,
         verbose: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`playbook`: what is asked of the runs of our program.
 
         `live`: a live view where the stream allows one; not where something else writes to the same terminal.
+        `several`: runs follow, a line each. A plan says it too.
         `verbose`: what an answer rests on, above it.
         """
         self._verbose = verbose
@@ -86,7 +88,7 @@ class Terminal(Listener):
         self._told: dict[str, ProgressNews] = {}
         self._ended: list[Ended] = []
         self._planned = 0  # runs, without what is skipped
-        self._several = False
+        self._several = several
         self._interrupts = 0
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
