@@ -85,6 +85,14 @@ def run(
     ranks: Annotated[
         int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of your script.")
     ] = 2,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_PYTHON",
+            metavar="PATH",
+            help="Interpreter of your script: the active environment's, or the python on PATH, if it has torch.",
+        ),
+    ] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option(
@@ -178,7 +186,7 @@ def run(
     if last_failed:
         _alone("--lf repeats what a stored run did not end as expected", selects)
         _again(request, dry_run=dry_run)
-    question = question_of(context, words, tag, expression, script, ranks, matrix, shard, module)
+    question = question_of(context, words, tag, expression, script, ranks, matrix, shard, module, python)
     _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
@@ -192,6 +200,7 @@ def question_of(
     matrix: Sequence[str] | None = None,
     shard: str | None = None,
     module: str | None = None,
+    python: str | None = None,
 ) -> Invocation:
     """`script`, `module`, or a word that names a Python file: the program to run in place of scenarios."""
     from nsa_harness.supervisor.launch.planning import Invocation, Script
@@ -211,6 +220,7 @@ def question_of(
         script=program,
         matrix=tuple(matrix or ()),
         shard=_shard(shard),
+        python=python,
         working_dir=Path.cwd(),
         environ=os.environ,
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec, Skip
@@ -29,7 +32,7 @@ from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
-from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
+from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import FromEnvironment, environment_overrides
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import SUBJECT
@@ -59,6 +62,7 @@ class Invocation:
     shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
     working_dir: Path
     environ: Mapping[str, str]
+    python: str | None = None  # that runs programs that are not ours; None = chosen by what is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,49 @@ def resolved(item: SelectedScenario, scenario: Scenario, invocation: Invocation,
         subject_dir=str(SUBJECT),
         content_hash=_content_hash(item, scenario, invocation.working_dir),
     )
-    return resolve(scenario, facts, surroundings, PROGRAM, item.notes)
+    spec = resolve(scenario, facts, surroundings, PROGRAM, item.notes)
+    if isinstance(spec, Skip) or scenario.is_ours or scenario.run.command is not None:
+        return spec
+    python, why = interpreter(invocation.python, invocation.environ, has_torch=facts.torch is not None)
+    return replace(spec, python=python, notes=(*spec.notes, f"under {python}, {why}")) if python else spec
+
+
+_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_IMPORT_S = 30.0
+
+
+def interpreter(wanted: str | None, environ: Mapping[str, str], *, has_torch: bool) -> tuple[str | None, str]:
+    """Under which Python somebody else's program runs, and why; None = the harness's own.
+
+    `has_torch`: the harness's own has. Raises UsageError for one that cannot be run, MissingTorch where none has it.
+    """
+    if wanted is not None:
+        found = shutil.which(wanted, path=environ.get("PATH"))
+        if found is None:
+            raise UsageError(f"--python: no interpreter {shown(wanted)}")
+        if not imports_torch(found):
+            raise MissingTorch(f"{found} has no torch: {shlex.quote(found)} -m pip install torch")
+        return found, "as --python says"
+    active = environ.get("VIRTUAL_ENV")
+    candidates = [(str(Path(active, "bin", "python")), "the active virtual environment's")] if active else []
+    on_path = shutil.which("python", path=environ.get("PATH"))
+    candidates += [(on_path, "the python on PATH")] if on_path else []
+    for python, why in candidates:
+        if Path(python).parent == Path(sys.executable).parent:
+            break
+        if Path(python).exists() and imports_torch(python):
+            return python, why
+    if not has_torch:
+        raise MissingTorch(f"no torch here: {shlex.quote(sys.executable)} -m pip install torch, or --python PATH")
+    return None, ""
+
+
+@cache
+def imports_torch(python: str) -> bool:
+    try:
+        return subprocess.run([python, "-c", _HAS_TORCH], timeout=_IMPORT_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
