@@ -182,13 +182,22 @@ def report(
         bool,
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
+    prompt: Annotated[
+        bool,
+        typer.Option(
+            "--prompt", envvar="NSA_HARNESS_PROMPT", help="The worst failure as a text to paste, 6 kB at most."
+        ),
+    ] = False,
     verbose: cli_run.Verbose = False,
     no_redact: cli_run.NoRedact = False,
 ) -> None:
     """Judge a stored run again, from its files."""
-    from nsa_harness.commands.run import rejudge
+    from nsa_harness.commands.run import Telling, rejudge
 
-    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out, redact=not no_redact, verbose=verbose))
+    if as_json and prompt:
+        raise UsageError("--json and --prompt are two forms of one report; ask for one of them")
+    telling = Telling.JSON if as_json else Telling.PROMPT if prompt else Telling.LINES
+    raise typer.Exit(rejudge(stored, telling=telling, strict=strict, out=out, redact=not no_redact, verbose=verbose))
 
 
 @app.command()

@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError, StoredRunError
+from nsa_harness.render.documents.prompt import prompt_text
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
@@ -138,10 +140,18 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
     return strict_exit_code(report) if request.strict else exit_code(report)
 
 
+class Telling(Enum):
+    """In which form a stored run is told on stdout."""
+
+    LINES = "lines"
+    JSON = "json"
+    PROMPT = "prompt"
+
+
 def rejudge(
     path: Path | None,
     *,
-    json: bool = False,
+    telling: Telling = Telling.LINES,
     strict: bool = False,
     out: Path | None = None,
     redact: bool = True,
@@ -154,8 +164,10 @@ def rejudge(
     run = find_run(path, out or Path("reports"), redact=redact)
     with at_rest(run):
         report = _report_again(run)
-    if json:
+    if telling is Telling.JSON:
         sys.stdout.write(to_json(report))
+    elif telling is Telling.PROMPT:
+        sys.stdout.write(prompt_text(report))
     else:
         _tell_again(run, report, verbose=verbose)
     return strict_exit_code(report) if strict else exit_code(report)

@@ -32,6 +32,7 @@ from nsa_harness.errors import StoredRunError
 from nsa_harness.render import answer
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.junit import junit_xml
+from nsa_harness.render.documents.prompt import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.text import escaped
@@ -159,6 +160,27 @@ def test_every_report_can_be_rendered(report: Report) -> None:
     json.loads(to_json(report), parse_constant=pytest.fail)
     assert summary_md(report, PLAYBOOK).startswith("# ")
     assert report_html(report, PLAYBOOK).rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize("report", [*REPORTS.values(), replace(QUIET, outcomes=(DEADLOCK,))])
+def test_a_failure_to_paste_has_its_answer_first_and_is_never_long(report: Report) -> None:
+    text = prompt_text(report)
+    assert len(text) <= 6_000
+    assert "\x1b" not in text
+    if report.outcomes and (told := answer.told_at_length(escaped(report))):
+        assert text.startswith(f"{told[0][1].verdict.status.value} {told[0][1].scenario}: ")
+
+
+def test_a_long_failure_is_cut_at_the_end_of_a_line_and_says_so() -> None:
+    deep = replace(DEADLOCK.stacks[0], frames=DEADLOCK.stacks[0].frames * 200)
+    text = prompt_text(replace(QUIET, outcomes=(replace(DEADLOCK, stacks=(deep,)),)))
+    assert 5_000 < len(text) <= 6_000
+    assert text.endswith("[cut here: report.json has the rest]\n")
+    assert answer.sentence(DEADLOCK.verdict.summary) in text
+
+
+def test_a_failure_to_paste_is_as_recorded(golden: Golden) -> None:
+    golden("deadlock.prompt.txt", prompt_text(replace(QUIET, outcomes=(DEADLOCK,))))
 
 
 def test_a_report_cut_anywhere_is_refused() -> None:
