@@ -27,7 +27,7 @@ from rich.cells import cell_len
 
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Status
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener, notify
 from nsa_harness.render.terminal.answer import answer_lines
@@ -258,3 +258,24 @@ def test_an_interrupt_passes_through_the_listeners() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         notify([Events(io.StringIO(), "r", lambda: 0.0)], interrupted)
+
+
+def annotated(report: Report, environ: dict[str, str]) -> list[str]:
+    screen = Screen(tty=False)
+    terminal = Terminal(screen, version="0.1.0", playbook=PLAYBOOK, environ=environ)
+    terminal.done(report, RUN_DIR)
+    terminal.close()
+    return [line for line in screen.getvalue().splitlines() if line.startswith("::")]
+
+
+def test_a_step_of_github_gets_annotations_the_worst_first_and_nobody_else() -> None:
+    place = replace(DEADLOCK.culprit.place, file="/home/ci/repo/nsa/a,b.py")  # type: ignore[union-attr]
+    hung = replace(DEADLOCK, culprit=replace(DEADLOCK.culprit, place=place))
+    hung = replace(hung, verdict=replace(hung.verdict, summary="100% of\nthe ranks wait"))
+    report = replace(MIXED, outcomes=(FAILED, PASSED, *[hung] * 12))
+    on_github = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": "/home/ci/repo"}
+    lines = annotated(report, on_github)
+    assert lines == ["::error file=nsa/a%2Cb.py,line=212,title=HANG branch_sel_only::100%25 of / the ranks wait."] * 10
+    first = annotated(replace(MIXED, outcomes=(FAILED, PASSED)), on_github)
+    assert first[0].startswith("::error file=nsa/model.py,line=212,title=FAIL gc_baseline_full::Rank 0 raised")
+    assert annotated(report, {}) == []

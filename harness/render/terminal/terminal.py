@@ -15,6 +15,7 @@ from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_le
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer
+from nsa_harness.render.annotations import github_annotations
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
@@ -78,7 +79,9 @@ class Terminal(Listener):
         `verbose`: what an answer rests on, above it.
         """
         self._verbose = verbose
-        self._paint = Paint(stream, os.environ if environ is None else environ, _STYLES, live=live)
+        environ = os.environ if environ is None else environ
+        self._workspace = environ.get("GITHUB_WORKSPACE", "") if environ.get("GITHUB_ACTIONS") == "true" else None
+        self._paint = Paint(stream, environ, _STYLES, live=live)
         self._version = version
         self._playbook = playbook
         self._clock_s = clock_s
@@ -149,6 +152,8 @@ class Terminal(Listener):
             self._running.clear()
         between = [""] if len(report.outcomes) != 1 else []
         self._print([*between, *done_lines(report, self._playbook, run_dir, self._width)])
+        if self._workspace is not None:
+            self._writer.write("".join(f"{line}\n" for line in github_annotations(report, self._workspace)))
         self._writer.settle()
 
     def settle(self) -> None:
