@@ -46,6 +46,10 @@ class MissingNeed(HarnessError):
     pass
 
 
+class MissingTorch(HarnessError):
+    exit_code = 125
+
+
 class NoSuchJob(HarnessError):
     pass
 

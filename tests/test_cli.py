@@ -181,6 +181,37 @@ def test_a_script_takes_the_words_behind_the_dashes(here: Path, requests: list[R
     assert (spec.ranks, spec.limits.deadline_s, spec.backend) == (3, 9.0, "any")
 
 
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["train.py"], ("train.py",)),
+        (["./pkg/train.py", "--ranks", "3"], ("./pkg/train.py",)),
+        (["-m", "pkg.train"], ("-m", "pkg.train")),
+    ],
+)
+def test_a_program_is_run_by_its_name(
+    here: Path, requests: list[RunRequest], words: list[str], program: tuple[str, ...]
+) -> None:
+    (here / "pkg").mkdir()
+    for file in ("train.py", "pkg/train.py"):
+        (here / file).write_text("print()\n")
+    cli.run_command_line(["run", *words, "--", "--steps", "5"])
+    (spec,) = requests[0].specs
+    assert isinstance(spec, RunSpec)
+    assert (spec.scenario, spec.program) == ("train", (*program, "--steps", "5"))
+
+
+@pytest.mark.parametrize(("word", "works"), [("train", "run train.py"), ("pkg.train", "run -m pkg.train")])
+def test_a_wrong_guess_ends_in_the_line_that_works(
+    here: Path, capsys: pytest.CaptureFixture[str], word: str, works: str
+) -> None:
+    (here / "pkg").mkdir()
+    for file in ("train.py", "pkg/train.py"):
+        (here / file).write_text("print()\n")
+    assert cli.run_command_line(["run", word]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"nsa-harness {works}")
+
+
 def test_a_wrong_nsa_name_in_the_environment_does_not_stop_a_foreign_script(
     here: Path, requests: list[RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:

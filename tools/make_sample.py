@@ -27,7 +27,7 @@ HOME = "/home/user/nsa-harness"
 DROPPED = ("boards", "logs", "evidence", "rank*/board", "dumps/*.json")
 BEGIN, END = "<!-- sample: begin -->", "<!-- sample: end -->"
 # The pieces of SUMMARY.md that the README shows: how the first line of each begins, and the last one.
-PIECES = (("## HANG ", "| 1 ◀ culprit"), ("- **why a hang:**", "- **ruled out:**"))
+PIECES = (("# HANG ", "**Do:**"),)
 
 
 def main() -> None:
@@ -52,7 +52,8 @@ def pieces(summary: str) -> list[str]:
 def with_excerpt(readme: str, summary: str) -> str:
     """The README with the pieces, as a quotation, between its two comments. Links lead into the sample."""
     shown = "\n\n…\n\n".join(pieces(summary)).replace(f"]({SCENARIO}/", f"](reports/sample/{SCENARIO}/")
-    quoted = "\n".join(f"> {line}".rstrip() for line in shown.splitlines())
+    # A heading of the first level is the README's own.
+    quoted = "\n".join(f"> {line}".rstrip() for line in shown.removeprefix("# ").splitlines())
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{quoted}\n{END}{after}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -154,12 +155,19 @@ def list_scenarios(
 @app.command()
 def explain(
     context: typer.Context,
-    words: Annotated[list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`; or the code of a cause.")
+    ],
 ) -> None:
-    """Show a scenario's resolved YAML and where each value comes from."""
-    from nsa_harness.cli.text import explanation
+    """Show a scenario's resolved YAML and where each value comes from; or what a cause means and what to try."""
+    from nsa_harness.cli.text import cause_lines, explanation
+    from nsa_harness.core.diagnosis.causes import Cause
     from nsa_harness.supervisor.launch.machine import machine_facts
 
+    cause = next((one for one in Cause if [one.value] == words), None)
+    if cause is not None:
+        _print(cause_lines(cause, shutil.get_terminal_size().columns))
+        return
     _print(explanation(cli_run.question_of(context, words), machine_facts()))
 
 
@@ -174,12 +182,22 @@ def report(
         bool,
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
+    prompt: Annotated[
+        bool,
+        typer.Option(
+            "--prompt", envvar="NSA_HARNESS_PROMPT", help="The worst failure as a text to paste, 6 kB at most."
+        ),
+    ] = False,
+    verbose: cli_run.Verbose = False,
     no_redact: cli_run.NoRedact = False,
 ) -> None:
     """Judge a stored run again, from its files."""
-    from nsa_harness.commands.run import rejudge
+    from nsa_harness.commands.run import Telling, rejudge
 
-    raise typer.Exit(rejudge(stored, json=as_json, strict=strict, out=out, redact=not no_redact))
+    if as_json and prompt:
+        raise UsageError("--json and --prompt are two forms of one report; ask for one of them")
+    telling = Telling.JSON if as_json else Telling.PROMPT if prompt else Telling.LINES
+    raise typer.Exit(rejudge(stored, telling=telling, strict=strict, out=out, redact=not no_redact, verbose=verbose))
 
 
 @app.command()

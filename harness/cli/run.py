@@ -32,6 +32,9 @@ class Probe(StrEnum):
 Out = Annotated[Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")]
 ProbeOption = Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")]
 
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", envvar="NSA_HARNESS_VERBOSE", help="Above the answer, what it rests on.")
+]
 NoRedact = Annotated[
     bool, typer.Option("--no-redact", envvar="NSA_HARNESS_NO_REDACT", help="Leave secrets in what is written.")
 ]
@@ -66,16 +69,30 @@ def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATTERN|KEY=VALUE]",
-            help="Name, alias, glob, YAML file or spec.json.",
+            metavar="[FILE.py|PATTERN|KEY=VALUE]",
+            help="Your script; or a scenario's name, alias, glob, YAML file or spec.json.",
             autocompletion=known_names,
         ),
     ] = None,
     script: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Run this program; its words follow `--`."),
+        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="The same as FILE.py; its words follow `--`."),
     ] = None,
-    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of --script.")] = 2,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", envvar="NSA_HARNESS_M", metavar="MODULE", help="Run a module, as python -m does."),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of your script.")
+    ] = 2,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_PYTHON",
+            metavar="PATH",
+            help="Interpreter of your script: the active environment's, or the python on PATH, if it has torch.",
+        ),
+    ] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,6 +151,7 @@ def run(
         typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
     ] = False,
     probe: ProbeOption = Probe.FULL,
+    verbose: Verbose = False,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
@@ -159,15 +177,16 @@ def run(
         deepen=deepen,
         redact=not no_redact,
         git_diff=git_diff,
+        verbose=verbose,
     )
-    selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, shard))]
+    selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, module, shard))]
     if resume is not None:
         _alone("--resume goes on with the plan of a stored run", [*selects, *(["--lf"] if last_failed else [])])
         _go_on(request, resume, dry_run=dry_run)
     if last_failed:
         _alone("--lf repeats what a stored run did not end as expected", selects)
         _again(request, dry_run=dry_run)
-    question = question_of(context, words, tag, expression, script, ranks, matrix, shard)
+    question = question_of(context, words, tag, expression, script, ranks, matrix, shard, module, python)
     _launch(request, planned(question, machine_facts()), dry_run=dry_run)
 
 
@@ -180,19 +199,28 @@ def question_of(
     ranks: int = 2,
     matrix: Sequence[str] | None = None,
     shard: str | None = None,
+    module: str | None = None,
+    python: str | None = None,
 ) -> Invocation:
+    """`script`, `module`, or a word that names a Python file: the program to run in place of scenarios."""
     from nsa_harness.supervisor.launch.planning import Invocation, Script
 
     passed_on: tuple[str, ...] = context.obj or ()
-    if passed_on and script is None:
-        raise UsageError("`--` passes words on to a program; name it with --script FILE")
+    files = [word for word in words or () if word.endswith(".py") and "=" not in word]
+    programs = [*files, *filter(None, (script, module))]
+    if len(programs) > 1:
+        raise UsageError(f"one program a run; {programs[0]} and {programs[1]} were named")
+    if passed_on and not programs:
+        raise UsageError("`--` passes words on to a program; name it: nsa-harness run FILE.py -- ARGS")
+    program = Script(file=programs[0], ranks=ranks, args=passed_on, module=module is not None) if programs else None
     return Invocation(
-        words=tuple(words or ()),
+        words=tuple(word for word in words or () if word not in files),
         tags=tuple(tag or ()),
         expression=expression,
-        script=None if script is None else Script(file=script, ranks=ranks, args=passed_on),
+        script=program,
         matrix=tuple(matrix or ()),
         shard=_shard(shard),
+        python=python,
         working_dir=Path.cwd(),
         environ=os.environ,
     )

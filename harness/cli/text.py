@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.explain import explained, resolved_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
+from nsa_harness.render.terminal.layout import labelled
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
@@ -57,6 +59,13 @@ def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
         yield from explained(scenario, item.tree)
         spec = resolved(item, scenario, question, facts)
         yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec, Redaction()))
+
+
+def cause_lines(cause: Cause, width: int) -> Iterator[str]:
+    """What docs/findings.md says of a cause."""
+    yield cause.value
+    for label, text in (("means", cause.row.means), ("proven by", cause.row.proven_by), ("try", cause.row.remedy)):
+        yield from labelled(label, " ".join(text.split()), width, len("proven by") + 2)
 
 
 def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:

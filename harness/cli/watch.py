@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_harness.cli.run import GitDiff, NoRedact, Out, Probe, ProbeOption
+from nsa_harness.cli.run import GitDiff, NoRedact, Out, Probe, ProbeOption, Verbose
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def attach(
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
     ] = False,
     out: Out = None,
+    verbose: Verbose = False,
     no_redact: NoRedact = False,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
@@ -98,6 +99,7 @@ def attach(
         json=as_json,
         typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
         redact=not no_redact,
+        verbose=verbose,
     )
     raise typer.Exit(run_attach(request))
 

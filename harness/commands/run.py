@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError, StoredRunError
+from nsa_harness.render.documents.prompt import prompt_text
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
@@ -138,8 +140,22 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
     return strict_exit_code(report) if request.strict else exit_code(report)
 
 
+class Telling(Enum):
+    """In which form a stored run is told on stdout."""
+
+    LINES = "lines"
+    JSON = "json"
+    PROMPT = "prompt"
+
+
 def rejudge(
-    path: Path | None, *, json: bool = False, strict: bool = False, out: Path | None = None, redact: bool = True
+    path: Path | None,
+    *,
+    telling: Telling = Telling.LINES,
+    strict: bool = False,
+    out: Path | None = None,
+    redact: bool = True,
+    verbose: bool = False,
 ) -> int:
     """Judge a stored run again from its files alone; returns the exit code that `run` would give.
 
@@ -148,10 +164,12 @@ def rejudge(
     run = find_run(path, out or Path("reports"), redact=redact)
     with at_rest(run):
         report = _report_again(run)
-    if json:
+    if telling is Telling.JSON:
         sys.stdout.write(to_json(report))
+    elif telling is Telling.PROMPT:
+        sys.stdout.write(prompt_text(report))
     else:
-        _tell_again(run, report)
+        _tell_again(run, report, verbose=verbose)
     return strict_exit_code(report) if strict else exit_code(report)
 
 
@@ -299,7 +317,7 @@ def listeners(request: RunRequest, run: RunDir, screen: Listener | None) -> Iter
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(request),
-            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}),
+            Terminal(log, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}, verbose=True),
             Events(events, run.run_id, clock, strict=request.strict),
         ]
         if request.json:
@@ -322,13 +340,15 @@ def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
 
 def _terminal(request: RunRequest) -> Terminal:
     if not request.json:
-        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
+        return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
     # Events on the same screen would be drawn over by a live view.
-    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=not sys.stdout.isatty())
+    live = not sys.stdout.isatty()
+    return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=live, verbose=request.verbose)
 
 
-def _tell_again(run: RunDir, report: Report) -> None:
-    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK)
+def _tell_again(run: RunDir, report: Report, *, verbose: bool) -> None:
+    several = len(report.outcomes) > 1
+    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, several=several, verbose=verbose)
     for outcome in report.outcomes:
         screen.outcome(outcome, run.path)
     screen.done(report, run.path)

@@ -41,6 +41,7 @@ class RunRequest:
     jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
     redact: bool = True
     git_diff: bool = False  # env.json keeps what is not committed
+    verbose: bool = False  # the terminal shows what an answer rests on
     resumed: Path | None = None  # the run directory to go on in
 
 

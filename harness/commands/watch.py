@@ -26,6 +26,7 @@ from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
+from nsa_harness.render.terminal.answer import answer_lines
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
@@ -139,9 +140,9 @@ class Watched:
             else:
                 guest.leave()
             outcome = self._judge(observation, self.number)
+            self._report(outcome, done=True)
             if ends_it and not self.request.json:
                 self.lines.still_there(outcome, self.run.path, "the job was ended")
-            self._report(outcome, done=True)
             return ends_it
 
     def _observation(self, guest: Guest, attempt: AttemptDir) -> ObservedJob:
@@ -212,6 +213,7 @@ class Watched:
 
 
 _NAME = "nsa-harness"
+_COLUMNS = 100  # our lines stand among those of the job, on whatever shows them
 
 
 class GuestLines(Listener):
@@ -232,14 +234,22 @@ class GuestLines(Listener):
     def released(self, attempt: str, text: str) -> None:  # noqa: ARG002
         self.say(f"moves: {text}")
 
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
+        if outcome.verdict.status in (Status.HANG, Status.FAIL):
+            for line in answer_lines(outcome, _COLUMNS):
+                self._line(line)
+
     def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
         """What is proven of a job that has not ended."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
         self.say(f"{name}: {outcome.verdict.summary}; {then}; report: {run_dir}/SUMMARY.md")
 
     def say(self, text: str) -> None:
+        self._line(escape(text))
+
+    def _line(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{_NAME}: {escape(text)}\n")
+            self._stream.write(f"{_NAME}: {text}".rstrip() + "\n")
             self._stream.flush()
 
 
@@ -252,6 +262,7 @@ class AttachRequest:
     json: bool
     typed: str
     redact: bool = True
+    verbose: bool = False
 
 
 def attach(request: AttachRequest) -> int:
@@ -264,7 +275,13 @@ def attach(request: AttachRequest) -> int:
     )
     write_record(run, record)
     as_run = RunRequest(  # what the screens and the event stream want to know of a command
-        specs=(spec,), out=request.out, json=request.json, strict=False, probe="off", command=request.typed
+        specs=(spec,),
+        out=request.out,
+        json=request.json,
+        strict=False,
+        probe="off",
+        command=request.typed,
+        verbose=request.verbose,
     )
     with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
         attempt = run.attempt(spec.scenario)

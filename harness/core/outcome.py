@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from nsa_harness.core.alignment.reasons import last_agreed
+from nsa_harness.core.callstacks import call_stacks
 from nsa_harness.core.diagnosis.case import at, counted, explained, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
@@ -255,6 +256,10 @@ def outcome_of(
         missing_gradients=_missing_gradients(evidence),
         last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
         deepening=spec.deepening,
+        stacks=tuple(
+            replace(one, proof=one.proof and f"{directory}/{one.proof}")
+            for one in call_stacks(evidence, judgement, culprit)
+        ),
     )
 
 

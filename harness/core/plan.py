@@ -101,6 +101,7 @@ class RunSpec:
     tags: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with its values, sorted
     deepening: Deepening | None = None
+    python: str | None = None  # the interpreter of somebody else's program; None = the harness's own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,19 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallStack:
+    """Where ranks stood at the end, or what raised: the program's own lines, innermost first."""
+
+    ranks: tuple[int, ...]
+    of: str  # "thread reader", "process 4711", "ValueError"; empty: the thread that trains
+    frames: tuple[Place, ...]  # never empty; a library's innermost one where the program has none
+    innermost: str  # the library's function that the innermost of these calls in the end; empty: it calls none
+    library: int  # frames of libraries, not told
+    around: Place | None  # the innermost line between its neighbours, at the last of them; None: not stored
+    proof: str | None  # file with the whole stack
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vital:
     """One rank of a run that ended: a row of the PASS screen."""
 
@@ -207,6 +220,7 @@ class Outcome:
     last_agreed: str | None = None  # of a HANG: the latest collective called from Python that every rank has left
     deepening: Deepening | None = None  # made to answer a question of another attempt: it never counts
     showed: str | None = None  # of a deepening: what it says about that attempt
+    stacks: tuple[CallStack, ...] = ()  # the culprit's first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,11 @@ def place_details(place: Place, step: int | None = None) -> str:
     return " · ".join(word for word in known if word)
 
 
+def statement(place: Place) -> str:
+    """The line itself. A text of several lines ends in the line of the place."""
+    return (place.text or "").rpartition("\n")[2].strip()
+
+
 def source_lines(place: Place) -> Iterator[str]:
     """The statement with its line numbers. A text of several lines ends in the line of the place."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
@@ -121,6 +126,15 @@ def source_lines(place: Place) -> Iterator[str]:
     for offset, line in enumerate(lines, start=1 - len(lines)):
         number = "" if place.line is None else max(place.line + offset, 1)
         yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
+
+
+def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
+    """Lines of source with their numbers, of which the last is the place's own; one of them is marked."""
+    lines = textwrap.dedent(around.text or "").split("\n")
+    first = (around.line or 0) - len(lines) + 1
+    digits = len(str(around.line or 0))
+    for number, line in enumerate(lines, start=first):
+        yield f"{'▸' if number == marked else ' '} {number:>{digits}} │ {line}"
 
 
 def headline_tag(outcome: Outcome) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 from runs import RUNS, run
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
-from nsa_harness.core.comparison.severity import severities, severity
-from nsa_harness.core.report import Artifact, Finding, Outcome, Severity, Status
+from nsa_harness.core.comparison.severity import severity
+from nsa_harness.core.report import Artifact, Finding, Outcome, Status
 from nsa_harness.render.documents.tables import Gathered, gathered
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
@@ -125,12 +124,3 @@ def found(code: str) -> Finding:
 )
 def test_a_finding_weighs_what_it_means_for_the_run(outcome: Outcome, code: str, level: str) -> None:
     assert severity(found(code), outcome).value == level
-
-
-def test_findings_are_counted_over_the_runs_that_count() -> None:
-    bad = run("a", HANG, cause="lock_cycle", findings=(found("lock_cycle"), found("no_gradient")))
-    assert severities([bad, replace(bad, final=False)]) == {
-        Severity.CRITICAL: 1,
-        Severity.WARNING: 1,
-        Severity.INFO: 0,
-    }

@@ -7,6 +7,7 @@ from typing import Any
 
 from nsa_harness.core.report import (
     Artifact,
+    CallStack,
     CollectiveRef,
     Culprit,
     Finding,
@@ -93,6 +94,35 @@ PLACE = Place(
     text="        if selected.any():\n            dist.all_reduce(usage)",
 )
 
+STACKS = (
+    CallStack(
+        ranks=(1,),
+        of="",
+        frames=(
+            Place(file="nsa/ckpt.py", line=8, function="save_checkpoint", text="dist.barrier()"),
+            Place(file="nsa/train.py", line=41, function="main", text="save_checkpoint(model)"),
+        ),
+        innermost="barrier",
+        library=5,
+        around=Place(
+            file="nsa/ckpt.py",
+            line=9,
+            function="save_checkpoint",
+            text="def save_checkpoint(model):\n    dist.barrier()\n    torch.save(model.state_dict(), PATH)",
+        ),
+        proof="branch_sel_only/dumps/rank1.txt",
+    ),
+    CallStack(
+        ranks=(0,),
+        of="",
+        frames=(PLACE, Place(file="nsa/train.py", line=36, function="main", text="loss.backward()")),
+        innermost="",
+        library=0,
+        around=None,
+        proof=None,
+    ),
+)
+
 DEADLOCK = replace(
     PASSED,
     scenario="branch_sel_only",
@@ -147,6 +177,7 @@ DEADLOCK = replace(
     ended="TERM, 0.4 s, no process left; torch alone would wait 30 min",
     repeat="nsa-harness run reports/latest/branch_sel_only/spec.json",
     next="nsa-harness bisect branch_sel_only --layers",
+    stacks=STACKS,
 )
 
 LIVELOCK = replace(
@@ -173,6 +204,7 @@ LIVELOCK = replace(
         Standing(rank=1, stands_in="all_reduce #77", waits_for="rank 0", quiet_s=60.4, culprit=False),
     ),
     why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
+    stacks=(),
     repeat="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
     next=None,
 )

@@ -29,8 +29,10 @@ from render_samples import (
 
 from nsa_harness.core.report import HangKind, Outcome, Report, Status
 from nsa_harness.errors import StoredRunError
+from nsa_harness.render import answer
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.junit import junit_xml
+from nsa_harness.render.documents.prompt import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.text import escaped
@@ -72,9 +74,9 @@ def test_no_document_guesses(document: str) -> None:
     assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
 
 
-def test_the_first_line_of_the_summary_is_the_counts() -> None:
+def test_the_first_line_of_the_summary_is_the_verdict_or_the_counts() -> None:
     assert summary_md(MIXED, PLAYBOOK).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
-    assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# 1 run: 1 PASS"
+    assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# PASS ddp_onestep: 4.6 s"
 
 
 def test_all_rows_of_a_summary_table_have_as_many_cells_as_its_head() -> None:
@@ -158,6 +160,27 @@ def test_every_report_can_be_rendered(report: Report) -> None:
     json.loads(to_json(report), parse_constant=pytest.fail)
     assert summary_md(report, PLAYBOOK).startswith("# ")
     assert report_html(report, PLAYBOOK).rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize("report", [*REPORTS.values(), replace(QUIET, outcomes=(DEADLOCK,))])
+def test_a_failure_to_paste_has_its_answer_first_and_is_never_long(report: Report) -> None:
+    text = prompt_text(report)
+    assert len(text) <= 6_000
+    assert "\x1b" not in text
+    if report.outcomes and (told := answer.told_at_length(escaped(report))):
+        assert text.startswith(f"{told[0][1].verdict.status.value} {told[0][1].scenario}: ")
+
+
+def test_a_long_failure_is_cut_at_the_end_of_a_line_and_says_so() -> None:
+    deep = replace(DEADLOCK.stacks[0], frames=DEADLOCK.stacks[0].frames * 200)
+    text = prompt_text(replace(QUIET, outcomes=(replace(DEADLOCK, stacks=(deep,)),)))
+    assert 5_000 < len(text) <= 6_000
+    assert text.endswith("[cut here: report.json has the rest]\n")
+    assert answer.sentence(DEADLOCK.verdict.summary) in text
+
+
+def test_a_failure_to_paste_is_as_recorded(golden: Golden) -> None:
+    golden("deadlock.prompt.txt", prompt_text(replace(QUIET, outcomes=(DEADLOCK,))))
 
 
 def test_a_report_cut_anywhere_is_refused() -> None:
@@ -290,13 +313,12 @@ def test_every_address_in_the_page_and_its_anchors_exist() -> None:
 @pytest.mark.parametrize(
     "outcome", [DEADLOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST], ids=lambda outcome: outcome.scenario
 )
-def test_every_run_that_did_not_pass_says_what_was_seen_what_it_means_and_how_to_repeat_it(outcome: Outcome) -> None:
+def test_the_answer_to_a_run_that_did_not_pass_comes_before_its_evidence_and_how_to_repeat_it(outcome: Outcome) -> None:
     text = summary_md(replace(MIXED, outcomes=(outcome,)), PLAYBOOK)
-    assert re.findall(r"^### (.*)$", text, re.M)[:3] == [
-        "What we saw",
-        "What it means",
-        "Repeat it",
-    ]
+    assert re.findall(r"^### (.*)$", text, re.M)[:2] == ["Evidence", "Repeat it"]
+    beginning = text.split("### ", 1)[0]
+    assert answer.sentence(outcome.verdict.summary).split(" ")[-1] in beginning
+    assert all(stack.frames[0].function in beginning for stack in outcome.stacks if stack.frames[0].function)
     assert meaning(outcome) in text
     assert outcome.repeat is not None
     assert outcome.repeat in text

@@ -27,15 +27,13 @@ from rich.cells import cell_len
 
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener, notify
+from nsa_harness.render.terminal.answer import answer_lines
 from nsa_harness.render.terminal.screen import (
-    STANDINGS,
     done_lines,
-    files_lines,
     launched_lines,
-    needs_a_screen,
     news_line,
     outcome_line,
     outcome_lines,
@@ -115,8 +113,9 @@ def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
     screens: list[Sequence[str]] = [list(plan_lines("0.1.0", MACHINE, [SPEC, SKIP], width))]
     screens += [list(launched_lines(SPEC, width)), list(news_line("ddp_onestep", "backward", PROGRESS, width))]
     for outcome in (PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_SECOND):
-        screens += [[*outcome_lines(outcome, width), *files_lines(outcome, RUN_DIR, width)]]
-    screens += [list(outcome_line(outcome, width)) for outcome in MIXED.outcomes if not needs_a_screen(outcome)]
+        screens += [list(outcome_lines(outcome, width))]
+    screens += [list(outcome_lines(DEADLOCK, width, verbose=True))]
+    screens += [list(outcome_line(outcome, width)) for outcome in MIXED.outcomes]
     screens += [list(done_lines(report, PLAYBOOK, RUN_DIR, width)) for report in (MIXED, QUIET, INTERRUPTED)]
     golden(f"screens.{width}.txt", "".join("\n".join(lines) + "\n" + "." * width + "\n" for lines in screens))
 
@@ -132,11 +131,37 @@ def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_or_a_path_whole(
     assert not [line for line in lines if "\x1b" in line or "\n" in line]
 
 
-def test_a_large_run_shows_its_culprits_and_says_what_it_leaves_out() -> None:
-    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, culprit=rank == 700) for rank in range(1000))
-    lines = list(outcome_lines(replace(DEADLOCK, standings=standings), 80))
-    assert any(line.startswith("   700 ") and line.endswith("◀ culprit") for line in lines)
-    assert f"  {1000 - STANDINGS} more ranks stand in SUMMARY.md" in lines
+@pytest.mark.parametrize("outcome", MIXED.outcomes, ids=lambda outcome: outcome.dir)
+def test_the_answer_ends_the_screen_of_a_small_terminal(outcome: Outcome) -> None:
+    if outcome.verdict.status is Status.PASS:
+        return
+    hundreds = tuple(replace(DEADLOCK.standings[0], rank=rank, waits_for=f"rank {rank + 1}") for rank in range(300))
+    long = replace(outcome, standings=hundreds, verdict=replace(outcome.verdict, summary="why " * 400))
+    for one in (outcome, long):
+        whole = [*answer_lines(one, 80), *done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80)]
+        assert len(whole) <= 15
+        verbose = list(outcome_lines(one, 80, verbose=True))
+        assert verbose[-len(answer_lines(one, 80)) :] == answer_lines(one, 80)
+
+
+def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
+    order = [FAILED, DEADLOCK, PASSED, ERRED]
+    unforeseen = tuple(replace(one, expected=one is PASSED) for one in order)
+    lines = list(done_lines(replace(MIXED, outcomes=unforeseen), PLAYBOOK, RUN_DIR, 80))
+    heads = [line.split("   ")[0] for line in lines if line[:1].isupper()]
+    assert heads == ["HANG  branch_sel_only", "FAIL  gc_baseline_full", "ERROR  fsdp"]
+    assert lines[-4].startswith("4 runs: 1 HANG")
+
+
+def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> None:
+    alike = tuple(replace(DEADLOCK.standings[0], rank=rank, culprit=rank == 700) for rank in range(1000))
+    lines = list(outcome_lines(replace(DEADLOCK, standings=alike), 80))
+    assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
+    assert [line for line in lines if line.startswith("  0-699, 701-999   all_reduce #14")]
+    apart = tuple(replace(row, waits_for=f"rank {row.rank + 1}") for row in alike)
+    lines = list(outcome_lines(replace(DEADLOCK, standings=apart), 80))
+    assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
+    assert [line for line in lines if line.endswith("more rows stand in SUMMARY.md")]
 
 
 def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_informs_does_not() -> None:
@@ -157,7 +182,7 @@ def test_after_one_run_that_passed_the_plan_is_proposed_for_our_own_program_alon
         [line for line in done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80) if "next" in line]
         for one in (ours, foreign, replace(foreign, next="nsa-harness run train.py"))
     ]
-    assert proposed == [["  next       nsa-harness run -t plan"], [], ["  next       nsa-harness run train.py"]]
+    assert proposed == [["  next      nsa-harness run -t plan"], [], ["  next      nsa-harness run train.py"]]
 
 
 def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
@@ -233,3 +258,24 @@ def test_an_interrupt_passes_through_the_listeners() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         notify([Events(io.StringIO(), "r", lambda: 0.0)], interrupted)
+
+
+def annotated(report: Report, environ: dict[str, str]) -> list[str]:
+    screen = Screen(tty=False)
+    terminal = Terminal(screen, version="0.1.0", playbook=PLAYBOOK, environ=environ)
+    terminal.done(report, RUN_DIR)
+    terminal.close()
+    return [line for line in screen.getvalue().splitlines() if line.startswith("::")]
+
+
+def test_a_step_of_github_gets_annotations_the_worst_first_and_nobody_else() -> None:
+    place = replace(DEADLOCK.culprit.place, file="/home/ci/repo/nsa/a,b.py")  # type: ignore[union-attr]
+    hung = replace(DEADLOCK, culprit=replace(DEADLOCK.culprit, place=place))
+    hung = replace(hung, verdict=replace(hung.verdict, summary="100% of\nthe ranks wait"))
+    report = replace(MIXED, outcomes=(FAILED, PASSED, *[hung] * 12))
+    on_github = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": "/home/ci/repo"}
+    lines = annotated(report, on_github)
+    assert lines == ["::error file=nsa/a%2Cb.py,line=212,title=HANG branch_sel_only::100%25 of / the ranks wait."] * 10
+    first = annotated(replace(MIXED, outcomes=(FAILED, PASSED)), on_github)
+    assert first[0].startswith("::error file=nsa/model.py,line=212,title=FAIL gc_baseline_full::Rank 0 raised")
+    assert annotated(report, {}) == []

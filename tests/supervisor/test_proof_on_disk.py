@@ -40,7 +40,7 @@ class Film:
     def camera(self) -> Film:
         return self
 
-    def take(self, *_: object) -> Snapshot:
+    def take(self, *_: object, **__: object) -> Snapshot:
         return self.looks.pop(0)
 
     def last_progress_s(self) -> float:
@@ -180,3 +180,16 @@ def test_what_was_proven_live_is_proven_by_what_is_stored(
     assert proof.kind is kind, "reduced as far as can be"
     kinds = [found.kind if (found := judge(reduced(seen, keep)).proof) else None for keep in LEVELS]
     assert case in TOO_MANY or kinds == [kind] * len(LEVELS)
+
+
+def test_what_moved_before_a_suspicion_does_not_restart_its_clock_at_a_look_for_the_profile() -> None:
+    """The look before for the profile was long ago, and the rank has read since."""
+    still = rank_snapshot(0, process=process(io_bytes=900, tasks=(task(syscall="read"),)), stacks=(stack(frame(7)),))
+    early = replace(still, process=replace(still.process, io_bytes=10))
+    film = [snapshot(0, 1.0, early), *looks_at(still, at_s=(18.0, 20.0)), snapshot(0, 20.5, still)]
+    snapshots = Snapshots(ranks=Film(film, {0: 100}), backend="gloo", write=lambda *_, **__: None)
+    snapshots.glance()
+    snapshots.take()
+    snapshots.take()
+    snapshots.glance()
+    assert [one.motion for one in snapshots.samples] == ["unseen", "unseen", "waiting", "waiting"]

@@ -19,7 +19,7 @@ from planted_secrets import command_words, environment, planted, program, shown,
 
 from nsa_harness.commands.attempt import prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.run import rejudge, report_of, write_report
+from nsa_harness.commands.run import Telling, rejudge, report_of, write_report
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.plan import RunSpec
@@ -149,7 +149,7 @@ def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_that_is_judged_again_where_the_environment_is_another_one_shows_none(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rejudge(run.path, json=True) == 1
+    assert rejudge(run.path, telling=Telling.JSON) == 1
     assert shown(run.path) == {}
     assert not any(value in capsys.readouterr().out for value in values())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.report import Finding, Outcome, Report, Severity, Status, exit_code
 
@@ -32,9 +30,3 @@ def strict_exit_code(report: Report) -> int:
     """Where all else is well, 1 for a run that passed with something wrong in it."""
     silent = any(silent_faults(one) for one in report.outcomes if one.final)
     return exit_code(report, strict=True) or int(silent)
-
-
-def severities(outcomes: Sequence[Outcome]) -> dict[Severity, int]:
-    """How many findings of each, over the outcomes that count."""
-    found = [severity(finding, one) for one in outcomes if one.final for finding in one.findings]
-    return {level: found.count(level) for level in Severity}

@@ -47,18 +47,18 @@ def prove(
     `snapshots` are of one episode of suspicion, oldest first; `limits` are those in force, every one a number.
     `backend` says whether ranks keep a core busy while they wait for a device.
     """
-    earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
-    if not earlier:
+    looks = two_looks(snapshots)
+    if looks is None:
         return None
-    before, after = earlier[-1], snapshots[-1]
+    before, after = looks
     graph = wait_for(before, after, gone, backend)
     if graph.moved or not graph.roots:
         return None
-    open_roots = [root for root in graph.roots if not _closed(root, limits)]
+    open_roots = [root for root in graph.roots if not closed(root, limits)]
     if not open_roots:
         reason = _closed_reason(graph, after.at_s - before.at_s)
         return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
-    episode = _Episode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    episode = Episode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
     if not all(episode.endless(root) for root in open_roots):
         return None
     quiet_s = min(episode.quiet_s(root) for root in open_roots)
@@ -74,8 +74,14 @@ def prove(
     return Proof(kind=kind, reason=reason, graph=graph)
 
 
+def two_looks(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
+    """The last one, and the latest before it that is far enough away to show what moves."""
+    earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
+    return (earlier[-1], snapshots[-1]) if earlier else None
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Episode:
+class Episode:
     """What was seen since the run fell quiet."""
 
     snapshots: Sequence[Snapshot]
@@ -97,6 +103,17 @@ class _Episode:
         if root.kind is WaitKind.COMPILE:
             return _all_loop(root, self.samples)
         return not self._wakes_in_time(root)
+
+    def left_s(self, root: Wait) -> float | None:
+        """Until that would be long enough; None for a sleep that ends in time."""
+        busy_s = _number(self.limits.busy_s)
+        if root.kind is WaitKind.COMPUTE or root.computing:
+            limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
+        elif self._wakes_in_time(root):
+            return None
+        else:
+            limit_s = _number(self.limits.open_wait_s)
+        return max(0.0, limit_s - self.quiet_s(root))
 
     def quiet_s(self, root: Wait) -> float:
         """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
@@ -174,7 +191,7 @@ def _turns(seen: Computation) -> bool:
     return len(last) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
 
 
-def _closed(root: Wait, limits: Limits) -> bool:
+def closed(root: Wait, limits: Limits) -> bool:
     """A sleep, its own or that of the child it waits for, that ends after the deadline never ends for this run."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.closed

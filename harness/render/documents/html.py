@@ -11,11 +11,11 @@ from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Report, counts
-from nsa_harness.render import words
+from nsa_harness.render import answer, words
 from nsa_harness.render.bisect import picture as bisect_picture
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.documents import lanes
-from nsa_harness.render.documents.tables import findings_line, tables
+from nsa_harness.render.documents.tables import tables
 from nsa_harness.render.text import escaped, link_target
 from nsa_harness.render.words import meaning
 
@@ -23,17 +23,19 @@ from nsa_harness.render.words import meaning
 def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
     """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
     report, search = escaped((report, search))
-    given = counts(report.outcomes)
+    given, told = counts(report.outcomes), answer.told_at_length(report)
     return _template().render(
         total=sum(given.values()),
         report=report,
         tally=[(status, given[status]) for status in words.LOUDEST_FIRST if given[status]],
         numbered=list(enumerate(report.outcomes, start=1)),
-        sections=words.bad_news_first(report),
+        single=len(report.outcomes) == 1,
+        sections=told,
+        told={number for number, _ in told},
+        answer=answer,
         words=words,
         meaning=meaning,
         tables=tables(report, playbook),
-        findings_line=findings_line(report) if report.outcomes else "",
         severity=severity,
         draw=lanes.lanes,
         canvas=lanes,

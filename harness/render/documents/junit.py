@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from nsa_harness.core.report import Outcome, Report, Status
-from nsa_harness.render import words
+from nsa_harness.render import answer, words
 from nsa_harness.render.text import escaped
 from nsa_harness.render.words import meaning
 
@@ -69,17 +69,24 @@ def _mark(outcome: Outcome) -> str | None:
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
-    yield outcome.verdict.summary
+    """The answer, in the order of every other document."""
+    yield answer.title(outcome)
+    yield answer.sentence(outcome.verdict.summary)
+    place, said = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)
+    if place:
+        yield f"look at {words.place_name(place)} {words.place_details(place)}".rstrip()
+        yield from words.source_lines(place)
+    for stack in outcome.stacks:
+        yield from answer.stack_lines(stack)
+    if said:
+        yield f"do: {said.advice}"
     yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)
-        if outcome.culprit.place:
-            yield f"{words.place_name(outcome.culprit.place)} {words.place_details(outcome.culprit.place)}".strip()
-            yield from words.source_lines(outcome.culprit.place)
     if outcome.why:
         yield f"why a hang: {outcome.why}"
-    for finding in outcome.findings:
-        yield f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
+    for finding in answer.others(outcome):
+        yield f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield f"do: {finding.advice}"
     if outcome.repeat:
         yield f"repeat: {outcome.repeat}"

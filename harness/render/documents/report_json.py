@@ -46,6 +46,7 @@ _OUTCOME_DETAIL = (
     "last_agreed",
     "deepening",
     "showed",
+    "stacks",
 )
 _REPORT_DETAIL = ("command", "interrupted", "not_run")
 

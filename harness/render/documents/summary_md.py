@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Finding, Outcome, Place, Report, Status
-from nsa_harness.render import words
-from nsa_harness.render.documents.tables import Cell, CellPart, Table, findings_line, tables
+from nsa_harness.render import answer, words
+from nsa_harness.render.documents.tables import Cell, CellPart, Table, tables
 from nsa_harness.render.text import (
     escaped,
     link_target,
@@ -22,9 +22,15 @@ from nsa_harness.render.words import meaning
 
 
 def summary_md(report: Report, playbook: Playbook) -> str:
+    """Of a single run the answer is the beginning; of several the counts, then a row a run, then what went wrong."""
     report = escaped(report)
-    sections = [_head(report), _overview(report), *(_over_all(table) for table in tables(report, playbook))]
-    sections += [_section(number, outcome) for number, outcome in words.bad_news_first(report)]
+    told = answer.told_at_length(report)
+    single = len(report.outcomes) == 1
+    sections = [] if single else [_head(report), _overview(report, {number for number, _ in told})]
+    sections += [_section(number, outcome, "#" if single else "##") for number, outcome in told]
+    sections += [_head(report)] if single else []
+    sections += [_over_all(table) for table in tables(report, playbook)]
+    sections += [_origin(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
@@ -34,24 +40,25 @@ def proof_link(path: str) -> str:
 
 
 def _head(report: Report) -> list[str]:
-    lines = [f"# {words.counts_line(report)}", ""]
+    lines = [] if len(report.outcomes) == 1 else [f"# {words.counts_line(report)}"]
     if report.interrupted:
-        lines += ["**Interrupted.** What follows is what was judged before.", ""]
+        lines += ["", "**Interrupted.** What follows is what was judged before."]
     if report.not_run:
-        lines += [f"Of the plan, not run: {markdown(' · '.join(report.not_run))}", ""]
-    if words.nothing_wrong(report):
-        lines += ["No run failed, none hung, and none ended in ERROR.", ""]
-    if report.outcomes:
-        lines += [findings_line(report), ""]
+        lines += ["", f"Of the plan, not run: {markdown(' · '.join(report.not_run))}"]
+    return lines[1:] if lines[:1] == [""] else lines
+
+
+def _origin(report: Report) -> list[str]:
     machine = f"{report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
-    lines += [f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
-    return [*lines, "", *markdown_fence(report.command, "sh")]
+    return [f"Run {markdown_code(report.run_id)} on {markdown(machine)}", "", *markdown_fence(report.command, "sh")]
 
 
-def _overview(report: Report) -> list[str]:
+def _overview(report: Report, told: set[int]) -> list[str]:
     rows = [
         (
-            markdown_link(outcome.scenario, f"#run-{number}"),
+            markdown_link(outcome.scenario, f"#run-{number}")
+            if number in told
+            else f'<a id="run-{number}"></a>{markdown(outcome.scenario)}',
             f"**{outcome.verdict.status.value}**",
             markdown(words.headline_tag(outcome)),
             markdown(words.row_sentence(outcome)),
@@ -60,11 +67,7 @@ def _overview(report: Report) -> list[str]:
         )
         for number, outcome in enumerate(report.outcomes, start=1)
     ]
-    return (
-        []
-        if not rows
-        else markdown_table(("run", "verdict", "kind or cause", "in one sentence", "note", "took:"), rows)
-    )
+    return markdown_table(("run", "verdict", "cause", "summary", "note", "time:"), rows) if rows else []
 
 
 def _over_all(table: Table) -> list[str]:
@@ -93,31 +96,30 @@ def _part(part: CellPart) -> str:
     return f"**{link}**" if part.status in (Status.HANG, Status.FAIL) else link
 
 
-def _section(number: int, outcome: Outcome) -> list[str]:
-    title = " · ".join(part for part in (outcome.scenario, words.headline_tag(outcome)) if part)
-    lines = [f'<a id="run-{number}"></a>', "", f"## {outcome.verdict.status.value} {markdown(title)}", ""]
-    lines += [f"**{markdown(outcome.verdict.summary)}**"]
-    lines += ["", *(f"- {markdown(fact)}" for fact in words.facts(outcome))]
-    return [*lines, *_seen(outcome), *_meaning(outcome), *_repeat(outcome), *_artifacts(outcome)]
-
-
-def _seen(outcome: Outcome) -> list[str]:
+def _section(number: int, outcome: Outcome, level: str) -> list[str]:
+    """The answer in five lines, then what it rests on."""
+    title = f"{outcome.verdict.status.value} {markdown(outcome.scenario)}: {markdown(answer.title(outcome))}"
+    anchor = [] if level == "#" else [f'<a id="run-{number}"></a>', ""]
     return [
-        *_heading("What we saw"),
-        *_place(outcome.culprit.place if outcome.culprit else None, words.culprit_line(outcome)),
+        *anchor,
+        f"{level} {title}",
+        "",
+        f"**{markdown(answer.sentence(outcome.verdict.summary))}**",
+        *_place(outcome.culprit.place if outcome.culprit else None),
+        *_stacks(outcome),
         *_standings(outcome),
-        *_vitals(outcome),
-        *(["", words.nothing_seen(outcome)] if words.saw_nothing(outcome) else []),
+        *_to_do(outcome),
+        *_evidence(outcome),
+        *_repeat(outcome),
+        *_artifacts(outcome),
     ]
 
 
-def _place(place: Place | None, about: str) -> list[str]:
-    lines = ["", markdown(about)] if about else []
+def _place(place: Place | None) -> list[str]:
     if place is None:
-        return lines
-    lines += ["", _place_line(place)]
-    source = "\n".join(words.source_lines(place))
-    return [*lines, "", *markdown_fence(source, "text")] if source else lines
+        return []
+    source = f": {markdown_code(words.statement(place))}" if place.text else ""
+    return ["", f"Look at {_place_line(place)}{source}"]
 
 
 def _place_line(place: Place) -> str:
@@ -125,9 +127,21 @@ def _place_line(place: Place) -> str:
     return " · ".join([markdown_code(name)] * bool(name) + [markdown(details)] * bool(details))
 
 
+def _stacks(outcome: Outcome) -> list[str]:
+    """The culprit's first. Files with whole stacks are links below."""
+    lines = [line for stack in outcome.stacks for line in ("", *answer.stack_lines(stack))][1:]
+    return ["", *markdown_fence("\n".join(lines), "text")] if lines else []
+
+
+def _to_do(outcome: Outcome) -> list[str]:
+    said = answer.cause_of(outcome)
+    return ["", f"**Do:** {markdown(said.advice)}"] if said and said.advice else []
+
+
 def _standings(outcome: Outcome) -> list[str]:
     if not outcome.standings:
         return _endings(outcome)
+    hangs = outcome.verdict.status is Status.HANG
     rows = [
         (
             f"{markdown(words.standing_rank(row))}{' ◀ culprit' if row.culprit else ''}",
@@ -139,9 +153,8 @@ def _standings(outcome: Outcome) -> list[str]:
         )
         for row in outcome.standings
     ]
-    table = markdown_table(("rank:", "stands in", "waits for", "quiet:", "last step:", "exit"), rows)
-    agreed = ["", f"Last agreed: {markdown(outcome.last_agreed)}"] if outcome.last_agreed else []
-    return ["", *table, *agreed]
+    blocked = "blocked in" if hangs else "last seen"
+    return ["", *markdown_table(("rank:", blocked, "waiting for", "no progress for:", "last step:", "exit"), rows)]
 
 
 def _endings(outcome: Outcome) -> list[str]:
@@ -159,13 +172,18 @@ def _vitals(outcome: Outcome) -> list[str]:
     return [*lines, "", markdown(numbers)] if numbers else lines
 
 
-def _meaning(outcome: Outcome) -> list[str]:
-    lines = [*_heading("What it means"), "", meaning(outcome), ""]
+def _evidence(outcome: Outcome) -> list[str]:
+    lines = [*_heading("Evidence"), "", meaning(outcome), ""]
+    lines += [f"- {markdown(fact)}" for fact in words.facts(outcome)]
+    if culprit := words.culprit_line(outcome):
+        lines += [f"- {markdown(culprit)}"]
     if outcome.why:
         lines += [f"- **why a hang:** {markdown(outcome.why)}"]
+    if outcome.last_agreed:
+        lines += [f"- **last agreed:** {markdown(outcome.last_agreed)}"]
     for finding in outcome.findings:
         lines += _finding(finding, outcome)
-    return [*lines, *_looked_at(outcome)]
+    return [*lines, *_looked_at(outcome), *_vitals(outcome)]
 
 
 def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
@@ -174,7 +192,7 @@ def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
     yield f"- **{markdown(finding.code)}** ({sure}{who}): {markdown(finding.claim)}"
     if finding.place:
         yield f"  - place: {_place_line(finding.place)}"
-    if finding.advice:
+    if finding.advice and finding is not answer.cause_of(outcome):
         yield f"  - do: {markdown(finding.advice)}"
     yield f"  - proof: {' · '.join(map(proof_link, finding.proof)) or 'no file'}"
 

@@ -22,8 +22,7 @@ from nsa_harness.core.comparison.decisions import (
     fitting,
     walked,
 )
-from nsa_harness.core.comparison.severity import severities
-from nsa_harness.core.report import Artifact, Outcome, Report, Severity, Status
+from nsa_harness.core.report import Artifact, Outcome, Report, Status
 from nsa_harness.render import words
 
 _RESULTS = (ClaimResult.SUPPORTED, ClaimResult.UNDECIDED, ClaimResult.RULED_OUT, ClaimResult.NOT_CHECKED)
@@ -69,15 +68,6 @@ def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
     return tuple(table for table in made if table is not None)
 
 
-def findings_line(report: Report) -> str:
-    """ "Findings: 1 critical · 2 warnings · 0 for information"."""
-    found = severities(report.outcomes)
-    if not any(found.values()):
-        return "No finding in any run."
-    warnings = words.plural(found[Severity.WARNING], "warning")
-    return f"Findings: {found[Severity.CRITICAL]} critical · {warnings} · {found[Severity.INFO]} for information."
-
-
 def text(value: str) -> Cell:
     return (CellPart(text=value),)
 
@@ -91,17 +81,18 @@ def _command(words_of_shell: str | None) -> Cell:
 
 
 def _decisions(report: Report, playbook: Playbook) -> Table | None:
+    """Gates are asked of several runs; a single one is told about by what it showed."""
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    if not counting:
-        return None
     decisions = decided(counting, playbook.gates)
     now = fired(decisions)
+    if not counting or (len(counting) == 1 and not now):
+        return None
     if not now and not any(map(failed, counting)):
-        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions, counting)))
+        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions)))
     shown = [one for one in decisions if len(counting) > 1 or one.answer.state is GateState.APPLIES]
     return Table(
         title="Decisions",
-        said=(_first(now, playbook), *(() if len(counting) > 1 else _unchecked(decisions, counting))),
+        said=(_first(now, playbook),),
         command=now[0].answer.command if now else None,
         head=("gate", "if", "answer", "runs", "then") if shown else (),
         rows=tuple(map(_decision_row, shown)),
@@ -116,11 +107,9 @@ def _no_gate(counting: Sequence[Outcome]) -> str:
     return f"No gate fired: {runs}, {told}{'; every failure was announced by its scenario' if announced else ''}."
 
 
-def _unchecked(decisions: Sequence[Decision], counting: Sequence[Outcome]) -> Iterator[str]:
+def _unchecked(decisions: Sequence[Decision]) -> Iterator[str]:
     codes = [one.gate.name for one in decisions if one.answer.state is GateState.NOT_CHECKABLE]
-    if codes and len(counting) == 1:
-        yield f"{words.plural(len(codes), 'gate')} of {len(decisions)} cannot be checked by a single run."
-    elif codes:
+    if codes:
         yield f"{len(codes)} of {len(decisions)} gates are not checkable by these runs: {' · '.join(codes)}."
 
 

@@ -6,17 +6,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.cells import cell_len
-
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Report, Status
-from nsa_harness.render import words
-from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, padded, paragraph, table
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.render import answer, words
+from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
+from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.render.words import meaning
 
 BAR_COLUMNS = 20
 STANDINGS = 16  # rows of a table; SUMMARY.md has all
@@ -49,11 +47,18 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
     yield from paragraph(text, width, "  ", "    ")
 
 
-def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
-    outcome = escaped(outcome)
-    if outcome.verdict.status is not Status.PASS:
-        yield from _not_passed(outcome, width)
+def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
+    """A run by itself. The answer is what stands last; `verbose`: before it what it rests on."""
+    if outcome.verdict.status is Status.PASS:
+        yield from _passed(escaped(outcome), width)
         return
+    if verbose:
+        yield from _evidence(escaped(outcome), width)
+        yield ""
+    yield from answer_lines(outcome, width)
+
+
+def _passed(outcome: Outcome, width: int) -> Iterator[str]:
     yield from _times(outcome, width)
     yield from _vitals(outcome, width)
     yield from _lists(outcome, width)
@@ -62,76 +67,20 @@ def outcome_lines(outcome: Outcome, width: int) -> Iterator[str]:
     yield from _silent_faults(outcome, width)
 
 
-def files_lines(outcome: Outcome, run_dir: Path, width: int) -> Iterator[str]:
-    """Where the proof lies, for an outcome that someone will want to look into."""
-    if outcome.verdict.status not in (Status.PASS, Status.SKIP):
-        yield from command("files", escape(f"{run_dir}/{outcome.dir}"), width)
-
-
-def headline(outcome: Outcome) -> str:
-    """ "HANG  NAME   deadlock · proven · 5.2 s after the last progress"."""
-    status, timing = outcome.verdict.status, outcome.timing
-    parts = [words.headline_tag(outcome)]
-    if status is not Status.HANG:
-        parts += [words.wall_time(outcome)]
-    elif timing.detected_s is None:
-        parts += ["proven"]
-    else:
-        parts += ["proven", f"{words.seconds(timing.detected_s)} after the last progress"]
-    return f"{status.value}  {outcome.scenario}   {' · '.join(p for p in (*parts, *words.remarks(outcome)) if p)}"
-
-
-def _not_passed(outcome: Outcome, width: int) -> Iterator[str]:
-    yield from paragraph(headline(outcome), width, "", "      ")
-    yield ""
-    yield from paragraph(outcome.verdict.summary, width, "  ")
-    if outcome.culprit and outcome.culprit.place:
-        yield ""
-        yield from _place(outcome.culprit.place, outcome.culprit.step, width)
-    yield from _standings(outcome, width)
+def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
+    """What the answer rests on."""
+    yield from paragraph(f"{outcome.scenario} · {' · '.join(words.facts(outcome))}", width, "", "  ")
+    yield from ranks_table(outcome, STANDINGS, width)
     yield from _vitals(outcome, width)
     yield ""
-    if outcome.why:
-        yield from labelled("why a hang", outcome.why, width)
-    elif outcome.verdict.status is not Status.SKIP:
-        yield from labelled("meaning", meaning(outcome), width)
+    yield from labelled("why a hang", outcome.why or "", width)
+    yield from labelled("last agreed", outcome.last_agreed or "", width)
     for finding in outcome.findings:
         yield from _finding(outcome, finding, width)
     yield from _lists(outcome, width)
-    yield from labelled("ended", outcome.ended, width)
-    yield from command("repeat", outcome.repeat or "", width)
-
-
-def _place(place: Place, step: int | None, width: int) -> Iterator[str]:
-    name, details = words.place_name(place), words.place_details(place, step)
-    one_line = f"    {name}   {details}" if name and details else f"    {name}{details}"
-    if cell_len(one_line) <= width or not details:
-        yield one_line
-    else:
-        if name:
-            yield f"    {name}"
-        yield from paragraph(details, width, "      ")
-    yield from (cropped(f"    {line}", width) for line in words.source_lines(place))
-
-
-def _standings(outcome: Outcome, width: int) -> Iterator[str]:
-    # Culprits are never among the rows that are left out.
-    shown = sorted(outcome.standings, key=lambda row: not row.culprit)[:STANDINGS]
-    rows = [
-        (
-            words.standing_rank(row),
-            row.stands_in,
-            row.waits_for,
-            words.seconds(row.quiet_s),
-            "◀ culprit" if row.culprit else "",
-        )
-        for row in sorted(shown, key=lambda row: row.rank)
-    ]
-    if rows:
+    for stack in outcome.stacks:
         yield ""
-        yield from table(("rank:", "stands in", "waits for", "quiet:", ""), rows, width)
-    if len(outcome.standings) > len(rows):
-        yield from paragraph(f"{len(outcome.standings) - len(rows)} more ranks stand in SUMMARY.md", width, "  ")
+        yield from (cropped(f"  {line}", width) for line in answer.stack_lines(stack))
 
 
 def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
@@ -188,21 +137,12 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
         yield from labelled("not captured", words.trouble(trouble), width)
 
 
-_SENTENCE_COLUMNS = 28  # beside the row; with less room it stands below
-_LINES_BESIDE, _LINES_BELOW = 2, 4
-_LABEL_WIDTH = 11
-
-
-def needs_a_screen(outcome: Outcome) -> bool:
-    """Among several outcomes, one that passed or did not run is told in a line, and so is a look into another one."""
-    if outcome.deepening and outcome.showed:
-        return False
-    went_well = outcome.verdict.status in (Status.PASS, Status.SKIP)
-    return not went_well or not outcome.expected or outcome.flaky
-
-
 def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     outcome = escaped(outcome)
+    if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
+        yield from paragraph(headline(outcome), width, "", "      ")
+        yield from at_most(2, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width)
+        return
     if outcome.verdict.status is Status.SKIP:
         text = f"SKIP  {outcome.scenario}   {outcome.verdict.summary}"
     elif outcome.showed:
@@ -217,68 +157,48 @@ def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
     """Under a PASS, which they do not change; the whole of each stands in SUMMARY.md."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
-        yield from _short(text, width, "      ", _LINES_BESIDE)
+        yield from at_most(2, paragraph(text, width, "      "), width)
+
+
+FAILURES = 8  # of a plan, that its end tells
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """The verdicts in order where there are several, the counts, where everything lies, and how to go on."""
+    """Of several runs what went wrong, worst first, and the counts; then how to go on, and where everything lies."""
     report = escaped(report)
     if report.interrupted:
         yield from paragraph("Interrupted: only what is listed was judged.", width)
         yield ""
     if len(report.outcomes) != 1:
-        yield from _verdicts(report, width)
+        yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
-        yield ""
-        yield from _labelled("expected", _expectations(report), width)
-    yield from _labelled("artifacts", _artifacts(report), width)
-    yield from command("report", f"{escape(str(run_dir))}/SUMMARY.md", width, _LABEL_WIDTH)
-    yield from command("page", f"{escape(str(run_dir))}/report.html", width, _LABEL_WIDTH)
-    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, _LABEL_WIDTH)
-
-
-def _verdicts(report: Report, width: int) -> Iterator[str]:
-    """The sentence beside its row, or below it where the line is narrow or a name long."""
-    names = [_name(outcome) for outcome in report.outcomes]
-    times = [words.wall_time(outcome) for outcome in report.outcomes]
-    longest, time_columns = max(map(cell_len, names), default=0), max(map(cell_len, times), default=0)
-    digits = len(str(len(report.outcomes)))
-    room = width - digits - time_columns - 13  # for the name
-    beside = longest + 3 + _SENTENCE_COLUMNS <= room
-    name_columns = min(longest, max(room, 1))
-    for number, (outcome, name, took) in enumerate(zip(report.outcomes, names, times, strict=True), start=1):
-        head = f"  {number:>{digits}}  {outcome.verdict.status:<5}  "
-        row = f"{head}{padded(cropped(name, name_columns), name_columns)}  {took:>{time_columns}}"
-        sentence = _sentence(outcome)
-        if not (beside and sentence):
-            yield cropped(row.rstrip(), width)
-        first, most = (f"{row}   ", _LINES_BESIDE) if beside else (" " * len(head), _LINES_BELOW)
-        yield from _short(sentence, width, first, most)
+        yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
+    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, LABEL_WIDTH)
     if report.outcomes:
+        yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, LABEL_WIDTH)
+
+
+def _failures(report: Report, width: int) -> Iterator[str]:
+    """The only one with its whole answer, of several the sentence and the place of each."""
+    bad = sorted(filter(_went_wrong, report.outcomes), key=_worst_first)
+    if len(bad) == 1:
+        yield from answer_lines(bad[0], width)
+        yield ""
+    elif bad:
+        for outcome in bad[:FAILURES]:
+            yield from outcome_line(outcome, width)
+        if len(bad) > FAILURES:
+            yield from paragraph(f"{len(bad) - FAILURES} more stand in SUMMARY.md", width, "      ")
         yield ""
 
 
-def _short(sentence: str, width: int, first: str, most: int) -> Iterator[str]:
-    """The sentence in at most so many lines; SUMMARY.md has the whole."""
-    lines = list(paragraph(sentence, width, first, " " * cell_len(first))) if sentence else []
-    kept = lines[:most]
-    if len(lines) > most:
-        kept[-1] += " …"
-    yield from (cropped(line, width) for line in kept)
+def _went_wrong(outcome: Outcome) -> bool:
+    """Not as its scenario expected."""
+    return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 
-def _name(outcome: Outcome) -> str:
-    return outcome.scenario if outcome.attempt == 1 and outcome.final else f"{outcome.scenario} ~{outcome.attempt}"
-
-
-def _sentence(outcome: Outcome) -> str:
-    """What was expected, then what was seen; of a PASS its numbers."""
-    bad = outcome.verdict.status not in (Status.PASS, Status.SKIP)
-    expected = "as expected" if bad and outcome.expected else "" if outcome.expected else "not as expected"
-    remarks = ("does not count" if not outcome.final else "", "flaky" if outcome.flaky else "")
-    if outcome.showed:
-        return f"does not count · {outcome.showed}"
-    return " · ".join(part for part in (expected, *remarks, words.row_sentence(outcome)) if part)
+def _worst_first(outcome: Outcome) -> int:
+    return words.LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def _expectations(report: Report) -> str:
@@ -287,20 +207,6 @@ def _expectations(report: Report) -> str:
     if not final:
         return "no run"
     return "every run" if met == len(final) else f"{met} of {words.plural(len(final), 'run')}"
-
-
-def _artifacts(report: Report) -> str:
-    every = [artifact for outcome in report.outcomes for artifact in outcome.artifacts]
-    absent = sum(artifact.absent is not None for artifact in every)
-    if not every:
-        return ""
-    reason = f" · {absent} absent, each with its reason in SUMMARY.md" if absent else ""
-    return f"{len(every) - absent} written{reason}"
-
-
-def _labelled(label: str, text: str, width: int) -> Iterator[str]:
-    if text:
-        yield from paragraph(text, width, f"  {label:<{_LABEL_WIDTH}}", " " * (_LABEL_WIDTH + 2))
 
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:

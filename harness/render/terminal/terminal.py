@@ -14,14 +14,14 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
+from nsa_harness.render import answer
+from nsa_harness.render.annotations import github_annotations
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
     done_lines,
-    files_lines,
     launched_lines,
-    needs_a_screen,
     news_line,
     outcome_line,
     outcome_lines,
@@ -42,13 +42,18 @@ _STYLES = (
     (_VERDICT + r"SKIP(?= )", "bold cyan"),
     (r"^(?:    )?stall(?=  )", "yellow"),
     (r"^moves(?=  )", "green"),
-    (r"^    (▸|>) +[0-9]+ (│|\|).*", "bold"),
+    (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),
+    (r"^    look at (?= )", "bold"),
+    (r"(?<=  )(▸|>) .*", "bold"),
     (r"(◀|<) culprit", "bold red"),
     (r"not as expected", "bold red"),
     (r"^  interrupted(?=:| twice:)", "bold yellow"),
     (r"━+", "green"),
-    (r"^  (why a hang|meaning|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)", "dim"),
-    (r"^  (ended|files|repeat|report|page|next|launch|run|finish|expected|artifacts)(?=  |$)", "dim"),
+    (
+        r"^  (why a hang|last agreed|means|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)",
+        "dim",
+    ),
+    (r"^  (ended|repeat|next|more|launch|run|finish|expected)(?=  |$)", "dim"),
 )
 
 
@@ -63,13 +68,20 @@ class Terminal(Listener):
         playbook: Playbook,
         environ: Mapping[str, str] | None = None,
         live: bool = True,
+        several: bool = False,
+        verbose: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`playbook`: what is asked of the runs of our program.
 
         `live`: a live view where the stream allows one; not where something else writes to the same terminal.
+        `several`: runs follow, a line each. A plan says it too.
+        `verbose`: what an answer rests on, above it.
         """
-        self._paint = Paint(stream, os.environ if environ is None else environ, _STYLES, live=live)
+        self._verbose = verbose
+        environ = os.environ if environ is None else environ
+        self._workspace = environ.get("GITHUB_WORKSPACE", "") if environ.get("GITHUB_ACTIONS") == "true" else None
+        self._paint = Paint(stream, environ, _STYLES, live=live)
         self._version = version
         self._playbook = playbook
         self._clock_s = clock_s
@@ -79,7 +91,7 @@ class Terminal(Listener):
         self._told: dict[str, ProgressNews] = {}
         self._ended: list[Ended] = []
         self._planned = 0  # runs, without what is skipped
-        self._several = False
+        self._several = several
         self._interrupts = 0
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
@@ -118,7 +130,7 @@ class Terminal(Listener):
         if not (self._paint.lively and self._running):
             self._writer.write(self._interruption())
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
         with self._lock:
             self._running.pop(outcome.dir, None)
             self._ended.append(
@@ -130,15 +142,18 @@ class Terminal(Listener):
                 )
             )
         self._told.pop(outcome.dir, None)
-        if (self._several or outcome.attempt > 1) and not needs_a_screen(outcome):
+        if self._several or (outcome.attempt > 1 and answer.went_well(outcome)):
             self._print(outcome_line(outcome, self._width))
         else:
-            self._print(["", *outcome_lines(outcome, self._width), *files_lines(outcome, run_dir, self._width)])
+            self._print(["", *outcome_lines(outcome, self._width, verbose=self._verbose)])
 
     def done(self, report: Report, run_dir: Path) -> None:
         with self._lock:
             self._running.clear()
-        self._print(["", *done_lines(report, self._playbook, run_dir, self._width)])
+        between = [""] if len(report.outcomes) != 1 else []
+        self._print([*between, *done_lines(report, self._playbook, run_dir, self._width)])
+        if self._workspace is not None:
+            self._writer.write("".join(f"{line}\n" for line in github_annotations(report, self._workspace)))
         self._writer.settle()
 
     def settle(self) -> None:

@@ -123,7 +123,7 @@ class Launches:
         if script is None:
             return " ".join(["nsa-harness run", *words])
         args = ["--", *map(shlex.quote, script.args)] if script.args else []
-        given = ["--script", shlex.quote(script.file), "--ranks", str(script.ranks)]
+        given = ["-m"] * script.module + [shlex.quote(script.file), "--ranks", str(script.ranks)]
         return " ".join(["nsa-harness run", *given, *words, *args])
 
     def _spec(self, subset: Collection[int]) -> RunSpec:

@@ -71,6 +71,8 @@ def can_fork(spec: RunSpec) -> str | None:
     declared = [name for name, _ in spec.env if name.startswith(_READ_AT_START)]
     if declared:
         return f"{declared[0]} is read when a program starts"
+    if spec.python is not None:
+        return f"it runs under {spec.python}, which is not ours"
     if "PYTHON_EXEC" in os.environ:
         return "PYTHON_EXEC names another interpreter"
     return _no_program(spec) or _sets_too_late(spec)

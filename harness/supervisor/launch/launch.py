@@ -58,7 +58,7 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
     as_module = spec.program[0] == "-m"
     return [
-        python,
+        spec.python or python,
         "-P",  # the working directory may hold a module that shadows one of torchrun's
         "-m",
         "torch.distributed.run",

@@ -86,7 +86,7 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
         "schema": 1,
         "harness": __version__,
         "machine": asdict(facts),
-        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "python": {"version": platform.python_version(), "executable": sys.executable, "program": spec.python},
         "system": {"kernel": platform.release(), "arch": platform.machine()},
         "packages": {name: package_version(name) for name in _PACKAGES},
         "environment": {

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec, Skip
@@ -28,7 +32,7 @@ from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
-from nsa_harness.errors import MissingNeed, ScenarioError, UsageError, did_you_mean
+from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import FromEnvironment, environment_overrides
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import SUBJECT
@@ -40,9 +44,10 @@ from nsa_harness.supervisor.store.record import load_spec
 class Script:
     """A foreign program named on the command line."""
 
-    file: str
+    file: str  # or the module's name
     ranks: int
     args: tuple[str, ...]
+    module: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class Invocation:
     shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
     working_dir: Path
     environ: Mapping[str, str]
+    python: str | None = None  # that runs programs that are not ours; None = chosen by what is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +120,50 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
     if invocation.script is not None:
         if patterns or invocation.tags or invocation.expression:
             word = (*patterns, *invocation.tags, invocation.expression)[0]
+            if patterns and _is_launcher(patterns[0]):
+                raise UsageError(_watched((*patterns, invocation.script.file, *invocation.script.args)))
             raise UsageError(
-                f"--script runs one program; {shown(word)} would select scenarios beside it; give one of the two"
+                f"{shown(invocation.script.file)} is a program of its own; {shown(word)} would select scenarios beside"
+                " it: give one of the two (words for the program follow `--`)"
             )
         scripted = _scripted(invocation.script, invocation.working_dir)
         return _with_changes([scripted], changes, invocation.environ), ()
     if not (patterns or invocation.tags or invocation.expression):
-        raise UsageError("nothing to run: name a scenario, a tag (-t plan) or a script; `nsa-harness list` shows all")
-    asked, notes = _selected(invocation, selection, changes)
+        raise UsageError(
+            "nothing to run: name your script (nsa-harness run train.py), a scenario, or a tag (-t plan);"
+            " `nsa-harness list` shows all scenarios"
+        )
+    try:
+        asked, notes = _selected(invocation, selection, changes)
+    except UsageError as error:
+        raise UsageError(f"{error}{_meant_otherwise(patterns, invocation.working_dir)}") from None
     _check_names([item.name for item in asked])
     if any(_is_ours(item.tree) for item in asked):
         environment_overrides(invocation.environ)  # a wrong value there is refused now
     return asked, notes
+
+
+_LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "bash", "sh"})
+
+
+def _is_launcher(word: str) -> bool:
+    return Path(word).name in _LAUNCHERS
+
+
+def _watched(command: Sequence[str]) -> str:
+    return f"{shown(command[0])} is a command, which watch takes as it is: nsa-harness watch -- {shlex.join(command)}"
+
+
+def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
+    """The command that works, where a word that names no scenario names a program or a launcher."""
+    if patterns and _is_launcher(patterns[0]):
+        return f"\n{_watched(patterns)}"
+    for word in patterns:
+        if (working_dir / f"{word}.py").is_file():
+            return f"\nthere is a script of that name: nsa-harness run {word}.py"
+        if (working_dir / word.replace(".", "/")).with_suffix(".py").is_file():
+            return f"\nthere is a module of that name: nsa-harness run -m {word}"
+    return ""
 
 
 def _selected(
@@ -172,7 +210,49 @@ def resolved(item: SelectedScenario, scenario: Scenario, invocation: Invocation,
         subject_dir=str(SUBJECT),
         content_hash=_content_hash(item, scenario, invocation.working_dir),
     )
-    return resolve(scenario, facts, surroundings, PROGRAM, item.notes)
+    spec = resolve(scenario, facts, surroundings, PROGRAM, item.notes)
+    if isinstance(spec, Skip) or scenario.is_ours or scenario.run.command is not None:
+        return spec
+    python, why = interpreter(invocation.python, invocation.environ, has_torch=facts.torch is not None)
+    return replace(spec, python=python, notes=(*spec.notes, f"under {python}, {why}")) if python else spec
+
+
+_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_IMPORT_S = 30.0
+
+
+def interpreter(wanted: str | None, environ: Mapping[str, str], *, has_torch: bool) -> tuple[str | None, str]:
+    """Under which Python somebody else's program runs, and why; None = the harness's own.
+
+    `has_torch`: the harness's own has. Raises UsageError for one that cannot be run, MissingTorch where none has it.
+    """
+    if wanted is not None:
+        found = shutil.which(wanted, path=environ.get("PATH"))
+        if found is None:
+            raise UsageError(f"--python: no interpreter {shown(wanted)}")
+        if not imports_torch(found):
+            raise MissingTorch(f"{found} has no torch: {shlex.quote(found)} -m pip install torch")
+        return found, "as --python says"
+    active = environ.get("VIRTUAL_ENV")
+    candidates = [(str(Path(active, "bin", "python")), "the active virtual environment's")] if active else []
+    on_path = shutil.which("python", path=environ.get("PATH"))
+    candidates += [(on_path, "the python on PATH")] if on_path else []
+    for python, why in candidates:
+        if Path(python).parent == Path(sys.executable).parent:
+            break
+        if Path(python).exists() and imports_torch(python):
+            return python, why
+    if not has_torch:
+        raise MissingTorch(f"no torch here: {shlex.quote(sys.executable)} -m pip install torch, or --python PATH")
+    return None, ""
+
+
+@cache
+def imports_torch(python: str) -> bool:
+    try:
+        return subprocess.run([python, "-c", _HAS_TORCH], timeout=_IMPORT_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
@@ -205,20 +285,27 @@ def _is_path(word: str) -> bool:
 
 
 def _scripted(script: Script, working_dir: Path) -> Declared:
-    """A scenario made of `--script FILE --ranks N -- ARGS`."""
-    path = working_dir / script.file
-    if path.suffix != ".py":
-        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(script.file)}")
-    if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
-        raise UsageError(f"--script: no file {shown(script.file)}{near}")
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-")[:80] or "script"
+    """A scenario made of `FILE.py --ranks N -- ARGS`, or of `-m MODULE`."""
+    stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
+    if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
+        raise UsageError(f"-m: expected a module (pkg.train), got {shown(script.file)}")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:80] or "script"
     value: Plain = {
         "name": name,
-        "about": f"{path.name} on {script.ranks} ranks",
+        "about": f"{Path(script.file).name} on {script.ranks} ranks",
         "run": {"program": script.file, "ranks": script.ranks, "args": list(script.args)},
     }
     return Declared(name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False)
+
+
+def _python_file(file: str, working_dir: Path) -> Path:
+    path = working_dir / file
+    if path.suffix != ".py":
+        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(file)}")
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        raise UsageError(f"no file {shown(file)}{near}")
+    return path
 
 
 def _with_changes(

@@ -70,4 +70,8 @@ def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
 
     culprit = outcome.culprit and replace(outcome.culprit, place=with_text(outcome.culprit.place))
     findings = tuple(replace(finding, place=with_text(finding.place)) for finding in outcome.findings)
-    return replace(outcome, culprit=culprit, findings=findings)
+    stacks = tuple(
+        replace(one, frames=tuple(replace(frame, text=statement(sources, frame)) for frame in one.frames))
+        for one in outcome.stacks
+    )
+    return replace(outcome, culprit=culprit, findings=findings, stacks=stacks)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from nsa_harness.core.diagnosis.early_word import EarlyWord, early_word
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits, RunSpec
@@ -35,6 +36,10 @@ _PROFILE_LOOKS, _PROFILE_APART_S = 60, 5.0  # at most, at least
 _PROFILE_S, _PROFILE_SHARE, _PROFILE_EVERY_S = 8.0, 0.25, 0.25  # at most, of the deadline at most, between two looks
 _LOOKS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
+_SAY_AGAIN_S = 30.0  # what has not changed, but for the time that is left
+
+
+T = TypeVar("T")
 
 
 class WatchListener(Protocol):
@@ -84,14 +89,27 @@ class Snapshots:
         self._take_samples(before, snapshot)
 
     def glance(self) -> None:
-        """A look for the profile alone: no file is written, and nothing is proven by it."""
+        """A look for the profile alone: no file is written, and nothing is proven by it.
+
+        It tells what moved since the last look of either kind: what moved before a suspicion would restart its clock.
+        """
         glance = self.ranks.camera.take(0, self.ranks.alive, written=False)
-        self._take_samples(self._glanced, glance)
+        before = [one for one in (self._glanced, *self.episode[-1:]) if one is not None]
+        self._take_samples(max(before, key=lambda one: one.at_s, default=None), glance)
         self._glanced = glance
 
     def proof(self, limits: Limits) -> Proof | None:
         """That the run moves no more, written down where there is one."""
-        proof = prove(
+        proof = self._asked(prove, limits)
+        if proof is not None:
+            self.write("proof", kind=str(proof.kind), reason=proof.reason)
+        return proof
+
+    def early_word(self, limits: Limits) -> EarlyWord | None:
+        return self._asked(early_word, limits)
+
+    def _asked(self, ask: Callable[..., T], limits: Limits) -> T:
+        return ask(
             self.episode,
             self.samples,
             last_progress_s=self.ranks.last_progress_s(),
@@ -99,9 +117,6 @@ class Snapshots:
             gone=self.ranks.gone,
             backend=self.backend,
         )
-        if proof is not None:
-            self.write("proof", kind=str(proof.kind), reason=proof.reason)
-        return proof
 
     def kept(self, ending: Ending) -> list[Snapshot]:
         """Those that go to disk."""
@@ -129,6 +144,7 @@ class Watch:
     trains: bool = False  # every rank has left start-up
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
     grown_s: float = 0.0
+    said_early: tuple[tuple[str, ...], str] | None = None  # of this suspicion
     standing: Proof | None = None  # of a job that is left alone: nothing is asked of it until it moves again
     next_look_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # of the journal: the disk was full
@@ -251,11 +267,25 @@ class Watch:
             return None
         self.snapshots.take()
         proof = self.snapshots.proof(limits)
+        if proof is None:
+            self._say_early(now_s, limits)
         return None if proof is None else self.policy.proven(proof)
+
+    def _say_early(self, now_s: float, limits: Limits) -> None:
+        """What the ranks stand in: at once where that is new, else now and then with the time that is left."""
+        word = self.snapshots.early_word(limits)
+        if word is None:
+            return
+        said = (word.blocked, word.could_end)
+        if said == self.said_early and not self.due("early word", now_s, _SAY_AGAIN_S):
+            return
+        self.said_early, self.next_look_s["early word"] = said, now_s + _SAY_AGAIN_S
+        self.write("early_word", text=word.text)
+        self.audience.suspect(word.text)
 
     def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
         quiet_s = now_s - progress_s
-        self.quiet_since_s = progress_s
+        self.quiet_since_s, self.said_early = progress_s, None
         self.snapshots.episode, self.next_look_s["episode"] = [], now_s
         self.ranks.camera.stood.clear()  # what woke before, woke to some effect
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)

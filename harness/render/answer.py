@@ -1,0 +1,156 @@
+"""The answer to a run that did not pass, as words: the same in every format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.report import CallStack, Finding, Outcome, Place, Report, Standing, Status
+from nsa_harness.render import words
+
+
+class StackRow(NamedTuple):
+    """One frame. `who` is said with the innermost one of its stack alone."""
+
+    who: str
+    where: str
+    function: str
+    text: str
+    innermost: bool
+
+
+def title(outcome: Outcome) -> str:
+    """ "deadlock · likely cause · 7.0 s after the last progress"."""
+    verdict, timing = outcome.verdict, outcome.timing
+    said = cause_of(outcome)
+    sure = f"{words.certainty(said.confidence)} cause" if said else ""
+    parts = [words.headline_tag(outcome), sure]
+    if verdict.status is not Status.HANG:
+        parts.append(words.wall_time(outcome))
+    elif timing.detected_s is not None:
+        parts.append(f"{words.seconds(timing.detected_s)} after the last progress")
+    return " · ".join(part for part in (*parts, *words.remarks(outcome)) if part)
+
+
+def sentence(text: str) -> str:
+    """A claim as a sentence of its own. A name that begins one keeps its letters."""
+    first = text.split(" ", 1)[0]
+    told = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return told if told.endswith((".", "!", "?", "…")) or not told else f"{told}."
+
+
+def stack_rows(stacks: Sequence[CallStack], frames: int) -> list[StackRow]:
+    """At most so many frames of each stack, innermost first."""
+    name = short_names([frame for stack in stacks for frame in stack.frames])
+    return [
+        StackRow(
+            who=whose(stack) if number == 0 else "",
+            where=name(frame),
+            function=frame.function or "",
+            text=words.statement(frame),
+            innermost=number == 0,
+        )
+        for stack in stacks
+        for number, frame in enumerate(stack.frames[:frames])
+    ]
+
+
+def stack_lines(stack: CallStack) -> Iterator[str]:
+    """The whole stack, with the source around its innermost line."""
+    yield whose(stack)
+    for number, frame in enumerate(stack.frames):
+        name, details = words.place_name(frame), words.place_details(frame)
+        calls = f" · calls {stack.innermost}" if number == 0 and stack.innermost else ""
+        yield f"  {name}   {details}{calls}".rstrip()
+        if number == 0 and stack.around is not None:
+            yield from (f"    {line}" for line in words.numbered_lines(stack.around, frame.line))
+        elif frame.text:
+            yield f"    {words.statement(frame)}"
+    if stack.library:
+        where = f"; {stack.proof} has all" if stack.proof else ""
+        yield f"  {words.plural(stack.library, 'frame')} of libraries left out{where}"
+
+
+def cause_of(outcome: Outcome) -> Finding | None:
+    """The finding that says why it did not pass."""
+    return next((one for one in outcome.findings if one.code == outcome.verdict.cause), None)
+
+
+def others(outcome: Outcome) -> tuple[Finding, ...]:
+    """What was found besides."""
+    first = cause_of(outcome)
+    return tuple(one for one in outcome.findings if one is not first)
+
+
+def told_at_length(report: Report) -> list[tuple[int, Outcome]]:
+    """The outcomes with their numbers from 1, worst first: of several, one that went as it should is but a row."""
+    numbered = words.bad_news_first(report)
+    if len(numbered) == 1:
+        return numbered
+    return [(number, one) for number, one in numbered if not went_well(one)]
+
+
+def went_well(outcome: Outcome) -> bool:
+    if outcome.deepening and outcome.showed:
+        return True
+    passed = outcome.verdict.status in (Status.PASS, Status.SKIP)
+    return passed and outcome.expected and not outcome.flaky and not silent_faults(outcome)
+
+
+def whose(stack: CallStack) -> str:
+    """ "ranks 0, 2, 3", "thread reader of rank 1", "process 4711 of rank 0", "ValueError on rank 1"."""
+    who = words.ranks(stack.ranks)
+    if not stack.of:
+        return who
+    return f"{stack.of} of {who}" if stack.of.startswith(("thread ", "process ")) else f"{stack.of} on {who}"
+
+
+def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
+    """Names as short as they stay apart: "train.py:41", and "data/train.py:3" where two files share a name."""
+    shared = Counter(_tail(file, 1) for file in {place.file for place in places if place.file})
+
+    def name(place: Place) -> str:
+        if place.file is None:
+            return ""
+        file = _tail(place.file, 1 if shared[_tail(place.file, 1)] <= 1 else 2)
+        return file if place.line is None else f"{file}:{place.line}"
+
+    return name
+
+
+def _tail(file: str, parts: int) -> str:
+    return "/".join(file.split("/")[-parts:])
+
+
+def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[bool]]:
+    """Head and rows, ranks that stand alike in one row with the longest time, and which rows are the culprits'.
+
+    A colon aligns its column to the right. Columns of which nothing is known are left out.
+    """
+    alike: dict[tuple[str, str, bool], list[Standing]] = {}
+    for row in outcome.standings:
+        alike.setdefault((row.stands_in, row.waits_for, row.culprit), []).append(row)
+    hangs = outcome.verdict.status is Status.HANG
+    head = ("rank:", "blocked in" if hangs else "last seen", "waiting for", "no progress for:")
+    rows = [
+        (_numbers(same), stands_in, waits_for, words.seconds(_longest(same)))
+        for (stands_in, waits_for, _), same in alike.items()
+    ]
+    known = [at for at in range(len(head)) if any(row[at] not in ("", words.UNKNOWN) for row in rows)]
+    return (
+        tuple(head[at] for at in known),
+        [tuple(row[at] for at in known) for row in rows],
+        [culprit for _, _, culprit in alike],
+    )
+
+
+def _numbers(rows: Sequence[Standing]) -> str:
+    if len(rows) == 1:
+        return words.standing_rank(rows[0])
+    return words.ranks(row.rank for row in rows).partition(" ")[2]
+
+
+def _longest(rows: Sequence[Standing]) -> float | None:
+    return max((row.quiet_s for row in rows if row.quiet_s is not None), default=None)

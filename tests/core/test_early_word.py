@@ -1,0 +1,65 @@
+"""What is said of a suspected run before anything is proven of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from builders import LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
+
+from nsa_harness.core.diagnosis.early_word import EarlyWord, duration, early_word
+from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
+
+READING = rank_snapshot(
+    1,
+    process=process(tasks=(task(syscall="read", target="/job/data.fifo"),)),
+    stacks=(stack(frame(13, file="/job/loader.py", function="load")),),
+)
+
+
+def word_of(looks: Sequence[Snapshot], quiet_s: float = 8.0) -> EarlyWord | None:
+    return early_word(looks, (), last_progress_s=looks[-1].at_s - quiet_s, limits=LIMITS, backend="gloo")
+
+
+def test_an_open_wait_says_who_is_blocked_in_what_and_when_it_would_be_a_hang() -> None:
+    waiting = [in_all_reduce(rank, collective(3)) for rank in (0, 2)]
+    word = word_of(twice(*waiting, READING))
+    assert word is not None
+    assert word.text == (
+        "ranks 0, 2 are blocked in all_reduce #3 at train.py:40, waiting for rank 1;"
+        " rank 1 is blocked in read in load at loader.py:13 (/job/data.fifo);"
+        " what it reads or writes may still move; HANG in 4 min 52 s unless it moves"
+    )
+
+
+def test_the_time_that_is_left_counts_down_to_the_limit() -> None:
+    looks = twice(READING)
+    left = [word.left_s for quiet_s in (8.0, 100.0, 299.0, 400.0) if (word := word_of(looks, quiet_s))]
+    assert left == [292.0, 200.0, 1.0, 0.0]
+
+
+def test_a_rank_that_moves_is_said_to_move_and_no_end_is_foretold() -> None:
+    moved = replace(READING, process=process(tasks=(task(syscall="read"),), io_bytes=10**6))
+    word = word_of((snapshot(1, 18.0, READING), snapshot(2, 20.0, moved)))
+    assert word is not None
+    assert (word.could_end, word.left_s) == ("rank 1 still moves", None)
+    assert "blocked" not in word.text
+
+
+def test_nothing_is_said_of_a_single_look() -> None:
+    assert word_of((snapshot(1, 18.0, READING),)) is None
+
+
+def asleep(until_s: float) -> RankSnapshot:
+    nap = task(syscall="clock_nanosleep", wakes_at_s=until_s)
+    return rank_snapshot(0, process=process(tasks=(nap,)), stacks=(stack(frame(5)),))
+
+
+def test_a_sleep_that_ends_in_time_has_no_date() -> None:
+    word = word_of(twice(asleep(40.0)))
+    assert word is not None
+    assert (word.could_end, word.left_s) == ("the sleep may end", None)
+
+
+def test_a_duration_is_in_minutes_and_seconds() -> None:
+    assert [duration(seconds) for seconds in (4.4, 59.6, 292.0)] == ["4 s", "1 min 0 s", "4 min 52 s"]
