@@ -223,3 +223,21 @@ def test_a_link_within_the_scenarios_is_a_file_like_any_other(here: Path, shippe
     write(here / "scenarios" / "mine.yaml", "extends: base/ddp\n")
     (here / "scenarios" / "yours.yaml").symlink_to("mine.yaml")
     assert {"mine", "yours"} <= set(names(load_catalog(here, shipped)))
+
+
+def test_a_broken_file_that_nobody_asked_for_is_said_and_the_others_run(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "good.yaml", "about: mine\nrun: {program: train.py}\n")
+    write(here / "scenarios" / "bad.yaml", "about: [\n")
+    catalog = load_catalog(here, shipped, ["good"])
+    assert "good" in names(catalog)
+    assert [note.split(" ")[:3] for note in catalog.notes] == [["left", "out:", "scenarios/bad.yaml:2:1:"]]
+    for words in ([], ["bad"], ["good", "bad"], ["g*"]):
+        with pytest.raises(ScenarioError, match="bad.yaml:2:1"):
+            load_catalog(here, shipped, words)
+
+
+def test_two_files_that_claim_the_name_that_was_asked_for_are_an_error(here: Path, shipped: Path) -> None:
+    for file in ("one.yaml", "two.yaml"):
+        write(here / "scenarios" / file, "name: good\nabout: mine\nrun: {program: train.py}\n")
+    with pytest.raises(ScenarioError, match="good"):
+        load_catalog(here, shipped, ["good"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_harness.core.scenario.checks import checked_scenario, file_mistakes
@@ -63,7 +63,8 @@ def shipped_root() -> Path:
 
 
 def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) -> Catalog:
-    """Every scenario of both places. Raises ScenarioError with all mistakes of all files.
+    """Every scenario of both places. Raises ScenarioError with all mistakes of all files, unless scenarios of all the
+    names in `words` are in order: then those of the other files are notes.
 
     Where `words` are all there is to know and each is the user's or a shipped file of this name, the other shipped
     files are left unread: a hundred of them take longer than a rank takes to start.
@@ -76,9 +77,15 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     wanted = {word for word in words if word not in theirs}
     enough = bool(words) and wanted <= {path.stem for path in _yaml_files(shipped)}
     found += _in_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
-    reader.mistakes.extend(_same_names(found))
-    reader.raise_mistakes()
-    return _shadowed(found)
+    known = {word for declared in found for word in (declared.name, *declared.aliases)}
+    asked = [one for one in found if not words or {one.name, *one.aliases} & set(words)]
+    clashes = list(_same_names(asked))
+    reader.mistakes.extend(clashes)
+    if clashes or not words or not known.issuperset(words):
+        reader.raise_mistakes()
+    catalog = _shadowed(found)
+    # Files that nobody asked for: what is wrong in them is said, and what was asked for runs.
+    return replace(catalog, notes=(*catalog.notes, *(f"left out: {mistake}" for mistake in reader.messages())))
 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
@@ -127,10 +134,13 @@ class _ScenarioReader:
 
     def raise_mistakes(self) -> None:
         if self.mistakes:
-            # A mistake in a parent is met again in each of its children.
-            files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
-            ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
-            raise ScenarioError(tuple(dict.fromkeys(str(mistake) for mistake in ordered)))
+            raise ScenarioError(self.messages())
+
+    def messages(self) -> tuple[str, ...]:
+        """By file. A mistake in a parent is met again in each of its children."""
+        files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
+        ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
+        return tuple(dict.fromkeys(str(mistake) for mistake in ordered))
 
     def check_inside(self, path: Path, root: Path) -> bool:
         """A mistake in a file is told with its text: what a folder's link leads to may be anybody's."""
