@@ -232,7 +232,7 @@ def test_a_broken_file_that_nobody_asked_for_is_said_and_the_others_run(here: Pa
     assert "good" in names(catalog)
     assert [note.split(" ")[:3] for note in catalog.notes] == [["left", "out:", "scenarios/bad.yaml:2:1:"]]
     for words in ([], ["bad"], ["good", "bad"], ["g*"]):
-        with pytest.raises(ScenarioError, match="bad.yaml:2:1"):
+        with pytest.raises(ScenarioError, match=r"bad\.yaml:2:1"):
             load_catalog(here, shipped, words)
 
 
