@@ -300,7 +300,7 @@ def trouble(item: Trouble) -> str:
     return f"{item.what}{who}: {item.why}"
 
 
-_VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest quiet:", "peak memory:")
+_VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak memory:")
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

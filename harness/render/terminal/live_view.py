@@ -132,7 +132,7 @@ def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[st
     yield from _rows(sorted(quietest, key=lambda rank: rank.rank), width)
     if shown < min(lines, len(ranks)):
         omitted = len(ranks) - shown
-        yield cropped(f"    {words.plural(omitted, 'more rank')}, quiet for less long", width)
+        yield cropped(f"    {words.plural(omitted, 'more rank')}, with progress since", width)
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
@@ -168,4 +168,4 @@ def _column(cells: Sequence[str], least: int) -> list[str]:
 
 
 def _quiet(rank: RankProgress) -> str:
-    return "no mark yet" if rank.quiet_s is None else f"quiet {words.seconds(rank.quiet_s)}"
+    return "no mark yet" if rank.quiet_s is None else f"no progress {words.seconds(rank.quiet_s)}"

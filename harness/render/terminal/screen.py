@@ -42,7 +42,7 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
     known = [rank for rank in progress.ranks if rank.quiet_s is not None]
     quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
-    quiet = f" · rank {quietest.rank} quiet for {words.seconds(quietest.quiet_s)}" if quietest else ""
+    quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
     text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
     yield from paragraph(text, width, "  ", "    ")
 
