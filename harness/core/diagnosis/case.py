@@ -216,20 +216,17 @@ def standing(
     return found
 
 
-def failed_first(case: Case) -> tuple[Failure] | None:
-    """What failed first, and of itself."""
-    first = case.first_failure
-    return None if first is None or first.collateral else (first,)
-
-
-def failed_as(kind: FailureKind) -> Callable[[Case], tuple[Failure] | None]:
-    """Finds what failed first and of itself, where it did so."""
+def failed_as(*kinds: FailureKind) -> Callable[[Case], tuple[Failure] | None]:
+    """Finds what failed first, where that was of itself and so."""
 
     def found(case: Case) -> tuple[Failure] | None:
-        first = failed_first(case)
-        return first if first and first[0].kind is kind else None
+        first = case.first_failure
+        return (first,) if first and not first.collateral and first.kind in kinds else None
 
     return found
+
+
+failed_first = failed_as(*FailureKind)  # of itself, however
 
 
 def raised_first(case: Case) -> tuple[Failure, Raised] | None:

@@ -23,17 +23,16 @@ def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
 
 def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
     """Where it stands, innermost first: as it failed or left, as the last look saw it, as its beat saw it."""
-    if rank.raised is not None and not hung_roots(case):  # a rank that stands has printed it, and went on
-        return rank.raised.frames
-    if rank.board is not None and rank.board.left_from:
-        return rank.board.left_from
-    if rank.death_stacks and rank.exit is not None:
-        return rank.death_stacks[-1].frames
-    seen = case.looked.get(rank.rank)
-    stack = training_stack(seen.stacks, seen.pid) if seen else None
-    if stack is not None:
-        return stack.frames
-    return (rank.board.seen,) if rank.board and rank.board.seen else ()
+    looked, board = case.looked.get(rank.rank), rank.board
+    stack = training_stack(looked.stacks, looked.pid) if looked else None
+    known = (
+        rank.raised.frames if rank.raised and not hung_roots(case) else (),  # who stands has printed it, and went on
+        board.left_from if board else (),
+        rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
+        stack.frames if stack else (),
+        (board.seen,) if board and board.seen else (),
+    )
+    return next(filter(None, known), ())
 
 
 def own_frames(case: Case, rank: int) -> list[Frame]:

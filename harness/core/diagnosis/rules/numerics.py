@@ -144,7 +144,8 @@ def replica_divergence(_: Case, partings: Sequence[Parting]) -> Explanation:
         Cause.REPLICA_DIVERGENCE,
         first.ranks,
         f"the replicas differ since {_moment(first)}: {_departed(first)};"
-        f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
+        f" at the last look {_some(first.names, len(first.names), shown=2, of=' parts')}"
+        f" differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
         seen=Seen.RECORD if first.told and first.wrapped else Seen.EFFECT,
         advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
@@ -202,10 +203,6 @@ _TOLD = {
     "fewer": "came out of it unlike the others",
     "": "came out of it unequal, and which one departed cannot be told",
 }
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more parts" if len(names) > 2 else "")
 
 
 def _amount(apart: float) -> str:
@@ -370,8 +367,8 @@ def _left_none(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
 _NOT_REACHED = "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
 
 
-def _some(names: Sequence[str], count: int) -> str:
-    return ", ".join(names[:3]) + (f" and {count - 3} more" if count > 3 else "")
+def _some(names: Sequence[str], count: int, *, shown: int = 3, of: str = "") -> str:
+    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
 
 
 @rule_given(
