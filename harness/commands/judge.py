@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nsa_harness.core.diagnosis.profile import PROFILE_FILE, profile_text
+from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome import outcome_of, unjudged
 from nsa_harness.core.plan import RunSpec, Skip
@@ -21,6 +21,7 @@ from nsa_harness.core.report import Artifact, Outcome, Trouble
 from nsa_harness.core.reproduction import reproduction
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import HarnessError
+from nsa_harness.render.documents.profile_txt import profile_text
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.subject.files import is_launched_by, program_files
 from nsa_harness.subject.tables import RULES, reported

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import case, ended, evidence, rank_evidence
 
-from nsa_harness.core.diagnosis.rules import left_undone, numerics
+from nsa_harness.core.diagnosis.rules import numerics
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Arrived, GivenUp, Looks, Unwaited
@@ -33,9 +33,7 @@ def arrived(**changes: Any) -> Looks:
 def test_a_line_whose_handles_nobody_asks_is_told_with_the_ranks_that_have_it() -> None:
     mine = Looks(unwaited=(Unwaited(op="all_reduce", place=LINE, calls=48),))
     both = Looks(unwaited=(*mine.unwaited, Unwaited(op="irecv", place=OTHER, calls=6)))
-    one = found(
-        left_undone.unwaited_collective, rank(0, mine), rank(1, both), rank(2, Looks(unwaited=both.unwaited[1:]))
-    )
+    one = found(numerics.unwaited_collective, rank(0, mine), rank(1, both), rank(2, Looks(unwaited=both.unwaited[1:])))
     assert (one.code, one.ranks, one.place, one.confidence) == ("unwaited_collective", (0, 1), LINE, 0.85)
     assert one.claim == (
         "ranks 0, 1 started 48 asynchronous all_reduces at ada/train.py:18, and asked none of them whether it is done,"
@@ -47,7 +45,7 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
     lost = Looks(given_up=(GivenUp(type="IndexError", place=LINE, batches=2, step=4),))
     later = GivenUp(type="KeyError", place=OTHER, batches=1, step=9)
     one = found(
-        left_undone.batches_given_up,
+        numerics.batches_given_up,
         rank(0, lost),
         rank(1, Looks(given_up=(later, *lost.given_up))),
         rank(2, Looks(given_up=(later,))),
@@ -61,7 +59,7 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
 
 def test_parameters_that_hold_what_nobody_begins_with_are_told() -> None:
     unset = arrived(unset=("0.scale", "0.shift"), unset_value="2.2e+32")
-    one = found(left_undone.uninitialised_parameters, rank(0, unset), rank(1, arrived()))
+    one = found(numerics.uninitialised_parameters, rank(0, unset), rank(1, arrived()))
     assert (one.code, one.ranks, one.place.parameter) == ("uninitialised_parameters", (0,), "0.scale")
     assert one.claim.startswith("0.scale and 1 more parameter of Net held 2.2e+32 on rank 0 before the first step")
 
@@ -86,9 +84,9 @@ def test_parameters_without_a_gradient_are_told_of_a_program_that_steps_by_hand(
 )
 def test_nothing_is_said_of_what_was_seen_too_seldom_or_not_at_all(looks: Looks | None) -> None:
     rules = (
-        left_undone.unwaited_collective,
-        left_undone.batches_given_up,
-        left_undone.uninitialised_parameters,
+        numerics.unwaited_collective,
+        numerics.batches_given_up,
+        numerics.uninitialised_parameters,
         numerics.no_gradient,
     )
     assert [found(one, rank(0, looks), rank(1, Looks())) for one in rules] == [None] * 4

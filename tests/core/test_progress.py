@@ -11,7 +11,8 @@ from builders import USER, board, call, case, ended, evidence, frame, mark, rais
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.grades import CERTAIN
-from nsa_harness.core.diagnosis.progress import late_for, step_in_progress
+from nsa_harness.core.diagnosis.progress import step_in_progress
+from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
@@ -130,7 +131,7 @@ def test_a_late_rank_that_made_no_mark_since_may_stand() -> None:
     ids=["went on to another call", "stands in one below Python", "ended by itself", "no limit ran out"],
 )
 def test_a_rank_that_went_on_or_ended_itself_was_not_late(rank: RankEvidence, message: str) -> None:
-    assert late_for(case(waited(rank, message))) is None
+    assert failures.came_too_late(case(waited(rank, message))) is None
 
 
 def test_that_a_rank_may_not_have_come_to_the_call_yet_leaves_no_certainty() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, cycle, differences, groups_of
@@ -19,7 +19,7 @@ from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.group_waits import backend_of
 from nsa_harness.core.verdict.proof import computations
-from nsa_harness.core.verdict.verdict import Failure, Judgement
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement
 from nsa_harness.core.verdict.wait import Wait
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -133,18 +133,24 @@ def layer_of(module: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def module_of(case: Case, rank: int | None) -> dict[str, str | int | None]:
+def parameter_place(name: str | None, line: Place | None = None) -> Place:
+    """The line, of a parameter: its name tells the module and the layer."""
+    module = name.rpartition(".")[0] or None if name else None
+    return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
+
+
+def module_of(case: Case, rank: int | None) -> str | None:
+    """In the forward or backward pass of which the rank is."""
     board = case.board(rank)
     mark = board.training if board else None
-    module = mark.name if mark and mark.kind in ("forward", "backward") else None
-    return {"module": module, "layer": layer_of(module)}
+    return mark.name if mark and mark.kind in ("forward", "backward") else None
 
 
 def place_of(case: Case, rank: int | None, frame: Frame | None) -> Place | None:
     module = module_of(case, rank)
     if frame is None:
-        return Place(**module) if module["module"] else None  # type: ignore[arg-type]
-    return Place(file=frame.file, line=frame.line, function=frame.function, **module)  # type: ignore[arg-type]
+        return Place(module=module, layer=layer_of(module)) if module else None
+    return Place(file=frame.file, line=frame.line, function=frame.function, module=module, layer=layer_of(module))
 
 
 def wait_place(case: Case, wait: Wait) -> Place | None:
@@ -210,10 +216,17 @@ def standing(
     return found
 
 
-def failed_first(case: Case) -> tuple[Failure] | None:
-    """What failed first, and of itself."""
-    first = case.first_failure
-    return None if first is None or first.collateral else (first,)
+def failed_as(*kinds: FailureKind) -> Callable[[Case], tuple[Failure] | None]:
+    """Finds what failed first, where that was of itself and so."""
+
+    def found(case: Case) -> tuple[Failure] | None:
+        first = case.first_failure
+        return (first,) if first and not first.collateral and first.kind in kinds else None
+
+    return found
+
+
+failed_first = failed_as(*FailureKind)  # of itself, however
 
 
 def raised_first(case: Case) -> tuple[Failure, Raised] | None:

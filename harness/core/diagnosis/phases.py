@@ -71,20 +71,27 @@ def rule(
     return made
 
 
-def rule_given(
-    given: Callable[[Case], tuple[*Given] | None], phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = ()
-) -> Callable[[Callable[[Case, *Given], Explanation | None]], Rule]:
-    """Makes a rule of a function that is asked only where `given` finds something, and is handed what that is."""
+def given(
+    find: Callable[[Case], tuple[*Given] | None],
+) -> Callable[[Callable[[Case, *Given], Explanation | None]], Explain]:
+    """Asks a function only where `find` finds something, and hands it what that is."""
 
-    def made(explain: Callable[[Case, *Given], Explanation | None]) -> Rule:
+    def made(explain: Callable[[Case, *Given], Explanation | None]) -> Explain:
         @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
         def asked(case: Case) -> Explanation | None:
-            found = given(case)
+            found = find(case)
             return None if found is None else explain(case, *found)
 
-        return rule(phase, *causes, outranks=outranks)(asked)
+        return asked
 
     return made
+
+
+def rule_given(
+    find: Callable[[Case], tuple[*Given] | None], phase: RulePhase, *causes: Cause, outranks: tuple[str, ...] = ()
+) -> Callable[[Callable[[Case, *Given], Explanation | None]], Rule]:
+    """Makes a rule of a function that is asked only where something is found, and is handed what that is."""
+    return lambda explain: rule(phase, *causes, outranks=outranks)(given(find)(explain))
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:

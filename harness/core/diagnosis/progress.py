@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from nsa_harness.core.alignment.alignment import Difference
 from nsa_harness.core.diagnosis.case import Case, hung_roots
 from nsa_harness.core.evidence.evidence import Frame, RankEvidence
 from nsa_harness.core.evidence.stacks import is_library, training_stack
-
-# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
-TIMED_OUT = re.compile(
-    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
-    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
-)
 
 
 def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
@@ -30,39 +21,18 @@ def step_in_progress(case: Case, rank: RankEvidence) -> int | None:
     return done + 1 if between and _stands_before(frames_of(case, rank), board.stepped_from) else done
 
 
-def late_for(case: Case) -> Difference | None:
-    """Where a rank had not come to a call when the wait of the others ran out."""
-    first = case.first_failure
-    if first is None or not TIMED_OUT.search(first.text):
-        return None
-    return next(
-        (one for one in case.differences if one.absent and all(_on_its_way(case, rank) for rank in one.ranks)), None
-    )
-
-
-def _on_its_way(case: Case, rank: int) -> bool:
-    """It went on to no other call, and was ended from outside as the others failed."""
-    known = case.rank(rank)
-    if known is None or known.board is None or known.raised is not None or known.exit is None:
-        return False
-    inside = any(one.left_s is None for one in known.board.calls)
-    ended = known.exit.by_us or known.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
-    return ended and not inside and known.board.enqueued == known.board.completed
-
-
 def frames_of(case: Case, rank: RankEvidence) -> Sequence[Frame]:
     """Where it stands, innermost first: as it failed or left, as the last look saw it, as its beat saw it."""
-    if rank.raised is not None and not hung_roots(case):  # a rank that stands has printed it, and went on
-        return rank.raised.frames
-    if rank.board is not None and rank.board.left_from:
-        return rank.board.left_from
-    if rank.death_stacks and rank.exit is not None:
-        return rank.death_stacks[-1].frames
-    seen = case.looked.get(rank.rank)
-    stack = training_stack(seen.stacks, seen.pid) if seen else None
-    if stack is not None:
-        return stack.frames
-    return (rank.board.seen,) if rank.board and rank.board.seen else ()
+    looked, board = case.looked.get(rank.rank), rank.board
+    stack = training_stack(looked.stacks, looked.pid) if looked else None
+    known = (
+        rank.raised.frames if rank.raised and not hung_roots(case) else (),  # who stands has printed it, and went on
+        board.left_from if board else (),
+        rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
+        stack.frames if stack else (),
+        (board.seen,) if board and board.seen else (),
+    )
+    return next(filter(None, known), ())
 
 
 def own_frames(case: Case, rank: int) -> list[Frame]:

@@ -257,10 +257,9 @@ def _absent(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, .
     """The members that have not entered `pending` or entered something else in its place, and those nobody sees."""
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
-    missing = [peer for peer in others if peer in job.gone]
-    for peer in others:
-        if peer in job.living and _lacks(job.living[peer], pending, certain=members is not None):
-            missing.append(peer)
+    seen = (peer for peer in others if peer in job.living)
+    lacking = [peer for peer in seen if _lacks(job.living[peer], pending, certain=members is not None)]
+    missing = job.gone.intersection(others).union(lacking)
     unseen = [peer for peer in (others if members else job.elsewhere) if peer not in job.seen]
     return tuple(sorted(missing)), tuple(unseen)
 

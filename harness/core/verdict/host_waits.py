@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
@@ -130,26 +130,22 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> Stand:
         return _loader(family, (*above, pid))
     if at_work := _pool_at_work(family, pid, above):
         return _pool(family, actor, at_work, (*above, pid))
-    name = task.syscall if task else ""
-    if task is None or not name:
+    asked = _BY_CALL.get(task.syscall) if task else None
+    if task is None or asked is None:
         return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
-    if name in SLEEPS:
-        looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
-        alone = len(family.actors) == 1 and not actor.thread_may_act()
-        polls = bool(above) and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
-        return Stand(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
-    if name in _CHILD_CALLS:
-        return _children(family, pid, task, (*above, pid))
-    if name == "futex":
-        return _shared_lock(family, actor, task, (*above, pid)) if task.target else _lock(family, actor, task)
-    if name in _FILE_LOCKS:
-        return _held(family, Stand(kind=WaitKind.FILE_LOCK, target=task.target), task, (*above, pid))
-    if name in _IO_CALLS:
-        return _io(family, actor, task, (*above, pid))
-    return _unless_busy(family, Stand(kind=WaitKind.UNKNOWN))
+    return asked(family, actor, task, (*above, pid))
 
 
-def _lock(family: _Family, actor: _Actor, task: Task) -> Stand:
+def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
+    alone = len(family.actors) == 1 and not actor.thread_may_act()
+    polls = len(above) > 1 and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
+    return Stand(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
+
+
+def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    if task.target:
+        return _shared_lock(family, actor, task, above)
     closed = task.timed is False and actor.stack is not None and not actor.may_act
     return _unless_busy(family, Stand(kind=WaitKind.LOCK, closed=closed))
 
@@ -202,8 +198,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> S
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: Stand) -> Stand:
     """A connection to a rank waits for that rank, any other for the world outside."""
-    inode = int(task.target[8:-1]) if task.target[8:-1].isdigit() else -1
-    socket = next((one for one in actor.process.sockets if one.inode == inode), None)
+    socket = next((one for one in actor.process.sockets if f"socket:[{one.inode}]" == task.target), None)
     if socket is None:
         return wait
     ends = socket.peer_rank is not None and socket.peer_rank != family.rank and task.syscall in _READS | _WRITES
@@ -213,11 +208,9 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: Stand) -> Stan
 
 def _held(family: _Family, wait: Stand, task: Task, above: tuple[int, ...]) -> Stand:
     """Closed by those who hold what is waited for: other ranks are waited for, the rest must be unable to act."""
-    holders = task.held_by
-    if not holders or len(holders) >= _NAMED_HOLDERS:
-        return wait
-    strangers = [pid for pid in holders if pid not in family.actors and pid not in family.owners]
-    if strangers:
+    holders = task.held_by or ()
+    of_the_job = all(pid in family.actors or pid in family.owners for pid in holders)
+    if not of_the_job or not 0 < len(holders) < _NAMED_HOLDERS:
         return wait
     below = [pid for pid in holders if pid in family.actors and pid not in above]
     waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
@@ -226,10 +219,25 @@ def _held(family: _Family, wait: Stand, task: Task, above: tuple[int, ...]) -> S
     return replace(found, peers=tuple(sorted(peers)) if found.closed else ())
 
 
-def _children(family: _Family, pid: int, task: Task, above: tuple[int, ...]) -> Stand:
-    wanted = task.held_by or tuple(one for one, actor in family.actors.items() if actor.process.parent == pid)
-    known = [one for one in wanted if one in family.actors and one not in above]
+def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    return _held(family, Stand(kind=WaitKind.FILE_LOCK, target=task.target), task, above)
+
+
+def _children(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:
+    own = tuple(pid for pid, one in family.actors.items() if one.process.parent == actor.process.pid)
+    wanted = task.held_by or own
+    known = [pid for pid in wanted if pid in family.actors and pid not in above]
     return _with_children(Stand(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
+
+
+# What a system call waits for; the processes that wait for this one, and itself, are `above`.
+_BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], Stand]] = {
+    **dict.fromkeys(_IO_CALLS, _io),
+    **dict.fromkeys(_FILE_LOCKS, _file_lock),
+    **dict.fromkeys(_CHILD_CALLS, _children),
+    **dict.fromkeys(SLEEPS, _sleep),
+    "futex": _lock,
+}
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> Stand:

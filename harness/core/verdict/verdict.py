@@ -330,7 +330,5 @@ def how_it_ended(status: int | None) -> str:
         return "ended; nobody saw how"
     if status >= 0:
         return f"ended with exit code {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was ended by {names.get(-status, f'signal {-status}')}"

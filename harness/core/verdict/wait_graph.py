@@ -51,7 +51,10 @@ def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: st
     job = job_of(after.ranks, gone, backend)
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
     waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
-    waits += [_gone(rank) for rank in sorted(job.gone)]
+    waits += [
+        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, stands_in=_WORDS[WaitKind.GONE], closed=True)
+        for rank in sorted(job.gone)
+    ]
     return WaitFor(waits=tuple(waits), roots=_roots(waits))
 
 
@@ -110,10 +113,6 @@ def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
 
 def _compiles(frames: Sequence[Frame]) -> bool:
     return any(in_function(frames, compiler) for compiler in _COMPILERS)
-
-
-def _gone(rank: int) -> Wait:
-    return Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, stands_in=_WORDS[WaitKind.GONE], closed=True)
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:

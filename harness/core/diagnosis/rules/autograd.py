@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
 
 from nsa_harness.core.diagnosis.case import (
     Case,
@@ -13,8 +12,7 @@ from nsa_harness.core.diagnosis.case import (
     at,
     counted,
     explained,
-    layer_of,
-    module_of,
+    parameter_place,
     place_of,
     ranks_of,
     shorten,
@@ -23,7 +21,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.entries import on_ranks
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import Rule, RulePhase, rule
+from nsa_harness.core.diagnosis.phases import Rule, RulePhase, rule, rule_given
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
 from nsa_harness.core.evidence.sources import guard
 from nsa_harness.core.evidence.stacks import in_function, user_frame
@@ -44,16 +42,12 @@ def refusal(
     It is given the failures that say so, the first in time in front; where something else failed first it is not asked.
     """
 
-    def made(explain: Callable[[Case, Sequence[Failure]], Explanation | None]) -> Rule:
-        @wraps(explain, assigned=("__name__", "__doc__"))
-        def asked(case: Case) -> Explanation | None:
-            said = [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
-            first = said[0] if said and said[0] is case.first_failure else None
-            return explain(case, said) if first and first.kind is FailureKind.RAISED else None
+    def refused(case: Case) -> tuple[Sequence[Failure]] | None:
+        said = [one for one in case.judgement.failures if not one.collateral and cause.said_in(one.text)]
+        comes_first = bool(said) and said[0] is case.first_failure and said[0].kind is FailureKind.RAISED
+        return (said,) if comes_first else None
 
-        return rule(RulePhase.FIRST_FAILURE, cause, outranks=outranks)(asked)
-
-    return made
+    return rule_given(refused, RulePhase.FIRST_FAILURE, cause, outranks=outranks)
 
 
 @refusal(Cause.STATIC_GRAPH_CHANGED, outranks=("unused_params",))
@@ -163,7 +157,8 @@ def reentrant_no_grad_input(case: Case, unfinished: Sequence[Failure]) -> Explan
         cause=Cause.REENTRANT_NO_GRAD_INPUT,
         seen=Seen.RAISED if used and set(used) == {place.function} else Seen.OPEN,
     )
-    return replace(found, finding=replace(found.finding, place=_with_parameter(place, found.place)))
+    name = found.place.parameter if found.place else None
+    return replace(found, finding=replace(found.finding, place=parameter_place(name, place)))
 
 
 @refusal(Cause.NO_GRADIENT, outranks=("exception",))
@@ -199,7 +194,7 @@ def silent_checkpoint(case: Case) -> Explanation | None:
         f"a reentrant checkpoint{at(unfed[first])} got inputs of which none requires a gradient, and parameters never"
         f" had one: {names}",
         ranks=tuple(sorted(without)),
-        place=_with_parameter(unfed[first], Place(parameter=without[first][0])),
+        place=parameter_place(without[first][0], unfed[first]),
         seen=Seen.RECORD,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
     )
@@ -236,7 +231,7 @@ def gradient_order_differs(case: Case) -> Explanation | None:
         f"in step {one.step} the gradients of rank {one.rank} arrived in another order than those of rank {one.other}:"
         f" number {one.position} was {one.name}, there {one.expected}",
         ranks=(one.rank,),
-        place=_with_parameter(Place(), Place(parameter=one.name)),
+        place=parameter_place(one.name),
         seen=Seen.RECORD,
         proof=(f"grad_order_rank{one.rank}.jsonl", f"grad_order_rank{one.other}.jsonl"),
     )
@@ -349,12 +344,6 @@ def _unfed(case: Case) -> dict[int | None, Place]:
     return {rank: board.unfed_checkpoint for rank, board in case.boards.items() if board.unfed_checkpoint}
 
 
-def _with_parameter(place: Place, parameter: Place | None) -> Place:
-    name = parameter.parameter if parameter else None
-    module = name.rpartition(".")[0] or None if name else None
-    return replace(place, parameter=name, module=module, layer=layer_of(module))
-
-
 def _step_of(case: Case, failure: Failure) -> int | None:
     """The step whose backward pass went wrong: the one before, where the next forward pass of DDP found out."""
     board = case.board(failure.rank)
@@ -388,17 +377,9 @@ def _refusal(
 
 
 def _hinted_place(case: Case, failure: Failure, hint: Hint) -> Place:
-    frame = hint.frame
-    parameter = hint.name if hint.kind in _OF_PARAMETERS else None
-    module = parameter.rpartition(".")[0] or None if parameter else module_of(case, failure.rank)["module"]
-    return Place(
-        file=frame.file if frame else None,
-        line=frame.line if frame else None,
-        function=frame.function if frame else None,
-        module=module if isinstance(module, str) else None,
-        layer=layer_of(module if isinstance(module, str) else None),
-        parameter=parameter,
-    )
+    """The line that the probe found, of the parameter that it means."""
+    line = place_of(case, failure.rank, hint.frame) or Place()
+    return parameter_place(hint.name, line) if hint.kind in _OF_PARAMETERS else line
 
 
 def _hints(failure: Failure, kind: str) -> list[Hint]:

@@ -13,7 +13,7 @@ from nsa_harness.core.diagnosis.case import (
     at,
     counted,
     explained,
-    failed_first,
+    failed_as,
     last_line,
     last_place,
     last_seen,
@@ -30,7 +30,6 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
-from nsa_harness.core.diagnosis.progress import TIMED_OUT, late_for
 from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
 from nsa_harness.core.evidence.looks import LastWords
@@ -75,11 +74,26 @@ def slow(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
-def came_too_late(case: Case) -> Explanation | None:
+# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+_TIMED_OUT = re.compile(
+    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
+)
+
+
+def _gave_up(case: Case) -> tuple[Failure, re.Match[str]] | None:
+    """What failed first, where it had waited for the others."""
+    first = case.first_failure
+    said = _TIMED_OUT.search(first.text) if first else None
+    return (first, said) if first and said else None
+
+
+@rule_given(_gave_up, RulePhase.FIRST_FAILURE, Cause.SLOW, outranks=("exception",))
+def came_too_late(case: Case, first: Failure, _: re.Match[str]) -> Explanation | None:
     """The others' wait in a collective ran out while this rank was still on its way there."""
-    late, first = late_for(case), case.first_failure
-    if late is None or first is None or late.expected is None:
+    absent = (one for one in case.differences if one.absent)
+    late = next((one for one in absent if all(_on_its_way(case, rank) for rank in one.ranks)), None)
+    if late is None or late.expected is None:
         return None
     rank, call = late.ranks[0], late.expected
     waiting = ranks_text([rank for rank, _ in late.entered])
@@ -103,17 +117,23 @@ def came_too_late(case: Case) -> Explanation | None:
     )
 
 
-@rule(RulePhase.FALLBACK, Cause.SLOW, outranks=("killed",))
-def never_arrived(case: Case) -> Explanation | None:
+def _on_its_way(case: Case, rank: int) -> bool:
+    """It went on to no other call, and was ended from outside as the others failed."""
+    known = case.rank(rank)
+    if known is None or known.board is None or known.raised is not None or known.exit is None:
+        return False
+    inside = any(one.left_s is None for one in known.board.calls)
+    ended = known.exit.by_us or known.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return ended and not inside and known.board.enqueued == known.board.completed
+
+
+@rule_given(_gave_up, RulePhase.FALLBACK, Cause.SLOW, outranks=("killed",))
+def never_arrived(case: Case, first: Failure, said: re.Match[str]) -> Explanation | None:
     """The same where no call shows it: who failed in nothing of its own is the one that the others waited for."""
-    first = case.first_failure
-    gave_up = TIMED_OUT.search(first.text) if first and first.collateral else None
-    if first is None or gave_up is None:
-        return None
     failed = [one.rank for one in case.judgement.failures if one.status not in _KILLING]
-    named = [int(rank) for rank in (gave_up["absent"] or "").split(", ") if rank]
+    named = [int(rank) for rank in (said["absent"] or "").split(", ") if rank]
     late = tuple(named or [rank.rank for rank in case.evidence.ranks if rank.rank not in failed])
-    if not late:
+    if not late or not first.collateral:
         return None
     place = last_place(case, late[0])
     return explained(
@@ -318,10 +338,8 @@ def _advice_on_import(package: str) -> str:
     )
 
 
-@rule_given(failed_first, RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
-def early_exit(case: Case, first: Failure) -> Explanation | None:
-    if first.kind is not FailureKind.LEFT:
-        return None
+@rule_given(failed_as(FailureKind.LEFT), RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
+def early_exit(case: Case, first: Failure) -> Explanation:
     return explained(
         Cause.EARLY_EXIT,
         f"{first.text}, {last_seen(case, first.rank)}",
@@ -370,10 +388,8 @@ _KILLING = {
 }
 
 
-@rule_given(failed_first, RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
-def crashed(case: Case, first: Failure) -> Explanation | None:
-    if first.kind is not FailureKind.SIGNAL:
-        return None
+@rule_given(failed_as(FailureKind.SIGNAL), RulePhase.FALLBACK, Cause.SEGFAULT, Cause.ABORTED, outranks=("unknown",))
+def crashed(case: Case, first: Failure) -> Explanation:
     rank = case.rank(first.rank)
     frame = user_frame(rank.death_stacks[-1].frames) if rank and rank.death_stacks else None
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
@@ -387,11 +403,9 @@ def crashed(case: Case, first: Failure) -> Explanation | None:
     )
 
 
-@rule_given(failed_first, RulePhase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
-def bad_exit(case: Case, first: Failure) -> Explanation | None:
+@rule_given(failed_as(FailureKind.CODE), RulePhase.FALLBACK, Cause.BAD_EXIT, outranks=("unknown",))
+def bad_exit(case: Case, first: Failure) -> Explanation:
     """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
-    if first.kind is not FailureKind.CODE:
-        return None
     rank = case.rank(first.rank)
     said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
     return explained(
@@ -457,23 +471,14 @@ def unknown(case: Case) -> Explanation:
 
 @rule(RulePhase.SILENT, Cause.ORPHAN_PROCESS, outranks=("retracted_hang",))
 def orphan_process(case: Case) -> Explanation | None:
-    undead = case.evidence.undead or ()
-    if undead:
-        still = counted(len(undead), "process", "processes")
-        return explained(
-            Cause.ORPHAN_PROCESS,
-            f"{still} of the run could not be ended: {shorten('; '.join(undead))}",
-            seen=Seen.FACT,
-            proof=("processes.jsonl",),
-        )
-    left = case.evidence.leftovers
-    if not left:
+    outlived = f"outlived the run, {'left alone' if case.evidence.observed else 'ended by the harness'}"
+    undead, left = case.evidence.undead or (), case.evidence.leftovers
+    there, told = (undead, "of the run could not be ended") if undead else (left, outlived)
+    if not there:
         return None
-    outlived = counted(len(left), "process", "processes")
     return explained(
         Cause.ORPHAN_PROCESS,
-        f"{outlived} outlived the run, {'left alone' if case.evidence.observed else 'ended by the harness'}:"
-        f" {shorten('; '.join(left))}",
+        f"{counted(len(there), 'process', 'processes')} {told}: {shorten('; '.join(there))}",
         seen=Seen.FACT,
         proof=("processes.jsonl",),
     )

@@ -1,4 +1,4 @@
-"""Rules about what is wrong in a run that says nothing of it: numbers, replicas, memory, an idle device, a dirty end.
+"""Rules about what is wrong in a run that says nothing of it: numbers, replicas, memory, what it never waited for.
 
 They speak beside the verdict, a PASS included. Each has a doubt it must respect: what a program may do on purpose.
 """
@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, takewhile
 from statistics import median
+from typing import TypeVar
 
-from nsa_harness.core.diagnosis.case import Case, Explanation, at, counted, explained, layer_of, shorten
+from nsa_harness.core.diagnosis.case import (
+    Case,
+    Explanation,
+    at,
+    counted,
+    explained,
+    layer_of,
+    parameter_place,
+    shorten,
+)
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
-from nsa_harness.core.evidence.evidence import RankEvidence
-from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook, Written
+from nsa_harness.core.diagnosis.phases import RulePhase, given, rule, rule_given
+from nsa_harness.core.evidence.looks import (
+    Arrived,
+    GivenUp,
+    LastWords,
+    Looks,
+    Memory,
+    Part,
+    Replica,
+    ReplicaLook,
+    Unwaited,
+    Written,
+)
 from nsa_harness.core.report import Place, Status
 
 _BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
@@ -32,75 +52,102 @@ _RISING = 0.8  # of all pairs of looks
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
-@rule(RulePhase.SILENT, Cause.NAN, outranks=("replica_divergence",))
-def nan(case: Case) -> Explanation | None:
+Looked = TypeVar("Looked")
+ByRank = list[tuple[int, Looked]]
+
+
+def _looked(case: Case, of: Callable[[Looks], Iterable[Looked]]) -> ByRank[Looked]:
+    """What the looks at each rank found of it."""
+    return [(rank.rank, one) for rank in case.evidence.ranks if rank.looks for one in of(rank.looks)]
+
+
+def _any_of(of: Callable[[Looks], Iterable[Looked]]) -> Callable[[Case], tuple[ByRank[Looked]] | None]:
+    """Finds what the looks at the ranks found of it, unless that is nothing."""
+
+    def found(case: Case) -> tuple[ByRank[Looked]] | None:
+        looked = _looked(case, of)
+        return (looked,) if looked else None
+
+    return found
+
+
+def _any_looks(wanted: Callable[[Looks], object]) -> Callable[[Case], tuple[ByRank[Looks]] | None]:
+    """Finds the looks at those ranks of which that is true."""
+    return _any_of(lambda looks: [looks] if wanted(looks) else [])
+
+
+def _noted(
+    cause: Cause,
+    ranks: Iterable[int],
+    claim: str,
+    *,
+    place: Place | None = None,
+    seen: Seen = Seen.EFFECT,
+    advice: str | None = None,
+) -> Explanation:
+    """What the looks at these ranks prove."""
+    some = tuple(sorted(set(ranks)))
+    proof = tuple(f"rank{rank}/looks.jsonl" for rank in some)
+    return explained(cause, claim, ranks=some, place=place, seen=seen, proof=proof, advice=advice)
+
+
+def _is_broken(looks: Looks) -> bool:
+    return looks.parameters is not None or (looks.loss is not None and looks.bad_in_a_row >= _BAD_LOSSES)
+
+
+@rule_given(_any_looks(_is_broken), RulePhase.SILENT, Cause.NAN, outranks=("replica_divergence",))
+def nan(_: Case, broken: ByRank[Looks]) -> Explanation:
     """Parameters that are not finite at the end, or losses that are not, up to the last."""
-    seen = {rank.rank: rank.looks for rank in case.evidence.ranks if rank.looks is not None}
-    lost = {rank: one for rank, one in seen.items() if one.parameters or (one.loss and one.bad_in_a_row >= _BAD_LOSSES)}
-    if not lost:
-        return None
-    ranks, first, told = _first_broken(lost)
-    name = next((one.parameters.names[0] for one in lost.values() if one.parameters and one.parameters.names), None)
-    into = f"; {name} and other parameters hold it at the end" if name else ""
-    return explained(
+    losses = {rank: one.loss for rank, one in broken if one.loss is not None}
+    parameters = {rank: one.parameters for rank, one in broken if one.parameters is not None}
+    # In one step the loss comes before the parameters: its backward pass is what reached them.
+    first = min((*losses.values(), *parameters.values()), key=lambda one: one.step)
+    ranks = [rank for rank, one in losses.items() if one.step == first.step]
+    if ranks:
+        noun, was = ("loss", "was") if len(ranks) == 1 else ("losses", "were")
+        alone = "" if len(ranks) == len(broken) else ", before any other rank was"
+        told = f"the {noun} of {ranks_text(ranks)} {was} {first.value} in step {first.step}{at(first.place)}{alone}"
+    else:
+        ranks = [rank for rank, one in parameters.items() if one.step == first.step]
+        together = "; gradients are averaged, so it may have begun on one of them" if len(ranks) > 1 else ""
+        told = (
+            f"the parameters of {ranks_text(ranks)} hold {first.value} since step {first.step} at the latest, and no"
+            f" loss before had it: it came out of a backward pass{together}"
+        )
+    name = next((one.names[0] for one in parameters.values() if one.names), None)
+    return _noted(
         Cause.NAN,
-        f"{told}{into}",
-        ranks=ranks,
+        ranks,
+        f"{told}; {name} and other parameters hold it at the end" if name else told,
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
         # What parameters hold on several ranks at once may have begun on one of them.
         seen=Seen.PART if not name else Seen.RECORD if first.place or len(ranks) == 1 else Seen.EFFECT,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
     )
 
 
-def _first_broken(lost: dict[int, Looks]) -> tuple[tuple[int, ...], Broken, str]:
-    """The ranks whose loss was broken before any other's; where no loss was, those of the parameters."""
-    losses = {rank: one.loss for rank, one in lost.items() if one.loss is not None}
-    parameters = {rank: one.parameters for rank, one in lost.items() if one.parameters is not None}
-    first_loss = min((one.step for one in losses.values()), default=None)
-    first_held = min((one.step for one in parameters.values()), default=None)
-    if first_loss is not None and (first_held is None or first_loss <= first_held):
-        ranks = tuple(sorted(rank for rank, one in losses.items() if one.step == first_loss))
-        first = losses[ranks[0]]
-        noun, was = ("loss", "was") if len(ranks) == 1 else ("losses", "were")
-        return (
-            ranks,
-            first,
-            (
-                f"the {noun} of {ranks_text(ranks)} {was} {first.value} in step {first_loss}{at(first.place)}"
-                f"{'' if len(ranks) == len(lost) else ', before any other rank was'}"
-            ),
-        )
-    assert first_held is not None
-    ranks = tuple(sorted(rank for rank, one in parameters.items() if one.step == first_held))
-    first = parameters[ranks[0]]
-    together = "; gradients are averaged, so it may have begun on one of them" if len(ranks) > 1 else ""
-    return (
-        ranks,
-        first,
-        (
-            f"the parameters of {ranks_text(ranks)} hold {first.value} since step {first_held} at the latest, and no"
-            f" loss before had it: it came out of a backward pass{together}"
-        ),
-    )
+def _partings(case: Case) -> tuple[list[Parting]] | None:
+    """Of each model of each group of ranks, as those ranks hold it; only where all of them told."""
+    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
+    for rank, one in _looked(case, lambda looks: looks.replicas):
+        groups.setdefault((one.number, one.ranks), {})[rank] = one
+    told = (held for (_, members), held in groups.items() if set(members) == set(held))
+    partings = [found for held in told if (found := first_parting(held)) is not None]
+    return (partings,) if partings else None
 
 
-@rule(RulePhase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
-def replica_divergence(case: Case) -> Explanation | None:
+@rule_given(_partings, RulePhase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
+def replica_divergence(_: Case, partings: Sequence[Parting]) -> Explanation:
     """Replicas that DDP made equal, or the program, differ at the last look that all ranks have."""
-    partings = [found for replicas in _replicas(case.evidence.ranks) if (found := first_parting(replicas)) is not None]
-    if not partings:
-        return None
     first = min(partings, key=lambda one: one.round)
     name = first.names[0] if first.names else None
-    return explained(
+    return _noted(
         Cause.REPLICA_DIVERGENCE,
+        first.ranks,
         f"the replicas differ since {_moment(first)}: {_departed(first)};"
-        f" at the last look {_named(first.names)} differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
-        ranks=first.ranks,
+        f" at the last look {_some(first.names, len(first.names), shown=2, of=' parts')}"
+        f" differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
         seen=Seen.RECORD if first.told and first.wrapped else Seen.EFFECT,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in first.ranks),
         advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
     )
 
@@ -117,67 +164,45 @@ _UNLIKE = (
 )
 
 
-@rule(RulePhase.SILENT, Cause.SHARED_FILE, outranks=("orphan_process",))
-def shared_file(case: Case) -> Explanation | None:
+@rule_given(_any_of(lambda looks: looks.wrote), RulePhase.SILENT, Cause.SHARED_FILE, outranks=("orphan_process",))
+def shared_file(_: Case, wrote: ByRank[Written]) -> Explanation | None:
     """Ranks that began one file anew, each: who comes last has written it, or parts of several stand in it."""
     writers: dict[str, dict[int, Written]] = {}
-    for rank in case.evidence.ranks:
-        for one in rank.looks.wrote if rank.looks else ():
-            writers.setdefault(one.path, {})[rank.rank] = one
-    several = {path: found for path, found in writers.items() if len(found) > 1}
+    for rank, one in wrote:
+        writers.setdefault(one.path, {})[rank] = one
+    several = [(path, found) for path, found in writers.items() if len(found) > 1]
     if not several:
         return None
-    path, found = next(iter(several.items()))
+    path, found = several[0]
     place = found[min(found)].place
     more = "" if len(several) == 1 else f", and {counted(len(several) - 1, 'more file')}"
-    return explained(
-        Cause.SHARED_FILE,
-        f"{ranks_text(tuple(sorted(found)))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}",
-        ranks=tuple(sorted(found)),
-        place=place,
-        seen=Seen.PART,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(found)),
-    )
-
-
-def _replicas(ranks: Sequence[RankEvidence]) -> list[dict[int, Replica]]:
-    """Each model of each group of ranks, as those ranks hold it; only where all of them told."""
-    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank in ranks:
-        for one in rank.looks.replicas if rank.looks else ():
-            groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
-    return [held for (_, members), held in groups.items() if set(members) == set(held)]
+    claim = f"{ranks_text(list(found))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}"
+    return _noted(Cause.SHARED_FILE, found, claim, place=place, seen=Seen.PART)
 
 
 def _moment(first: Parting) -> str:
-    if first.at == "made":
-        return "DDP's constructor" if first.wrapped else "the start, before the first step"
-    if first.at == "begun":
-        if first.round == 0:
-            return "the time before the first step"
-        return f"the time between step {first.round} and the next forward"
-    if first.at == "before":
-        return f"step {first.round} or earlier"
-    return f"the end of step {first.round}"
+    made = "DDP's constructor" if first.wrapped else "the start, before the first step"
+    begun = f"the time between step {first.round} and the next forward" if first.round else _AT_FIRST
+    words = {"made": made, "begun": begun, "before": f"step {first.round} or earlier"}
+    return words.get(first.at, f"the end of step {first.round}")
+
+
+_AT_FIRST = "the time before the first step"
 
 
 def _departed(first: Parting) -> str:
-    ranks = ranks_text(first.ranks)
-    if first.told == "outside":
-        return f"{ranks} changed parameters outside of an optimizer step, and the others did not"
-    if first.told == "extra step":
-        return f"{ranks} took another number of optimizer steps than backward passes"
+    told = _TOLD[first.told]
     if first.at == "made" and not first.wrapped:
-        return (
-            f"{ranks} began with {'other values' if first.told else 'values of their own'}, and reduce gradients alike"
-        )
-    if first.told == "fewer":
-        return f"{ranks} came out of it unlike the others"
-    return f"{ranks} came out of it unequal, and which one departed cannot be told"
+        told = f"began with {'other values' if first.told else 'values of their own'}, and reduce gradients alike"
+    return f"{ranks_text(first.ranks)} {told}"
 
 
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more parts" if len(names) > 2 else "")
+_TOLD = {
+    "outside": "changed parameters outside of an optimizer step, and the others did not",
+    "extra step": "took another number of optimizer steps than backward passes",
+    "fewer": "came out of it unlike the others",
+    "": "came out of it unequal, and which one departed cannot be told",
+}
 
 
 def _amount(apart: float) -> str:
@@ -187,33 +212,27 @@ def _amount(apart: float) -> str:
 @rule(RulePhase.SILENT, Cause.MEMORY_GROWTH, outranks=("dirty_exit",))
 def memory_growth(case: Case) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
+    kinds: Mapping[str, Callable[[Memory], int | None]] = {
+        "host": lambda point: point.anonymous_bytes,
+        "GPU": lambda point: point.gpu_bytes,
+    }
     growing = [
-        (rank.rank, kind, growth)
-        for rank in case.evidence.ranks
-        if rank.looks is not None
-        for kind, of in (("host", _anonymous), ("GPU", _allocated))
-        if (growth := _growth(rank.looks.memory, of)) is not None
+        (rank, kind, growth)
+        for kind, of in kinds.items()
+        for rank, memory in _looked(case, lambda looks: [looks.memory])
+        if (growth := _growth(memory, of)) is not None
     ]
     if not growing:
         return None
     _, kind, (slope, grown, begin, end) = max(growing, key=lambda one: one[2][1])
-    ranks = tuple(sorted({rank for rank, one, _ in growing if one == kind}))
-    return explained(
+    ranks = [rank for rank, one, _ in growing if one == kind]
+    return _noted(
         Cause.MEMORY_GROWTH,
+        ranks,
         f"the {kind} memory of {ranks_text(ranks)} grows by {_bytes(slope)} a step and does not level off:"
         f" {_bytes(grown)} more from step {begin} to {end}",
-        ranks=ranks,
         seen=Seen.PART,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
     )
-
-
-def _anonymous(point: Memory) -> int | None:
-    return point.anonymous_bytes
-
-
-def _allocated(point: Memory) -> int | None:
-    return point.gpu_bytes
 
 
 def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tuple[float, float, int, int] | None:
@@ -250,16 +269,25 @@ def _bytes(amount: float) -> str:
 
 @rule(RulePhase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
 def no_gradient(case: Case) -> Explanation | None:
-    missing = sorted({name for rank in case.evidence.ranks for name in rank.traces.missing_parameters})
-    if not missing:
-        return _never_a_gradient(case)
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    ranks = tuple(rank.rank for rank in case.evidence.ranks if rank.traces.missing_parameters)
+    """What says it most closely: a trace, the looks at an optimizer's parameters, those at what a backward left."""
+    asked = (ask(case) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
+    return next((found for found in asked if found is not None), None)
+
+
+def _lacking(case: Case) -> tuple[dict[int, tuple[str, ...]]] | None:
+    lacking = {rank.rank: rank.traces.missing_parameters for rank in case.evidence.ranks}
+    lacking = {rank: names for rank, names in lacking.items() if names}
+    return (lacking,) if lacking else None
+
+
+@given(_lacking)
+def _traced(_: Case, lacking: Mapping[int, Sequence[str]]) -> Explanation:
+    missing = sorted({name for names in lacking.values() for name in names})
     return explained(
         Cause.NO_GRADIENT,
-        f"{counted(len(missing), 'parameter')} received no gradient: {shown}",
-        ranks=ranks,
-        place=Place(parameter=missing[0], module=missing[0].rpartition(".")[0] or None, layer=layer_of(missing[0])),
+        f"{counted(len(missing), 'parameter')} received no gradient: {_some(missing, len(missing))}",
+        ranks=tuple(lacking),
+        place=parameter_place(missing[0]),
         seen=Seen.FACT,
         proof=("traces.log",),
         advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
@@ -267,100 +295,136 @@ def no_gradient(case: Case) -> Explanation | None:
     )
 
 
-def _never_a_gradient(case: Case) -> Explanation | None:
+@given(_any_looks(lambda looks: looks.never_count and looks.looks >= _LOOKS_WITHOUT))
+def _never_trained(_: Case, without: ByRank[Looks]) -> Explanation:
     """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
-    without = {
-        rank.rank: rank.looks
-        for rank in case.evidence.ranks
-        if rank.looks is not None and rank.looks.never_count and rank.looks.looks >= _LOOKS_WITHOUT
-    }
-    if not without:
-        return _zero_gradients(case)
-    names = list(dict.fromkeys(name for looks in without.values() for name in looks.never))
-    most = max(looks.never_count for looks in without.values())
-    shown = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")
-    used = next((looks.never_place for looks in without.values() if looks.never_place), None) or Place()
-    return explained(
+    names = list(dict.fromkeys(name for _, looks in without for name in looks.never))
+    most = max(looks.never_count for _, looks in without)
+    used = next((looks.never_place for _, looks in without if looks.never_place), Place())
+    return _noted(
         Cause.NO_GRADIENT,
+        [rank for rank, _ in without],
         f"{counted(most, 'parameter')} of the optimizer never had a gradient at any look, although the module ran:"
-        f" {shown}{f'; used{at(used)}' if used.file else ''}",
-        ranks=tuple(sorted(without)),
-        place=replace(used, parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0])),
-        seen=Seen.EFFECT,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(without)),
-        advice="What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
-        " If that is meant, leave its parameters out of the optimizer.",
+        f" {_some(names, most)}{f'; used{at(used)}' if used.file else ''}",
+        place=parameter_place(names[0], used),
+        advice=_NOT_REACHED + " If that is meant, leave its parameters out of the optimizer.",
     )
 
 
-def _zero_gradients(case: Case) -> Explanation | None:
+@given(_any_looks(lambda looks: looks.still_count and looks.still_looks >= _LOOKS_WITHOUT))
+def _trained_by_zeros(_: Case, still: ByRank[Looks]) -> Explanation:
     """Every gradient that an optimizer was given was zero, at every look: it changes nothing."""
-    still = {
-        rank.rank: rank.looks
-        for rank in case.evidence.ranks
-        if rank.looks is not None and rank.looks.still_count and rank.looks.still_looks >= _LOOKS_WITHOUT
-    }
-    if not still:
-        return _without_an_optimizer(case)
-    most = max(still.values(), key=lambda looks: looks.still_count)
-    return explained(
+    ranks = [rank for rank, _ in still]
+    most = max((looks for _, looks in still), key=lambda looks: looks.still_count)
+    return _noted(
         Cause.NO_GRADIENT,
+        ranks,
         f"the gradients of all {counted(most.still_count, 'parameter')} of the optimizer were zero at each of"
-        f" {most.still_looks} looks on {ranks_text(tuple(sorted(still)))}",
-        ranks=tuple(sorted(still)),
-        seen=Seen.EFFECT,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in sorted(still)),
+        f" {most.still_looks} looks on {ranks_text(ranks)}",
         advice="Nothing is learnt there: look for a loss that is multiplied by zero, a mask or a clamp that cuts"
         " everything, activations that are dead, or a loss too small for the type of its gradients.",
     )
 
 
-def _without_an_optimizer(case: Case) -> Explanation | None:
-    """Gradients as a backward pass leaves them: all zero on a rank, or missing where the program steps by hand.
+def _left_by_backward(wanted: Callable[[Arrived], object]) -> Callable[[Case], tuple[list[int], Arrived] | None]:
+    """Finds the first model whose gradients are so as a backward pass leaves them, and its ranks.
 
     Nobody has said there what is to be trained: the probe leaves out what the program runs or writes as if it were not.
     """
-    seen = [
-        (rank.rank, one)
-        for rank in case.evidence.ranks
-        for one in (rank.looks.arrived if rank.looks else ())
-        if one.looks >= _LOOKS_WITHOUT and (one.still or one.never_count)
-    ]
-    still = [(rank, one) for rank, one in seen if one.still]
-    if not seen:
-        return None
-    _, first = (still or seen)[0]
-    alike = [(rank, one) for rank, one in still or seen if one.model == first.model]
-    ranks = tuple(sorted({rank for rank, _ in alike}))
-    if still:
-        claim = (
-            f"each backward pass that was looked at, {first.looks} of them, left {first.model} on {ranks_text(ranks)}"
-            " with gradients that were all zero"
-        )
-        advice = (
-            "Nothing is learnt from the data of these ranks, even where gradients are summed over all: look for a loss"
-            " that is multiplied by zero, or a mask or a clamp that cuts everything."
-        )
-    else:
-        shown = ", ".join(first.never[:3]) + (f" and {first.never_count - 3} more" if first.never_count > 3 else "")
-        claim = (
-            f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks}"
-            f" looks on {ranks_text(ranks)}, although the module ran: {shown}"
-        )
-        advice = (
-            "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it. If"
-            " that is meant, set requires_grad_(False)."
-        )
-    name = None if still or not first.never else first.never[0]
-    return explained(
+
+    def found(case: Case) -> tuple[list[int], Arrived] | None:
+        looked = _looked(case, lambda looks: looks.arrived)
+        left = [(rank, one) for rank, one in looked if one.looks >= _LOOKS_WITHOUT and wanted(one)]
+        return ([rank for rank, one in left if one.model == left[0][1].model], left[0][1]) if left else None
+
+    return found
+
+
+@given(_left_by_backward(lambda one: one.still))
+def _left_zeros(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+    return _noted(
         Cause.NO_GRADIENT,
-        claim,
-        ranks=ranks,
-        place=Place(parameter=name, module=name.rpartition(".")[0] or None, layer=layer_of(name)) if name else None,
-        seen=Seen.EFFECT,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
-        advice=advice,
+        ranks,
+        f"each backward pass that was looked at, {first.looks} of them, left {first.model} on {ranks_text(ranks)}"
+        " with gradients that were all zero",
+        advice="Nothing is learnt from the data of these ranks, even where gradients are summed over all: look for a"
+        " loss that is multiplied by zero, or a mask or a clamp that cuts everything.",
     )
+
+
+@given(_left_by_backward(lambda one: one.never_count))
+def _left_none(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+    return _noted(
+        Cause.NO_GRADIENT,
+        ranks,
+        f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks} looks"
+        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}",
+        place=parameter_place(first.never[0]) if first.never else None,
+        advice=_NOT_REACHED + " If that is meant, set requires_grad_(False).",
+    )
+
+
+_NOT_REACHED = "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
+
+
+def _some(names: Sequence[str], count: int, *, shown: int = 3, of: str = "") -> str:
+    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
+
+
+@rule_given(
+    _any_of(lambda looks: looks.unwaited),
+    RulePhase.SILENT,
+    Cause.UNWAITED_COLLECTIVE,
+    outranks=("batches_given_up",),
+)
+def unwaited_collective(_: Case, lines: ByRank[Unwaited]) -> Explanation:
+    """A line of the program that calls a collective asynchronously, and never asked any of its handles."""
+    first = lines[0][1]
+    ranks = [rank for rank, one in lines if (one.op, one.place) == (first.op, first.place)]
+    others = len({one.place for _, one in lines}) - 1
+    more = f", and {counted(others, 'more line')} did not either" if others else ""
+    claim = (
+        f"{ranks_text(ranks)} started {counted(first.calls, f'asynchronous {first.op}')}{at(first.place)}, and asked"
+        f" none of them whether it is done{more}"
+    )
+    return _noted(Cause.UNWAITED_COLLECTIVE, ranks, claim, place=first.place)
+
+
+@rule_given(
+    _any_of(lambda looks: looks.given_up),
+    RulePhase.SILENT,
+    Cause.SWALLOWED_EXCEPTION,
+    outranks=("uninitialised_parameters",),
+)
+def batches_given_up(_: Case, lost: ByRank[GivenUp]) -> Explanation:
+    """An exception that ended training passes, was caught, and cost their batches; alike on all ranks it stops none."""
+    first = min((one for _, one in lost), key=lambda one: one.step)
+    alike = [(rank, one) for rank, one in lost if (one.type, one.place) == (first.type, first.place)]
+    ranks, most = [rank for rank, _ in alike], max(one.batches for _, one in alike)
+    others = len({(one.type, one.place) for _, one in lost}) - 1
+    more = f", as did {counted(others, 'other exception')}" if others else ""
+    claim = (
+        f"{first.type} was raised{at(first.place)} in step {first.step} on {ranks_text(ranks)} and caught; it cost"
+        f" {counted(most, 'batch', 'batches')}, with no step for {'it' if most == 1 else 'them'}{more}"
+    )
+    return _noted(Cause.SWALLOWED_EXCEPTION, ranks, claim, place=first.place)
+
+
+def _unset(looks: Looks) -> list[Arrived]:
+    return [one for one in looks.arrived if one.unset]
+
+
+@rule_given(_any_of(_unset), RulePhase.SILENT, Cause.UNINITIALISED_PARAMETERS, outranks=("nan",))
+def uninitialised_parameters(_: Case, unset: ByRank[Arrived]) -> Explanation:
+    """Parameters that had a gradient, and held before any step what no program begins with."""
+    first = unset[0][1]
+    ranks = [rank for rank, _ in unset]
+    more = f" and {counted(len(first.unset) - 1, 'more parameter')}" if len(first.unset) > 1 else ""
+    claim = (
+        f"{first.unset[0]}{more} of {first.model} held {first.unset_value} on {ranks_text(ranks)} before the first"
+        " step: memory that was given out and never written, it seems"
+    )
+    return _noted(Cause.UNINITIALISED_PARAMETERS, ranks, claim, place=parameter_place(first.unset[0]))
 
 
 @rule(RulePhase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
@@ -426,11 +490,8 @@ def first_parting(replicas: Mapping[int, Replica]) -> Parting | None:
     differing = [key for key in common if len({found[key].checksum for found in looks.values()}) > 1]
     if not differing or differing[-1] != common[-1]:
         return None
-    first = common[-1]
-    for key in reversed(common):
-        if key not in differing:
-            break
-        first = key
+    since = list(takewhile(lambda key: key in differing, reversed(common)))
+    first = since[-1]
     names, apart = _difference([replicas[rank] for rank in sorted(replicas)])
     wrapped = all(one.wrapped for one in replicas.values())
     if apart < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
