@@ -77,6 +77,15 @@ PROGRAM = dedent(
         def opened(self, who):
             return open(who)
 
+        def settled(self):
+            fixed = Fixed(rounds=3)
+            for k in range(fixed.rounds):
+                self.train(k)
+            parser = Parser()
+            chosen = parser.parse_args()
+            for k in range(chosen.rounds):
+                self.train(k)
+
         def gossip(self):
             order = self.everyone()
             random.shuffle(order)
@@ -111,6 +120,8 @@ def test_a_loop_that_counts_hangs_on_where_its_count_was_made() -> None:
 
 def test_a_loop_over_settings_is_the_same_on_every_rank() -> None:
     assert rounds("for _ in range(self.args.epochs)") is None
+    assert rounds("for k in range(fixed.rounds)") is None
+    assert rounds("for k in range(chosen.rounds)") is None
 
 
 def test_what_is_shared_out_by_rank_comes_before_what_lies_as_near() -> None:
