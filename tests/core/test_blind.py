@@ -156,7 +156,7 @@ def test_an_import_names_the_file_that_it_named_before_and_what_others_take_keep
     )
     assert data.startswith(f"{tower}/")
     data = data.removeprefix(f"{tower}/")
-    renamed = dict(zip(("loader", "sampler", "key", "rows"), map(blindfold.code, ("loader", "sampler", "key", "rows"))))
+    renamed = {name: blindfold.code(name) for name in ("loader", "key", "rows")}
     assert blindfold.texts()[blindfold.path(f"{PROJECT}train.py")].splitlines() == [
         f"import {tower}.{data}",
         "from torch.utils.data import DataLoader",
