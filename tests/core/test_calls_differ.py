@@ -724,14 +724,14 @@ def test_an_exception_before_a_call_once_more_is_the_batch_that_was_given_up() -
 # The backward pass that one rank left and the others did not.
 
 
-def left_early(position: int = 9) -> Evidence:
+def left_early(position: int = 9, **changes: Any) -> Evidence:
     """Rank 1 gathers after its backward pass, as in each step before; rank 0 waits in its own for a bucket."""
     usual = call(1, "all_gather", place=line(70), step=1, position=9, entered_s=1.5, left_s=1.6)
     now = replace(usual, number=2, step=2, position=position, entered_s=2.0, left_s=None)
     facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
     boards = (
         board(mark("backward", step=2, position=9, at_s=2.0), calls=(usual,), **facts),
-        board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts),
+        board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts, **changes),
     )
     before = entered(4, 1.55, "all_gather", retired=True)
     return hung(*boards, collectives=[[before, entered(5)], [before, entered(5, op="all_gather")]])
@@ -746,6 +746,11 @@ def test_who_leaves_the_backward_pass_early_with_less_of_the_model_left_paramete
 def test_who_leaves_it_early_with_all_of_the_model_reduced_nothing() -> None:
     found = main(left_early())
     assert (found.code, found.ranks, found.confidence) == ("no_sync_mismatch", (1,), LIKELY)
+
+
+def test_who_evaluates_has_no_backward_pass_to_leave() -> None:
+    found = main(left_early(mode=Mode(training=False, gradients=False)))
+    assert found.code not in ("no_sync_mismatch", "rank_conditional_unused_params")
 
 
 # A branch of the model that one side took.

@@ -357,7 +357,8 @@ def _without_an_optimizer(case: Case) -> Explanation | None:
         claim,
         ranks=ranks,
         place=Place(parameter=name, module=name.rpartition(".")[0] or None, layer=layer_of(name)) if name else None,
-        seen=Seen.EFFECT,
+        # A part that is kept out by detach alone looks as one that is detached by mistake.
+        seen=Seen.EFFECT if still else Seen.OPEN,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
         advice=advice,
     )
