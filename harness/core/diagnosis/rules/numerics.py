@@ -332,6 +332,8 @@ def _without_an_optimizer(case: Case) -> Explanation | None:
     _, first = (still or seen)[0]
     alike = [(rank, one) for rank, one in still or seen if one.model == first.model]
     ranks = tuple(sorted({rank for rank, _ in alike}))
+    # A part that every rank keeps out by detach alone looks as one that is detached by mistake.
+    chosen = not still and set(ranks) == {rank.rank for rank in case.evidence.ranks if rank.looks}
     if still:
         claim = (
             f"each backward pass that was looked at, {first.looks} of them, left {first.model} on {ranks_text(ranks)}"
@@ -346,6 +348,7 @@ def _without_an_optimizer(case: Case) -> Explanation | None:
         claim = (
             f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks}"
             f" looks on {ranks_text(ranks)}, although the module ran: {shown}"
+            f"{'; or they are kept out of training on purpose, by detach' if chosen else ''}"
         )
         advice = (
             "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it. If"
@@ -357,8 +360,7 @@ def _without_an_optimizer(case: Case) -> Explanation | None:
         claim,
         ranks=ranks,
         place=Place(parameter=name, module=name.rpartition(".")[0] or None, layer=layer_of(name)) if name else None,
-        # A part that is kept out by detach alone looks as one that is detached by mistake.
-        seen=Seen.EFFECT if still else Seen.OPEN,
+        seen=Seen.OPEN if chosen else Seen.EFFECT,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
         advice=advice,
     )
