@@ -16,6 +16,7 @@ processes of one host.
     totals      ..       TOTALS counts and hashes of all that was called in a process group
     loaders     ..       LOADERS ring of DataLoaders, and how far the newest iterator of each is
     keys        ..       KEYS lines that set keys of a store, each with its newest key
+    forwards    ..       FORWARDS ring of modules whose forward began
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
@@ -55,7 +56,7 @@ U64 = struct.Struct("<Q")
 
 MAGIC = b"NSABOARD"
 LAYOUT = 3
-LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders, keys and mode
+LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders, keys, forwards and mode
 
 HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
@@ -200,7 +201,12 @@ KEY_LIMIT = 124  # bytes of it, its beginning cut
 KEY = struct.Struct(f"<QQHH{KEY_LIMIT}s")
 KEYS_AT = LOADERS_AT + LOADERS * LOADER.size
 
-STRINGS_AT = KEYS_AT + KEYS * KEY.size
+FORWARDS = 1024
+# number (1-based, 0 = empty), `what` of its mark, string: the program's line that called it, native thread id
+FORWARD = struct.Struct("<QQHxxI")
+FORWARDS_AT = KEYS_AT + KEYS * KEY.size
+
+STRINGS_AT = FORWARDS_AT + FORWARDS * FORWARD.size
 STRINGS_SIZE = (
     196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
 )

@@ -7,7 +7,8 @@ docstrings are gone, lines stay where they are. What the program prints or raise
 These stay:
 - the words of Python, torch and whatever else is imported from outside the program, as the program calls them; what
   these, the kernel and gloo print; a method or attribute that their objects have as well (`get`, `step`, `set`), since
-  nothing tells whose it is; the name of an argument, unless the program has it for something else too;
+  nothing tells whose it is; the name of an argument, unless the program has it for something else too and calls by it
+  what is not known to be imported;
 - `self`, names with two underscores at both ends, and that a name is in capitals: conventions of the language;
 - the names of the environment variables that a launcher sets (RANK, WORLD_SIZE);
 - if asked for, *names of the field*: those with the word `rank`, `world_size`, and what accelerate, Lightning and the
@@ -73,13 +74,16 @@ _LAUNCHER_SETS = frozenset({
 _SCANNED = re.compile(
     r"(?P<comment>#[^\n]*)"
     r"|(?P<string>(?P<prefix>(?<!\w)[rbufRBUF]{0,2})(?P<quote>\"\"\"|'''|\"|')(?P<body>(?:\\.|(?!(?P=quote)).)*)(?P=quote))"
-    r"|(?P<chain>(?<!\w)[^\W\d]\w*(?:\s*\.\s*[^\W\d]\w*)*)",
+    r"|(?P<chain>(?<!\w)(?!from\b)[^\W\d]\w*(?:\s*\.\s*[^\W\d]\w*)*)",
     re.DOTALL,
 )
 _WORD = re.compile(r"[A-Za-z]+")
 _ENVIRONMENT = "|".join(sorted(_LAUNCHER_SETS, key=len, reverse=True))
 _IN_STRING = re.compile(rf"\\.[0-9A-Fa-f]*|__\w+__|\b(?:{_ENVIRONMENT})\b|[A-Za-z]+", re.DOTALL)
 _NAME = re.compile(r"[^\W\d]\w*")
+_GIVEN = re.compile(r"\s*=(?!=)")
+_LAST_CHAIN = re.compile(r"[^\W\d][\w.]*$")
+_RELATIVE = re.compile(r"\bfrom\s*\.+$")
 _PATH = re.compile(rf"{re.escape(_HOME)}[^\s\"':,\[\]()]+")
 _PRINTED_FRAME = re.compile(r'^(\s+File ")(.+)(", line \d+, in )(.+)$')
 _QUOTED = re.compile(r"(?<=['\"])[\w.]+(?=['\"])|\b[\w.]+\.(?:weight|bias)\b")
@@ -171,8 +175,9 @@ class Blindfold:
         self._words: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         trees = [ast.parse(text) for text in texts.values()]
-        own = (PurePosixPath(file.removeprefix(PROJECT)).with_suffix("") for file in texts)
-        self._modules = {part for path in own for part in path.parts}
+        own = [PurePosixPath(file.removeprefix(PROJECT)).with_suffix("").parts for file in texts]
+        self._modules = {part for parts in own for part in parts}
+        self._imports = {parts[first:last] for parts in own for last in range(len(parts) + 1) for first in range(last)}
         self._libraries = {name for tree in trees for name in self._imported(tree)}
         self._names = {name for tree in trees for name in _bound(tree)} | self._modules
         self._overrides = {name for tree in trees for name in _methods(tree) if name in _theirs()}
@@ -213,9 +218,17 @@ class Blindfold:
                     return '""' + "\n" * found[0].count("\n")
                 return f"{found['prefix']}{found['quote']}{self._body(found['prefix'], found['body'])}{found['quote']}"
             before, after = text[: found.start()].rstrip(), text[found.end() :]
-            return self._chain(found[0], hangs=before.endswith("."), called=after.startswith("("))
+            hangs = before.endswith(".") and not _RELATIVE.search(before)
+            if _GIVEN.match(after) and self._is_theirs(_called_around(before)):
+                return found[0]
+            return self._chain(found[0], hangs=hangs, called=after.startswith("("))
 
         return "\n".join(line.rstrip() for line in _SCANNED.sub(instead, text).split("\n"))
+
+    def _is_theirs(self, function: str) -> bool:
+        """By its first name; "" = none."""
+        first = function.partition(".")[0].strip()
+        return first in self._libraries or (first not in self._names and hasattr(builtins, first))
 
     def _imported(self, tree: ast.AST) -> Iterator[str]:
         """Names that an import of somebody else's module gives."""
@@ -226,7 +239,7 @@ class Blindfold:
             elif isinstance(one, ast.ImportFrom) and not one.level:
                 parts = (one.module or "").split(".")
                 if parts[0] not in self._modules:
-                    yield from (*parts, *(each.asname or each.name for each in one.names))
+                    yield from (parts[0], *(each.asname or each.name for each in one.names))
 
     def _blind(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -395,9 +408,13 @@ class Blindfold:
         if not hangs and (names[0] in self._libraries or keyword.iskeyword(names[0])):
             return text
         at = iter(range(1, len(names) + 1))
+        lengths = range(0 if hangs else len(names), 0, -1)
+        modules = next((length for length in lengths if tuple(names[:length]) in self._imports), 0)
 
         def instead(found: re.Match[str]) -> str:
             number = next(at)
+            if number <= modules:
+                return self._renamed(found[0])
             attribute, calls = hangs or number > 1, called and number == len(names)
             return self._attribute(found[0], called=calls) if attribute else self._variable(found[0], called=calls)
 
@@ -425,6 +442,17 @@ class Blindfold:
                 letters = chr(ord("a") + letter) + letters
             self._words[word] = f"q{letters}".upper() if word.isupper() else f"q{letters}"
         return self._words[word]
+
+
+def _called_around(before: str) -> str:
+    """The function whose arguments this code ends in, as it is written; "" = in none."""
+    open_ones = 0
+    for at in range(len(before) - 1, -1, -1):
+        open_ones += (before[at] in "([{") - (before[at] in ")]}")
+        if open_ones > 0:
+            found = _LAST_CHAIN.search(before[:at])
+            return found[0] if found else ""
+    return ""
 
 
 def _of_the_field(word: str) -> bool:

@@ -23,6 +23,8 @@ _pack_call = protocol.CALL.pack_into
 _number_at = protocol.U64.unpack_from
 _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
+_pack_forward = protocol.FORWARD.pack_into
+_FORWARDS_AT, _FORWARDS, _FORWARD_SIZE = protocol.FORWARDS_AT, protocol.FORWARDS, protocol.FORWARD.size
 _CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
 _SHORT_NS = 100_000  # a quiet of less is not compared with the longest: limits are made of seconds
 _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
@@ -71,6 +73,7 @@ class BoardWriter:
         self._position = 0
         self.step_done = False
         self._next_call = itertools.count(1).__next__
+        self._next_forward = itertools.count(1).__next__
         self._lock = _thread.allocate_lock()
         self.live = True
         self.over = False  # the interpreter is on its way out
@@ -125,6 +128,22 @@ class BoardWriter:
             self._last_at = now
             self._last_what = what = what | self.step
             _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, marks ^ position ^ what ^ now)
+        except Exception as error:
+            self._give_up(error)
+
+    def forward(self, what: int, place: int) -> None:
+        """A module's forward begins, called from that place: a mark, which the next one does not hide."""
+        try:
+            self.mark(what)
+            number = self._next_forward()
+            _pack_forward(
+                self._memory,
+                _FORWARDS_AT + (number - 1) % _FORWARDS * _FORWARD_SIZE,
+                number,
+                self._last_what,
+                place,
+                self._threads.training[1],  # type: ignore[index]  # it has marked
+            )
         except Exception as error:
             self._give_up(error)
 

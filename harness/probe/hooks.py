@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward mark
 DEPTH_LIMIT = 4  # containers inside containers
+CALLING_LINES_LIMIT = 1024  # more would leave no room in the table of strings
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
@@ -62,7 +63,9 @@ def _hook_modules(
     """
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
-    ready, mark = names.ready.get, board.mark
+    ready, forward = names.ready.get, board.forward
+    lines = CallingLines(board, foreign_code(torch), torch.nn.modules.module.__file__)
+    line_of = lines.of
     handles: list[Any] = []
     inner_output: list[Callable[[], object | None]] = [lambda: None]
     outermost: list[Any] = [None]  # the module whose forward is inside no other one's
@@ -99,7 +102,7 @@ def _hook_modules(
                     trouble.attempt("batches", lambda: given_up.began(module, arguments))
             if names.at_next_forward is not None:
                 names.at_next_forward()
-            mark(known.forward)
+            forward(known.forward, line_of())
         except Exception as error:
             give_up(error)
 
@@ -141,6 +144,38 @@ def _hook_modules(
     warnings.filterwarnings("ignore", message=COMPILE_WARNING, category=UserWarning)
     handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_forward))
     handles.append(torch.nn.modules.module.register_module_forward_hook(after_forward, always_call=True))
+
+
+class CallingLines:
+    """Which line of the program calls a module, 0 = one of a library."""
+
+    def __init__(self, board: BoardWriter, foreign: tuple[str, ...], torch_file: str) -> None:
+        self._board = board
+        self._foreign = foreign
+        self._torch_file = torch_file  # of the frames between a hook and what called the module
+        self._depth = 0  # of what called the module, seen from `of`; 0 = not known yet
+        self._known: dict[tuple[int, int], tuple[Any, int]] = {}  # by code and instruction; the code is held by it
+
+    def of(self) -> int:
+        """Asked by a hook. One that is known costs about 0.3 us: the frames between are not touched."""
+        try:
+            frame = sys._getframe(self._depth)
+            return self._known[id(frame.f_code), frame.f_lasti][1]
+        except (KeyError, ValueError):  # or the stack is not as deep
+            return self._learn(sys._getframe(1))
+
+    def _learn(self, frame: Any) -> int:
+        depth = 1
+        while frame is not None and (depth == 1 or frame.f_code.co_filename == self._torch_file):
+            frame, depth = frame.f_back, depth + 1
+        if frame is None or len(self._known) == CALLING_LINES_LIMIT:
+            return 0
+        self._depth = self._depth or depth
+        code, line = frame.f_code, 0
+        if not code.co_filename.startswith(self._foreign) and not is_installed(code.co_filename):
+            line = self._board.string(place_text(code.co_filename, frame.f_lineno, code.co_name))
+        self._known[id(code), frame.f_lasti] = code, line
+        return line
 
 
 def _tensors(output: Any, tensor_type: type) -> list[Any]:

@@ -26,8 +26,10 @@ RECORDED = {
         "data_engineering/p2/b/train_mixture.py",
         "data_engineering/p6/b/train_seqs.py",
         "finetune_accelerate/p3/b/run_clm_no_trainer.py",
+        "speech_lengths/p1/b/train_ctc.py",
         "speech_lengths/p2/a/asr_train.py",
     ),
+    "round3": ("search_and_resume/p2/a/train_tower.py",),
 }
 FILE = f"{PROJECT}pipeline/train.py"
 PROGRAM = dedent(
@@ -134,6 +136,36 @@ def test_a_blind_source_has_its_statements_on_their_lines_and_no_word_of_its_own
                 return dist.all_reduce(qaaal)
         """
     )
+
+
+def test_an_import_names_the_file_that_it_named_before_and_what_others_take_keeps_its_name() -> None:
+    program = dedent(
+        """\
+        import tower.data
+        from torch.utils.data import DataLoader
+        from .data import utils, key
+        from utils import sampler
+        loader = DataLoader(tower.data.rows, sampler=sampler, batch_size=len(sorted(rows, key=key)))
+        rows.data = sampler(key=key)
+        """
+    )
+    files = {f"{PROJECT}train.py": program, f"{PROJECT}tower/data.py": "rows = key = ()", f"{PROJECT}utils.py": ""}
+    blindfold = Blindfold(files, field_stays=True)
+    tower, data, utils = (
+        blindfold.path(f"{PROJECT}{one}.py")[len(PROJECT) : -3] for one in ("tower", "tower/data", "utils")
+    )
+    assert data.startswith(f"{tower}/")
+    data = data.removeprefix(f"{tower}/")
+    renamed = {name: blindfold.code(name) for name in ("loader", "key", "rows")}
+    assert blindfold.texts()[blindfold.path(f"{PROJECT}train.py")].splitlines() == [
+        f"import {tower}.{data}",
+        "from torch.utils.data import DataLoader",
+        f"from .{data} import {utils}, {renamed['key']}",
+        f"from {utils} import sampler",
+        f"{renamed['loader']} = DataLoader({tower}.{data}.{renamed['rows']}, sampler=sampler,"
+        f" batch_size=len(sorted({renamed['rows']}, key={renamed['key']})))",
+        f"{renamed['rows']}.data = sampler({renamed['key']}={renamed['key']})",
+    ]
 
 
 def test_what_the_program_says_is_gone_and_what_others_say_stays() -> None:

@@ -23,7 +23,7 @@ from builders import (
     stalled,
 )
 from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
-from test_reasons import steps, through, training
+from test_reasons import DROPPED, NET, steps, through, training, went_through
 
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.entries import classes
@@ -36,6 +36,8 @@ from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Frame,
+    Mode,
+    ModuleCall,
     RankEvidence,
     RankSnapshot,
     Source,
@@ -722,14 +724,14 @@ def test_an_exception_before_a_call_once_more_is_the_batch_that_was_given_up() -
 # The backward pass that one rank left and the others did not.
 
 
-def left_early(position: int = 9) -> Evidence:
+def left_early(position: int = 9, **changes: Any) -> Evidence:
     """Rank 1 gathers after its backward pass, as in each step before; rank 0 waits in its own for a bucket."""
     usual = call(1, "all_gather", place=line(70), step=1, position=9, entered_s=1.5, left_s=1.6)
     now = replace(usual, number=2, step=2, position=position, entered_s=2.0, left_s=None)
     facts = {"steps_s": steps(1), "zero_ns": ZERO_NS}
     boards = (
         board(mark("backward", step=2, position=9, at_s=2.0), calls=(usual,), **facts),
-        board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts),
+        board(mark("backward", step=2, position=position, at_s=2.0), calls=(usual, now), **facts, **changes),
     )
     before = entered(4, 1.55, "all_gather", retired=True)
     return hung(*boards, collectives=[[before, entered(5)], [before, entered(5, op="all_gather")]])
@@ -744,6 +746,59 @@ def test_who_leaves_the_backward_pass_early_with_less_of_the_model_left_paramete
 def test_who_leaves_it_early_with_all_of_the_model_reduced_nothing() -> None:
     found = main(left_early())
     assert (found.code, found.ranks, found.confidence) == ("no_sync_mismatch", (1,), LIKELY)
+
+
+def test_who_evaluates_has_no_backward_pass_to_leave() -> None:
+    found = main(left_early(mode=Mode(training=False, gradients=False)))
+    assert found.code not in ("no_sync_mismatch", "rank_conditional_unused_params")
+
+
+# A branch of the model that one side took.
+
+MODEL = Source(
+    file="/home/ada/model.py",
+    first=19,
+    text="def forward(self, x):\n    x = self.i(x)\n    if self.keeps(x):  # no\n        x = self.b(x)\n    return x",
+)
+
+
+def other_modules(op: str, *, other: tuple[str, ...] = DROPPED, source: bool = True, **changes: Any) -> Evidence:
+    """Rank 1 waits below Python for another collective than rank 0 in their second step, which is this one."""
+    boards = (went_through(NET, NET, zero_ns=ZERO_NS), went_through(NET, other, zero_ns=ZERO_NS, **changes))
+    before = entered(1, sizes=((8,),), retired=True)
+    tracks = [[before, entered(2, 2.0, op=op, sizes=((4,),))], [before, entered(2, 2.0, sizes=((6,),))]]
+    modules = [replace(one, modules=tuple(map(_called, one.modules))) for one in boards]
+    return replace(hung(*modules, collectives=tracks), sources=(MODEL,) if source else ())
+
+
+def _called(one: ModuleCall) -> ModuleCall:
+    return replace(one, place=Place(file=MODEL.file, line=22 if one.name == "blocks.1" else 23, function="forward"))
+
+
+@pytest.mark.parametrize(
+    ("op", "code"),
+    [("all_reduce", "rank_conditional_unused_params"), ("all_gather", "rank_conditional_collective")],
+)
+def test_a_module_that_one_rank_left_out_is_told_with_the_branch_around_its_call(op: str, code: str) -> None:
+    found = main(other_modules(op))
+    assert (found.code, found.ranks, found.place and found.place.line) == (code, (1,), 21)
+    assert found.claim.startswith(
+        "in step 2 rank 1 left out module blocks.1, which rank 0 entered at ada/model.py:22, if self.keeps(x);"
+    )
+    bare = main(other_modules(op, source=False))
+    assert (bare.ranks, bare.place and bare.place.line) == ((1,), 22)
+
+
+def test_a_module_too_much_and_one_in_place_of_another_are_told_as_such() -> None:
+    more = main(other_modules("all_reduce", other=(*NET[:3], "extra", *NET[3:])))
+    assert "rank 1 entered module extra at ada/model.py:23, which rank 0 left out" in more.claim
+    instead = main(other_modules("all_reduce", other=(*NET[:3], "extra", "head")))
+    assert "rank 1 entered module extra, and rank 0 blocks.1 at ada/model.py:22" in instead.claim
+
+
+def test_modules_of_an_evaluation_explain_no_reduction() -> None:
+    found = main(other_modules("all_reduce", mode=Mode(training=False, gradients=False)))
+    assert "module blocks.1" not in found.claim
 
 
 # Calls of one rank alone.

@@ -8,10 +8,10 @@ from textwrap import dedent
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.diagnosis.case import Case
-from nsa_harness.core.diagnosis.rules.calls_differ import _place
+from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.evidence.origins import Origin, origin_of_arguments, origin_of_loop
-from nsa_harness.core.evidence.sources import excerpts, program_sources
+from nsa_harness.core.evidence.sources import excerpts, loops_around, program_sources
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -77,6 +77,15 @@ PROGRAM = dedent(
         def opened(self, who):
             return open(who)
 
+        def settled(self):
+            fixed = Fixed(rounds=3)
+            for k in range(fixed.rounds):
+                self.train(k)
+            parser = Parser()
+            chosen = parser.parse_args()
+            for k in range(chosen.rounds):
+                self.train(k)
+
         def gossip(self):
             order = self.everyone()
             random.shuffle(order)
@@ -111,6 +120,8 @@ def test_a_loop_that_counts_hangs_on_where_its_count_was_made() -> None:
 
 def test_a_loop_over_settings_is_the_same_on_every_rank() -> None:
     assert rounds("for _ in range(self.args.epochs)") is None
+    assert rounds("for k in range(fixed.rounds)") is None
+    assert rounds("for k in range(chosen.rounds)") is None
 
 
 def test_what_is_shared_out_by_rank_comes_before_what_lies_as_near() -> None:
@@ -149,6 +160,19 @@ def test_functions_that_lead_on_are_kept_from_imported_files_too() -> None:
     looks = stalled(rank_snapshot(0, frame(5))).snapshots
     kept = list(program_sources(evidence(rank_evidence(0), snapshots=looks), lambda file: texts.get(file, "")))
     assert [(one.file, one.first) for one in kept] == [(USER, 3), (list(texts)[1], 2)]
+
+
+def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one_still_is_in_it() -> None:
+    stands = rank_snapshot(1, ALL_REDUCE, frame(at("    self.train(k)"), function="epoch"))
+    seen = replace(evidence(rank_evidence(1), snapshots=stalled(stands).snapshots), sources=KEPT)
+    case = Case(evidence=seen, judgement=judge(seen))
+    around = loops_around(KEPT, frame(at("    self.train(k)")))
+    (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
+    assert line_of(_rounds_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
+    assert line_of(_rounds_of(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", "within it"
+    beyond = replace(first, line=first.last + 1, last=first.last + 3)
+    assert _rounds_of(case, beyond, 1) is None
+    assert _rounds_of(case, first, 0) is None
 
 
 def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_them() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.alignment.reasons import (
     AbandonedBatch,
+    OtherModules,
     OtherPace,
     OutOfBatches,
     StepDifference,
@@ -20,9 +21,11 @@ from nsa_harness.core.alignment.reasons import (
     first_step_of_difference,
     last_agreed,
     other_pace,
+    parted_modules,
     still_given,
 )
-from nsa_harness.core.evidence.evidence import Board, Call, Loader, Mark, StepRow, Tally
+from nsa_harness.core.evidence.evidence import Board, Call, Forwards, Loader, Mark, ModuleCall, StepRow, Tally
+from nsa_harness.core.report import Place
 
 
 def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Board:
@@ -264,3 +267,83 @@ def test_a_rank_whose_every_step_holds_more_batches_than_the_others_has_another_
     assert other_pace({0: training(10, 10, 10), 1: through(10, 10, 10)}) is None
     assert other_pace({0: training(10, 11, 10), 1: through(15, 15, 15)}) is None
     assert other_pace({0: through(10, 10, 10), 1: through(15, 15, 15)}) is None
+
+
+# Modules.
+
+NET = ("net", "inward", "blocks.0", "blocks.1", "head")
+DROPPED = ("net", "inward", "blocks.0", "head")
+
+
+def module(name: str, line: int = 22) -> ModuleCall:
+    """A Sequential of torch's own calls the blocks."""
+    place = None if name.startswith("blocks.") else Place(file="/home/ada/model.py", line=line, function="forward")
+    return ModuleCall(name=name, place=place)
+
+
+def went_through(*steps: tuple[str, ...], kind: str = "backward", whole: bool = True, **changes: Any) -> Board:
+    """From step 1 on, the last one in progress."""
+    names = tuple(dict.fromkeys(name for step in steps for name in step))
+    forwards = tuple(
+        Forwards(step=number, whole=whole, calls=tuple(map(names.index, step)))
+        for number, step in enumerate(steps, start=1)
+    )
+    return board(mark(kind, step=len(steps)), modules=tuple(map(module, names)), forwards=forwards, **changes)
+
+
+def test_the_module_that_one_rank_left_out_is_found_and_the_rank_by_its_step_before() -> None:
+    one = OtherModules(
+        ranks=(1,),
+        step=2,
+        expected=module("blocks.1"),
+        entered=module("head"),
+        skipped=True,
+        besides=False,
+        who=True,
+    )
+    assert parted_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
+    more = replace(one, expected=module("head"), entered=module("blocks.1"), skipped=False, besides=True)
+    assert parted_modules({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
+    other = ("net", "inward", "blocks.0", "adapter", "head")
+    instead = replace(one, entered=module("adapter"), skipped=False)
+    assert parted_modules({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
+
+
+def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both() -> None:
+    known = {0: went_through(DROPPED, NET), 1: went_through(DROPPED, (*NET[:3], "extra"))}
+    found = parted_modules(known)
+    assert found is not None
+    assert (found.ranks, found.who) == ((0, 1), False)
+    assert {found.expected.name, found.entered.name} == {"blocks.1", "extra"}
+    found = parted_modules({**known, 2: known[0]})
+    assert found is not None
+    assert (found.ranks, found.who, found.expected.name) == ((1,), False, "blocks.1")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (went_through(NET, NET), went_through(NET, NET[:3])),  # behind, or done
+        (went_through(NET, NET), went_through(DROPPED, DROPPED)),  # a stage, or an expert, of its own
+        (went_through(NET), went_through(DROPPED)),  # nothing tells what is usual
+        (went_through(NET, (*NET, "net")), went_through(NET, (*NET, "metric"))),  # another pass
+        (went_through(NET, NET), went_through(NET, DROPPED, whole=False)),
+        (went_through(NET, NET), went_through(DROPPED, NET, DROPPED)),
+        (went_through(NET, NET), board(mark("backward", step=2))),
+    ],
+)
+def test_what_may_be_the_same_in_the_end_or_never_was_is_no_branch(one: Board, other: Board) -> None:
+    assert parted_modules({0: one, 1: other}) is None
+    assert parted_modules({0: other, 1: one}) is None
+
+
+def test_a_rank_whose_modules_are_not_known_may_have_gone_either_way() -> None:
+    known = {0: went_through(NET, NET), 1: went_through(NET, DROPPED)}
+    assert parted_modules({**known, 2: went_through(NET, NET)}) is not None
+    assert parted_modules({**known, 2: board(mark("backward", step=2))}) is None
+
+
+def test_a_rank_that_is_a_step_further_is_compared_in_the_step_that_both_did() -> None:
+    found = parted_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED, NET)})
+    assert found is not None
+    assert (found.ranks, found.step) == ((1,), 2)

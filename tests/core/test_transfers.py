@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
+from builders import C10D, USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
 
 from nsa_harness.core.alignment.alignment import departure, last_round
@@ -151,14 +151,38 @@ def test_without_rounds_before_the_rank_that_went_past_is_named_as_likely() -> N
 
 
 def sending(rank: int, *posted: Call) -> Any:
-    made = board(calls=(*posted, call(9, "send", peer=1 - rank, left_s=None)), rank=rank)
-    return rank_snapshot(rank, frame(3000, file="/x/torch/distributed/distributed_c10d.py"), frame(40), board=made)
+    made = board(calls=(*posted, call(9, "send", peer=1 - rank, left_s=None, place=line(40))), rank=rank)
+    return rank_snapshot(rank, frame(3000, file=C10D), frame(40), board=made)
 
 
 def test_two_sends_to_each_other_never_end_unless_a_receive_was_posted_before() -> None:
     assert main(stalled(sending(0), sending(1))).code == "p2p_unmatched"
     posted = [call(8, "irecv", peer=1 - rank) for rank in range(2)]
     assert judge(stalled(*(sending(rank, posted[rank]) for rank in range(2)))).status is not Status.HANG
+
+
+def exchanging(*body: str) -> Source:
+    """The last of these lines is the one in which both sides stand."""
+    text = "\n".join(("def exchange(self, rows):", *(f"    {line}" for line in body)))
+    return Source(file=USER, first=40 - len(body), text=text)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (("partner = random.choice(self.peers)", "dist.send(rows, partner)"), "partner = random.choice(self.peers)"),
+        (("parts = split(rows)", "for part in parts:", "    dist.send(part, 1)"), "parts = split(rows)"),
+        (("rows = rows.contiguous()", "dist.send(rows, 1)"), "dist.send(rows, 1)"),
+    ],
+    ids=["another partner", "another number of them", "nothing that differs"],
+)
+def test_of_sides_that_do_not_fit_what_makes_them_unlike_is_told(body: tuple[str, ...], told: str) -> None:
+    kept = exchanging(*body)
+    looks = [sending(rank) for rank in (0, 1)]
+    ranks = tuple(rank_evidence(rank, board=look.board) for rank, look in enumerate(looks))
+    found = main(replace(stalled(*looks, ranks=ranks), sources=(kept,)))
+    assert found.place is not None
+    assert kept.text.splitlines()[(found.place.line or 0) - kept.first].strip() == told
 
 
 def test_two_halves_that_pass_each_other_by_are_unmatched_as_likely() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import getpass
 import gzip
+import importlib.util
 import json
 import re
 import shutil
@@ -18,8 +19,12 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+_TORCH = importlib.util.find_spec("torch")
+assert _TORCH is not None
+assert _TORCH.origin is not None
+LIBRARIES = Path(_TORCH.origin).parents[4]  # a worktree may take torch from elsewhere than its own environment
 KEPT = (
-    *("spec.json", "output.log", "processes.jsonl", "watch.jsonl", "interrupted"),
+    *("spec.json", "output.log", "processes.jsonl", "watch.jsonl", "interrupted", "sources.json"),
     *("training.csv", "gate_health.csv"),
 )
 KEPT_BELOW = (
@@ -31,7 +36,11 @@ PLAIN_BYTES = 4096  # what is longer is kept compressed
 OF_THIS_MACHINE = re.compile(
     rb"|".join(
         [
-            *(re.escape(str(place).encode()) for place in (REPOSITORY, Path.home(), sys.prefix) if place != Path("/")),
+            *(
+                re.escape(str(place).encode())
+                for place in (REPOSITORY, Path.home(), sys.prefix, LIBRARIES)
+                if place != Path("/")
+            ),
             rb"\b%s\b" % re.escape(socket.gethostname().encode()),
             rb"(?<=\buser )%s\b" % re.escape(getpass.getuser().encode()),
             rb"\b(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?=:\d)",
@@ -60,7 +69,12 @@ def record(attempt: Path, name: str, checkout: Path) -> None:
 
 def anonymous(data: bytes, attempt: Path, checkout: Path) -> bytes:
     places = {str(attempt.resolve().parent): "/home/ada/reports/run", str(checkout): "/home/ada"}
-    places |= {str(REPOSITORY): "/home/ada", sys.prefix: "/home/venv", sys.base_prefix: "/usr"}
+    places |= {
+        str(REPOSITORY): "/home/ada",
+        sys.prefix: "/home/venv",
+        str(LIBRARIES): "/home/venv",
+        sys.base_prefix: "/usr",
+    }
     for real, invented in places.items():
         data = data.replace(real.encode(), invented.ljust(len(real), "_")[: len(real)].encode())
     return data

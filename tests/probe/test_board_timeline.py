@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
@@ -14,16 +16,18 @@ from nsa_harness import protocol
 from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.timeline import comparable, timeline
 from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode
+from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
+from nsa_harness.core.report import Place
 from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
+from nsa_harness.probe.hooks import CallingLines
 
 GUEST = PROGRAMS / "guest_timeline.py"
 # The ancient ones have layout 1, which is not read.
 RECORDED = [
     path
     for path in sorted((REPOSITORY / "tests" / "evidence").glob("*/boards/*.board.gz"))
-    if not path.parts[-3].startswith("ancient")
+    if protocol.IDENTITY.unpack_from(gzip.decompress(path.read_bytes()), 0)[1] == protocol.LAYOUT_2
 ]
 
 
@@ -108,16 +112,81 @@ def test_every_board_of_layout_2_still_reads_and_leaves_empty_what_it_does_not_k
     calls = 0
     for recorded in RECORDED:
         data = gzip.decompress(recorded.read_bytes())
-        assert protocol.IDENTITY.unpack_from(data, 0)[1] == protocol.LAYOUT_2
         board = parse(data, 0)
         numbers = [call.number for call in board.calls]
         assert numbers == sorted(set(numbers))
         assert all(call.op and call.place and call.entered_s > 0 for call in board.calls if call.op == "all_reduce")
         assert all((call.chain, call.grad, call.tid) == ((), None, None) for call in board.calls)
-        assert (board.counts, board.loaders, board.mode) == ({}, (), None)
+        assert (board.counts, board.loaders, board.mode, board.forwards) == ({}, (), None, ())
         assert board.marks
         calls += len(numbers)
     assert calls > 150
+
+
+def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_line_that_called_it(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    place = board.string("/a/train.py:3:forward")
+
+    def step(*names: str) -> None:
+        board.begin_step()
+        for name in names:
+            board.forward(board.what("forward", name), place if name == "blocks.1" else 0)
+
+    for _ in range(protocol.FORWARDS):
+        step("a")
+        board.finish_step()
+    step("net", "blocks.0", "blocks.1")
+    board.finish_step()
+    step("net", "blocks.1", "net")
+    beside = threading.Thread(target=board.forward, args=(board.what("forward", "other"), 0))
+    beside.start()
+    beside.join()
+
+    seen, last = parse(path.read_bytes(), 0), protocol.FORWARDS + 2
+    assert [one.step for one in seen.forwards] == [last - 2, last - 1, last]
+    called = ModuleCall(name="blocks.1", place=Place(file="/a/train.py", line=3, function="forward"))
+    net, block = (ModuleCall(name=name, place=None) for name in ("net", "blocks.0"))
+    assert seen.entered(last - 1) == (net, block, called)
+    assert seen.entered(last) == (net, called, net)
+    assert seen.training is not None
+    assert (seen.training.kind, seen.training.step) == ("forward", last)
+    assert parse(path.read_bytes(), 0, newest_calls=1).forwards == ()
+    for _ in range(protocol.FORWARDS):
+        board.forward(board.what("forward", "net"), 0)
+    assert [(one.step, one.whole) for one in parse(path.read_bytes(), 0).forwards] == [(last, False)]
+    assert parse(path.read_bytes(), 0).entered(last) is None
+
+
+def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    for step in range(3):
+        board.begin_step()
+        board.forward(board.what("forward", "net"), 0)
+        board.forward(board.what("forward", f"head{step}"), 0)
+        board.finish_step()
+    data = bytearray(path.read_bytes())
+    assert [one.whole for one in parse(bytes(data), 0).forwards] == [True, True, True]
+    protocol.U64.pack_into(data, protocol.FORWARDS_AT + 2 * protocol.FORWARD.size, 0)
+    torn = parse(bytes(data), 0)
+    assert [(one.step, one.whole) for one in torn.forwards] == [(2, False), (3, True)]
+
+
+def test_a_hook_knows_the_line_that_calls_a_module_however_deep_it_is_called(path: Path) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    lines = CallingLines(board, ("/nowhere/",), "<torch>")
+    scope: dict[str, Any] = {"hook": lines.of}
+    exec(compile("def inner():\n    return hook()\ndef call():\n    return inner()", "<torch>", "exec"), scope)
+    exec(compile("def direct():\n    return hook()", "<torch>", "exec"), scope)
+    code = compile("def model():\n    yield call()\n    yield direct()\n    yield call()", "/a/model.py", "exec")
+
+    def hooked() -> int:
+        return lines.of()
+
+    scope["hook"] = hooked
+    exec(code, scope)
+    told = [*scope["model"](), *scope["model"]()]
+    first, second, third = (board.string(f"/a/model.py:{line}:model") for line in (2, 3, 4))
+    assert told == [first, second, third] * 2
 
 
 def test_a_board_of_layout_2_with_the_size_of_another_is_refused() -> None:

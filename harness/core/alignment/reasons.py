@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nsa_harness import protocol
 from nsa_harness.core.alignment.alignment import minority
-from nsa_harness.core.evidence.evidence import Board, Call, StepRow
+from nsa_harness.core.evidence.evidence import Board, Call, ModuleCall, StepRow
 from nsa_harness.core.evidence.steps import by_step
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 
@@ -257,3 +257,57 @@ def _begun_twice(rank: int, boards: Mapping[int, Board], usual: Mapping[int, int
         alone = all(boards[other].marked.get(step) == usual[other] for other in others)
         if alone and usual[rank] < marks < 2 * usual[rank]:
             yield AbandonedBatch(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherModules:
+    """In `step` the others went into `expected` where `ranks` went into `entered`; until then all did the same."""
+
+    ranks: tuple[int, ...]
+    step: int
+    expected: ModuleCall
+    entered: ModuleCall
+    skipped: bool  # `entered` is what the others went into later
+    besides: bool  # `expected` is what these ranks went into later: `entered` is one more
+    who: bool  # these left what they did in the step before, which the others kept
+
+
+def parted_modules(boards: Mapping[int, Board]) -> OtherModules | None:
+    """The first module in which one step of the ranks parts, where the step before was the same on all of them.
+
+    Ranks whose steps never are the same, such as stages of a pipeline, or experts, part in none. A rank that is behind
+    has not left anything out yet. Another pass through the model, an evaluation or another batch, is none either.
+    """
+    step = min((board.step for board in boards.values()), default=0)
+    lines = {rank: found for rank, board in sorted(boards.items()) if (found := board.entered(step))}
+    if len(lines) < 2 or len(lines) < len(boards):
+        return None
+    at = next((at for at, calls in enumerate(zip(*lines.values(), strict=False)) if len(_names(calls)) > 1), None)
+    if at is None or any(line[at].name == line[0].name for line in lines.values()):
+        return None
+    before = {rank: boards[rank].entered(step - 1) for rank in lines}
+    if not all(before.values()) or len({_names_of(line) for line in before.values()}) > 1:
+        return None
+    kept = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}
+    left = tuple(rank for rank in lines if rank not in kept)
+    who = 0 < len(left) < len(lines)
+    ranks = left if who else minority({rank: line[at].name for rank, line in lines.items()})
+    other = next(rank for rank in lines if lines[rank][at].name != lines[ranks[0]][at].name)
+    expected, entered = lines[other][at], lines[ranks[0]][at]
+    return OtherModules(
+        ranks=ranks,
+        step=step,
+        expected=expected,
+        entered=entered,
+        skipped=entered.name in _names(lines[other][at:]),
+        besides=expected.name in _names(lines[ranks[0]][at:]),
+        who=who,
+    )
+
+
+def _names(calls: Sequence[ModuleCall]) -> set[str]:
+    return set(_names_of(calls))
+
+
+def _names_of(calls: Sequence[ModuleCall] | None) -> tuple[str, ...]:
+    return tuple(call.name for call in calls or ())

@@ -949,18 +949,24 @@ class Cause(StrEnum):
 
     RANK_CONDITIONAL_UNUSED_PARAMS = Row(
         code="rank_conditional_unused_params",
-        verdicts=(Status.FAIL,),
+        verdicts=(Status.FAIL, Status.HANG),
+        kinds=(HangKind.DEADLOCK,),
         second_run=(SecondRun.NAMES,),
         signatures=(_UNFINISHED,),
         certain_by=(Seen.RAISED, Seen.RECORD, Seen.REPAIRED),
-        shown_by=(by_program("ddp_output_not_in_loss"), by_program("ddp_unused_at_once")),
+        shown_by=(
+            by_program("ddp_output_not_in_loss"),
+            by_program("ddp_unused_at_once"),
+            by_program("ddp_layer_dropped"),
+        ),
         means="""
         some ranks left parameters out of the loss which took part in it on the others. Those wait in the reduction of
         that step, and fail when the first ones end.
         """,
         proven_by="""
         as unused_params; and by the boards: the others never finished that step. Where that cannot be told the finding
-        is *likely*.
+        is *likely*. Where the ranks wait for each other, by the modules that each went into in that step: the first in
+        which they part, after a step in which all did the same, and the branch around the line that calls it.
         """,
         remedy="""
         as unused_params. Look for a branch that depends on the rank's own data: a batch without images, an expert

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,11 +14,13 @@ from nsa_harness.core.evidence.evidence import (
     Call,
     CallCount,
     CaughtException,
+    Forwards,
     Frame,
     KeySet,
     Loader,
     Mark,
     Mode,
+    ModuleCall,
 )
 from nsa_harness.core.report import Place
 
@@ -33,6 +35,7 @@ _HANDLED = re.compile(r"([01])([01]) [0-9.]+ (.*)", re.DOTALL)
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 _MAX_CHAIN = 64  # frames
+_STEPS_OF_FORWARDS = 3  # where two ranks are one step apart, the one that both did and the one before
 _GRADIENTS = {protocol.CALL_GRADIENTS: True, protocol.CALL_NO_GRADIENTS: False}
 
 _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
@@ -40,6 +43,8 @@ _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> Board:
     """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
+
+    Of forwards, none where not all calls are asked for: what is read so often asks how far a rank is, not which way.
 
     A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
     """
@@ -62,6 +67,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
+    modules, forwards = _forwards(data, strings) if newest_calls == protocol.CALLS else ((), ())
     recorded, reached, reached_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
     return Board(
         pid=pid,
@@ -116,13 +122,15 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
                 chain=_at(chains, chain, ()),
             )
             for count, at_ns, chain, length, key in protocol.KEY.iter_unpack(
-                data[protocol.KEYS_AT : protocol.STRINGS_AT]
+                data[protocol.KEYS_AT : protocol.FORWARDS_AT]
             )
             if count
         ),
         mode=Mode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
         if mode & protocol.MODE_KNOWN
         else None,
+        modules=modules,
+        forwards=forwards,
     )
 
 
@@ -235,6 +243,36 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
             series = []
         series.append(record)
     return series
+
+
+def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[Forwards, ...]]:
+    """Every module with its line once, and the newest steps."""
+    ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
+    # What a record that is being written leaves out is a hole, and so the end of what can be compared.
+    newest = ring[_unbroken_from(ring) :]
+    by_step: dict[int, list[tuple[int, ...]]] = {}
+    for record in newest:
+        by_step.setdefault(record[1] & protocol.WHAT_STEP_MASK, []).append(record)
+    modules: dict[tuple[int, int], int] = {}
+    found: list[Forwards] = []
+    for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
+        thread = by_step[max(by_step)][0][3]
+        keys = [
+            (what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK, place)
+            for _, what, place, tid in records
+            if tid == thread
+        ]
+        calls = tuple(modules.setdefault(key, len(modules)) for key in keys)
+        whole = records[0][0] == 1 or records[0] is not newest[0]
+        found.append(Forwards(step=step, whole=whole, calls=calls))
+    named = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
+    return tuple(named), tuple(found)
+
+
+def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
+    """Where the newest series of numbers begins that has no hole."""
+    holes = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
+    return next(holes, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:

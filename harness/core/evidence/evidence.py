@@ -109,6 +109,23 @@ class Mode:
     gradients: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleCall:
+    """A module, and the line that called it."""
+
+    name: str
+    place: Place | None  # None: a line of a library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forwards:
+    """The modules that a step went into, in the order in which their forwards began."""
+
+    step: int
+    whole: bool  # the first of them is the step's first
+    calls: tuple[int, ...]  # places in Board.modules
+
+
 TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of marks
 ENTRANCE = "init_process_group"
 CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
@@ -215,6 +232,13 @@ class Board:
     loaders: tuple[Loader, ...] = ()
     keys_set: tuple[KeySet, ...] = ()
     mode: Mode | None = None
+    modules: tuple[ModuleCall, ...] = ()  # that the steps below went into, each once
+    forwards: tuple[Forwards, ...] = ()  # of the newest steps, oldest first; of the thread that began the newest one
+
+    def entered(self, step: int) -> tuple[ModuleCall, ...] | None:
+        """The modules of that step in their order; None where they are not known from the first on."""
+        found = next((one.calls for one in self.forwards if one.step == step and one.whole), None)
+        return None if found is None else tuple(self.modules[call] for call in found if call < len(self.modules))
 
     @property
     def newest(self) -> Mark | None:

@@ -25,6 +25,7 @@ from nsa_harness.core.report import Place
 _CHANCE = re.compile(r"\brandom\b|\bsecrets\b|\buuid\d?\b|environ\b|getenv\b")
 _COLLECTIVES = re.compile(r"\b(?:all_reduce|all_gather|broadcast|reduce_scatter|all_to_all)\w*\(")
 _WORLD = re.compile(r"\bget_world_size\(")  # the same on every rank
+_OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # so too, whatever it was made of
 _STEPS = 12  # assignments on the way
 _FURTHER = 3  # by so many steps what differs by the rank may lie behind what does not
 _SEEN = 200  # uses that are looked at in all
@@ -127,10 +128,13 @@ def _follow(search: _Search, depth: int, use: _Use) -> None:
 
 def _made(search: _Search, depth: int, use: _Use, line: int) -> None:
     """A place where the value is made, and its own inputs after it."""
+    if _OPTIONS.search(ast.unparse(use.value)):
+        return
     search.uses.append((depth + 1, use))
     called, inputs = _inputs(search.sources, use)
     of_rank = _of_rank(search, use)
-    nothing = not inputs and not any(isinstance(one, ast.Call) and not one.args for one in ast.walk(use.value))
+    calls = (one for one in ast.walk(use.value) if isinstance(one, ast.Call))
+    nothing = not inputs and all(one.args or one.keywords for one in calls)
     plain = isinstance(use.value, ast.Name | ast.Attribute | ast.Constant) or bool(called) or nothing
     plain = plain or _WORLD.search(ast.unparse(use.value)) is not None
     handed_on = not use.below and any(_is_given(search.sources, use, name) for name in inputs)

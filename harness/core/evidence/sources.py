@@ -24,6 +24,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Holder = ast.If | ast.ExceptHandler | _Loop | Function
 _COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
 _SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)\.")
+_END_OF_HEAD = re.compile(r":\s*(?:#.*)?$")
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -336,7 +337,7 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
         file=kept.file,
         line=one.lineno + kept.first - 1,
         function=function_name(kept),
-        text=lines[one.lineno - 1].strip().rstrip(":")[:120],
+        text=_END_OF_HEAD.sub("", lines[one.lineno - 1].strip())[:120],
         of_rank=test is not None and asks_rank(parsed(kept.text), test),
         leaves=leaves,
         ends=False,

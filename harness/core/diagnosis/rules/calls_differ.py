@@ -15,7 +15,14 @@ from itertools import permutations
 
 from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, index_of, left_routine
 from nsa_harness.core.alignment.counts import parted_before
-from nsa_harness.core.alignment.reasons import abandoned_batch, first_out_of_batches, other_pace, still_given
+from nsa_harness.core.alignment.reasons import (
+    OtherModules,
+    abandoned_batch,
+    first_out_of_batches,
+    other_pace,
+    parted_modules,
+    still_given,
+)
 from nsa_harness.core.alignment.timeline import Event, Field, value
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, explained, ledger_proof, place_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
@@ -43,6 +50,7 @@ from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
     branches,
+    guard,
     handlers,
     loops_around,
     loops_left,
@@ -69,6 +77,8 @@ class Reason(StrEnum):
     FEWER_GRADIENTS = "parameters had no gradient"
     NOT_REDUCED = "its gradients were not reduced"
     FEWER = "a step had fewer collectives"
+    OTHER_MODULES = "other modules were entered"
+    OTHER_GRADIENTS = "other modules gave gradients"
     NONE = "nothing that was seen"
 
 
@@ -86,7 +96,12 @@ class _Why:
 K, R = DifferenceKind, Reason
 _CALLS = (K.MISSING, K.EXTRA, K.ORDER, K.COUNT)
 _OF_VALUES = (K.SHAPE, K.DTYPE, K.ROOT)
-_KNOWN_AT = (Reason.CAUGHT, Reason.SKIPPED)  # what was done there made the difference, wherever it shows
+_KNOWN_AT = (
+    Reason.CAUGHT,
+    Reason.SKIPPED,
+    Reason.OTHER_MODULES,
+    Reason.OTHER_GRADIENTS,
+)  # what was done there made the difference, wherever it shows
 # Kind and reason make the cause.
 CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
     **{(kind, R.CAUGHT): Cause.SWALLOWED_EXCEPTION for kind in _CALLS},
@@ -101,6 +116,9 @@ CAUSES: Mapping[tuple[DifferenceKind, Reason], Cause] = {
     (K.EXTRA, R.NONE): Cause.RANK_CONDITIONAL_COLLECTIVE,
     (K.ORDER, R.NONE): Cause.COLLECTIVE_ORDER_MISMATCH,
     **{(K.SHAPE, reason): Cause.SHAPE_MISMATCH for reason in Reason},
+    # Of other modules, other buckets or shards.
+    **{(kind, R.OTHER_MODULES): Cause.RANK_CONDITIONAL_COLLECTIVE for kind in (*_CALLS, K.SHAPE)},
+    **{(kind, R.OTHER_GRADIENTS): Cause.RANK_CONDITIONAL_UNUSED_PARAMS for kind in (*_CALLS, K.SHAPE)},
     **{(K.DTYPE, reason): Cause.DTYPE_MISMATCH for reason in Reason},
     **{(K.ROOT, reason): Cause.ROOT_MISMATCH for reason in Reason},
 }
@@ -193,7 +211,7 @@ def _left_before(case: Case, found: Difference) -> bool:
 
 
 def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
-    for ask in (_gave_up_a_batch, _caught, _exhausted, _other_pace, _reduced_less):
+    for ask in (_gave_up_a_batch, _caught, _exhausted, _other_pace, _other_modules, _reduced_less):
         why = ask(case, found)
         if why is not None and (ask is not _exhausted or _may_be_exhausted(why, stands)):
             yield why
@@ -363,6 +381,38 @@ def _other_pace(case: Case, _: Difference) -> _Why | None:
     marks = on_ranks([(rank, str(count)) for rank, count in pace.marks])
     said = f"the ranks take another number of batches to a step: {marks} marks of training in each"
     return _Why(reason=R.OTHER_PACE, ranks=pace.ranks, said=said)
+
+
+def _other_modules(case: Case, found: Difference) -> _Why | None:
+    """Of calls that DDP or FSDP make: a branch of the model that one side took, or left out."""
+    below = [event for _, event in found.entered if not event.called]
+    boards = {rank: case.boards[rank] for rank in found.everyone if rank in case.boards}
+    if not below or len(boards) < len(found.everyone) or any(map(_evaluates, boards.values())):
+        return None
+    one = parted_modules(boards)
+    if one is None:
+        return None
+    way = one.entered if one.besides else one.expected
+    decides = guard(case.evidence.sources, way.place) if way.place else None
+    reduces = all(event.op in _REDUCTIONS for event in below)
+    return _Why(
+        reason=R.OTHER_GRADIENTS if reduces else R.OTHER_MODULES,
+        ranks=one.ranks,
+        said=f"in step {one.step} {_modules_text(one, found)}{f', {decides.text}' if decides else ''}",
+        place=_place_of(decides) if decides else way.place,
+        step=one.step,
+    )
+
+
+def _modules_text(one: OtherModules, found: Difference) -> str:
+    who, others = ranks_text(one.ranks), ranks_text([rank for rank in found.everyone if rank not in one.ranks])
+    if one.ranks == found.everyone:
+        return f"the ranks part in their modules: {one.expected.name}{at(one.expected.place)}, {one.entered.name}"
+    if one.skipped:
+        return f"{who} left out module {one.expected.name}, which {others} entered{at(one.expected.place)}"
+    if one.besides:
+        return f"{who} entered module {one.entered.name}{at(one.entered.place)}, which {others} left out"
+    return f"{who} entered module {one.entered.name}, and {others} {one.expected.name}{at(one.expected.place)}"
 
 
 def _reduced_less(case: Case, found: Difference) -> _Why | None:

@@ -353,12 +353,16 @@ def _left_zeros(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
 
 
 @given(_left_by_backward(lambda one: one.never_count))
-def _left_none(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+def _left_none(case: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+    # A part that every rank keeps out by detach alone looks as one that is detached by mistake.
+    chosen = set(ranks) == {rank.rank for rank in case.evidence.ranks if rank.looks}
+    meant = "; or they are kept out of training on purpose, by detach" if chosen else ""
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
         f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks} looks"
-        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}",
+        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}{meant}",
+        seen=Seen.OPEN if chosen else Seen.EFFECT,
         place=parameter_place(first.never[0]) if first.never else None,
         advice=_NOT_REACHED + " If that is meant, set requires_grad_(False).",
     )
