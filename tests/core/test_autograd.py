@@ -9,7 +9,7 @@ import pytest
 from builders import BACKWARD, USER, board, collective, ended, evidence, frame, mark, raised, rank_evidence
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence
+from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence, Source
 from nsa_harness.core.evidence.exit_messages import warnings_of
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.report import Place
@@ -203,6 +203,29 @@ def test_what_backward_refuses_is_named_with_the_line_the_probe_found(
         name if kind != "in place" else "the output of Sigmoid, shape [8, 16], in place, probably at ada/train.py:20"
     )
     assert shown in found.findings[0].claim
+
+
+def test_a_gradient_that_is_ready_twice_is_told_with_the_checkpoint_that_is_reentrant() -> None:
+    text = "def layer(self, x):\n    return checkpoint(self.block, x, use_reentrant=True)"
+    ranks = [
+        refused(rank, TWICE, in_forward_of(2, rank, position=12), hint("ready twice", "tied.bias")) for rank in (0, 1)
+    ]
+    found = diagnosed(*ranks, sources=(Source(file=USER, first=50, text=text),))
+    assert told(found) == ("ready_twice", (0, 1), 2, 51, 0.95)
+    assert (found.findings[0].place or Place()).parameter == "tied.bias"
+    other = Source(file=USER, first=50, text=text.replace("True", "False, preserve_rng_state=True"))
+    assert told(diagnosed(*ranks, sources=(other,)))[3] == 20
+
+
+def test_a_part_that_one_rank_left_out_is_told_with_what_decides_whether_it_is_called() -> None:
+    """`policy` is called in one line, and behind a condition; that its model is called says nothing."""
+    part = Source(
+        file=USER, first=50, text="def act(self, x):\n    if x.sum() < 0:\n        return x\n    return self.policy(x)"
+    )
+    ranks = waiting(0, 3), refused(1, UNFINISHED, in_forward_of(4, 1), *LEFT_OUT)
+    assert told(diagnosed(*ranks, sources=(part,)))[3] == 51
+    again = Source(file=USER, first=70, text="def dream(self, x):\n    return self.policy(x)")
+    assert told(diagnosed(*ranks, sources=(part, again)))[3] == 20
 
 
 def test_several_lines_in_place_leave_the_line_open_and_point_to_deepen() -> None:

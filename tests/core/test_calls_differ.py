@@ -44,6 +44,7 @@ from nsa_harness.core.evidence.evidence import (
     StepRow,
     Tally,
 )
+from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge
 
@@ -226,6 +227,146 @@ def test_who_stands_behind_a_loop_in_which_another_rank_still_is_went_fewer_roun
     assert main(with_source(seen, 100)).ranks == (1,)
     assert "left the loop" in main(with_source(seen, 100)).claim
     assert main(seen).ranks == (0, 1)
+
+
+SERVES = """\
+def serve(self):
+    for step in range(self.steps):
+        rows = collect()
+        try:
+            found = score(rows)
+        except ValueError:
+            self.skipped += 1
+            continue
+        hand_back(found)
+
+
+def act(self):
+    collect()
+    hand_back()
+
+
+def collect():
+    gather()
+
+
+def hand_back(found=None):
+    scatter(found)
+"""
+
+
+def test_of_a_call_that_each_role_makes_in_a_function_of_its_own_the_ranks_own_way_tells() -> None:
+    """Both are called in one line, and who went another way is told by the function that it stands in."""
+    gather, scatter = Made(op="gather", line=47, root=0), Made(op="scatter", line=51, root=0)
+    again = [replace(gather, step=step) for step in (1, 2)]
+    seen = stood(
+        run(
+            [again[0], scatter, again[1], replace(scatter, step=2)],
+            [again[0], scatter, *again[1:], replace(gather, step=3)],
+        ),
+        [frame(51, function="hand_back"), frame(43, function="act"), frame(20, function="main")],
+        [frame(47, function="collect"), frame(32, function="serve"), frame(20, function="main")],
+    )
+    told = main(replace(seen, sources=served(SERVES)))
+    assert (told.ranks, told.place and told.place.line) == ((1,), 37)
+    by_name = served(SERVES.replace("hand_back(found)", "self.back(found)"))
+    assert (main(replace(seen, sources=by_name)).place or Place()).line == 20
+    ways = ((51, "hand_back"), (43, "act"), (20, "main")), ((51, "hand_back"), (38, "serve"), (20, "main"))
+    led = [
+        replace(
+            one,
+            calls=tuple(
+                replace(each, chain=tuple(frame(at, function=name) for at, name in way))
+                if each.op == "scatter"
+                else each
+                for each in one.calls
+            ),
+        )
+        for one, way in zip((rank.board or board() for rank in seen.ranks), ways, strict=True)
+    ]
+    ranks = tuple(replace(rank, board=one) for rank, one in zip(seen.ranks, led, strict=True))
+    assert (main(replace(seen, ranks=ranks, sources=by_name)).place or Place()).line == 37
+
+
+def served(text: str) -> tuple[Source, ...]:
+    return tuple(excerpts(USER, "\n" * 29 + text, set(range(30, 60))))
+
+
+TRIALS = """\
+def objective(args, loader):
+    for epoch in range(args.epochs):
+        for batch in loader:
+            share(batch)
+        value = mean()
+        if bad(value):
+            raise Pruned
+
+
+def mean():
+    all_gather()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(TRIALS, 75), (TRIALS.replace("Pruned", "ValueError"), 71)],
+    ids=["an exception that stops", "an error"],
+)
+def test_the_loop_that_was_left_is_the_one_around_the_last_call_and_an_exception_may_leave_it(
+    text: str, told: int
+) -> None:
+    share, mean = Made(op="all_reduce", line=73), Made(op="all_gather", line=80)
+    done = [share, share, mean]
+    ran = run([*done, share], [*done, Made(op="broadcast", line=90, elements=0)])
+    way = (frame(80, function="mean"), frame(74, function="objective"), frame(50, function="search"))
+    with_ways = [
+        replace(one, calls=tuple(replace(each, chain=way) if each.op == "all_gather" else each for each in one.calls))
+        for one in ran.boards.values()
+    ]
+    seen = stood(
+        replace(ran, boards=dict(enumerate(with_ways))),
+        [frame(73, function="objective"), frame(50, function="search")],
+        [frame(90, function="ask"), frame(49, function="search")],
+    )
+    found = main(replace(seen, sources=(Source(file=USER, first=70, text=text.partition("\n\n\n")[0]),)))
+    assert (found.ranks, found.place and found.place.line) == ((1,), told)
+
+
+ENTERS = """\
+def main(launcher):
+    with launcher.main_first():
+        images = prepare()
+        cache = build(images)
+"""
+
+
+def test_a_call_inside_of_a_with_that_another_rank_has_yet_to_enter_is_the_place() -> None:
+    first = Source(
+        file=USER, first=30, text="def main_first(self):\n    if self.rank != 0:\n        barrier()\n    yield"
+    )
+    seen = stood(
+        run([Made(op="all_reduce", line=40)], [Made(op="barrier", line=32, elements=0)]),
+        [frame(40, function="build"), frame(73, function="main")],
+        [frame(32, function="main_first"), frame(71, function="main")],
+    )
+    block = Source(file=USER, first=70, text=ENTERS)
+    found = main(replace(seen, sources=(first, block)))
+    assert (found.place and found.place.line, found.place and found.place.function) == (73, "main")
+    assert "rank 0 is inside of a `with` that others have yet to enter" in found.claim
+    assert main(replace(seen, sources=(first,))).place == line(31, "main_first")
+
+
+def test_of_a_condition_on_the_rank_for_several_statements_the_later_one_is_the_place() -> None:
+    """That one rank does the rest of it alone is meant so."""
+    text = "def step(rank):\n    if rank == 0:\n        save()\n        log()\n        score()\n"
+    ran = run(MADE, FAULTS["left out"][0])
+    seen = stood(ran, [frame(37, function="score"), frame(54)], [frame(41), frame(56)])
+    found = main(replace(seen, sources=(Source(file=USER, first=50, text=text),)))
+    assert found.place == line(54)
+    assert "reached only if rank == 0 at ada/train.py:51" in found.claim
+    one = text.replace("        save()\n        log()\n", "") + "    done()\n    end()\n"
+    seen = stood(ran, [frame(37, function="score"), frame(52)], [frame(41), frame(54)])
+    assert main(replace(seen, sources=(Source(file=USER, first=50, text=one),))).place == line(51)
 
 
 WORDS = """\
@@ -519,6 +660,23 @@ def test_a_step_without_gradients_is_a_part_of_the_model_that_was_left_out() -> 
 def test_fewer_gathers_are_no_matter_of_no_sync() -> None:
     ledgers = (ledger(1, 1, 1, op="all_gather"), ledger(1, 0, 1, op="all_gather"))
     assert main(fewer(ledgers)).code == "rank_conditional_collective"
+
+
+def test_fewer_calls_of_a_helper_are_told_with_what_leaves_one_out_on_the_way_to_the_last() -> None:
+    text = "def finish(self):\n    for slot in self.slots:\n        if slot.pending:\n            continue\n"
+    text += "        launch(slot)"
+    way = (frame(37, function="launch"), frame(74, function="finish"))
+    counts = ([7, 7, 7], [7, 6, 7])
+    ledgers = [
+        [replace(row, tallies=tuple(replace(one, called=True) for one in row.tallies)) for row in ledger(*some)]
+        for some in counts
+    ]
+    made = [call(1, step=2, chain=way, place=line(37, "launch")), call(2, "barrier", step=3, left_s=None, elements=0)]
+    boards = [calling(*made), calling(*made)]
+    ended_in = [[entered(9)], [entered(9, op="barrier", sizes=(), dtypes=())]]
+    seen = hung(*boards, collectives=ended_in, ledgers=ledgers)
+    found = main(replace(seen, sources=(Source(file=USER, first=70, text=text),)))
+    assert (found.ranks, found.place and found.place.line) == ((1,), 72)
 
 
 # Reasons: no batch left, another pace, a batch given up.

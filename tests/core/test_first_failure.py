@@ -334,7 +334,7 @@ def in_store(key: str, *sources: Source) -> Evidence:
     [
         ("data/path", 72, (0,), "; rank 0 should set it at ada/train.py:72, reached only under `if rank == 0`"),
         ("ready/0", 74, (0,), "; rank 0 should set it at ada/train.py:74"),
-        ("ready/x", 74, (1,), "; a rank should set it at ada/train.py:74"),
+        ("ready/x", 74, (0,), "; a rank should set it at ada/train.py:74; rank 0 went past it"),
         ("go", 40, (0,), "; rank 0 went past it"),
     ],
 )
@@ -344,6 +344,17 @@ def test_a_key_is_told_with_the_line_that_sets_such_a_key(
     found = diagnosed(in_store(key, PUBLISH)).findings[0]
     assert (found.code, found.place and found.place.line, found.ranks) == ("store_key_missing", line, ranks)
     assert found.claim.endswith(said)
+
+
+def test_a_helper_that_sets_a_key_is_told_with_what_turns_its_only_caller_off() -> None:
+    calls = Source(
+        file=USER,
+        first=90,
+        text="def score(self, rank, value):\n    if value <= self.best:\n        return\n    publish(self.store, rank)",
+    )
+    found = diagnosed(in_store("ready/x", PUBLISH, calls)).findings[0]
+    assert (found.code, found.place and found.place.line, found.ranks) == ("store_key_missing", 91, (0,))
+    assert "unless it turns off at ada/train.py:91" in found.claim
 
 
 def test_a_rank_that_gave_up_waiting_for_a_key_is_not_the_one_that_failed_to_set_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import (
     C10D,
+    USER,
     board,
     call,
     collective,
@@ -32,7 +33,7 @@ from test_host_waits import FETCH, LOCKED, RESTS, WORKER, child, loading, pooled
 
 from nsa_harness.core.diagnosis.engine import RULES, diagnose
 from nsa_harness.core.diagnosis.rules import group_waits as causes_of_group_wait
-from nsa_harness.core.evidence.evidence import Call, ChildSample, Evidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Call, ChildSample, Evidence, RankSnapshot, Source
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import judge
@@ -295,6 +296,22 @@ def test_a_child_that_never_ends_is_named_with_its_line_though_the_rank_stands_i
 def test_a_forked_child_with_a_held_lock_is_named_with_the_childs_line() -> None:
     found = main_finding(forked())
     assert (found.code, found.ranks, found.place and found.place.line) == ("fork_lock", (0,), 50)
+
+
+def test_a_lock_held_at_the_fork_is_told_with_the_one_other_function_that_takes_it() -> None:
+    """The child's own line asks for it; whoever held it as the child was forked is where the fix belongs."""
+    asks = Source(file=USER, first=49, text="def look(self):\n    with self.lock:\n        pass")
+    holds = Source(file=USER, first=70, text="def write(self):\n    with self.lock, open(self.path):\n        pass")
+    found = main_finding(replace(forked(), sources=(asks, holds)))
+    assert (found.code, found.place and found.place.line) == ("fork_lock", 71)
+    assert "held when the child was forked, by write at ada/train.py:71" in found.claim
+    worker = Source(file=USER, first=84, text="def read(self):\n    with self.lock:\n        pass")
+    found = main_finding(replace(blocked_worker(), sources=(worker, holds)))
+    assert (found.code, found.place and found.place.line) == ("dataloader_worker_blocked", 71)
+    several = replace(holds, first=90, text=holds.text.replace("write", "clear"))
+    found = main_finding(replace(forked(), sources=(asks, holds, several)))
+    assert found.place is not None
+    assert found.place.line == 50, "of two it is open which"
 
 
 @pytest.mark.parametrize(

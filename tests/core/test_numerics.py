@@ -336,6 +336,7 @@ def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
             name="atexit",
             error="FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'",
             place=LINE,
+            entered=LINE,
         ),
     )
 

@@ -25,7 +25,9 @@ from builders import (
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
+from nsa_harness.core.evidence.exit_messages import deaths
 from nsa_harness.core.evidence.looks import LastWords
+from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.verdict import judge
@@ -106,6 +108,92 @@ def test_a_thread_that_died_does_not_say_in_which_step_its_rank_stands() -> None
 
 def _bare(one: Frame) -> Frame:
     return replace(one, file=one.file.rpartition("/")[2])
+
+
+def test_a_thread_is_told_with_the_line_of_its_own_function_that_nobody_guards() -> None:
+    """What a helper raised three calls down is told; that the thread dies of it is for its own function to see to."""
+    log = (
+        "Exception in thread Thread-1 (fill):\nTraceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 982, in run\n    self._target()\n'
+        '  File "/home/ada/train.py", line 12, in fill\n    queue.put(load())\n'
+        '  File "/home/ada/train.py", line 17, in load\n    x = y[4]\nKeyError: 4\n'
+    )
+    found = diagnosed(waits_after(*deaths(log, None))).findings[0]
+    assert (found.code, found.place) == ("thread_died", line(12, "fill"))
+    assert "KeyError: 4 at ada/train.py:17" in found.claim
+
+
+# A queue whose other end nobody serves any more, and a lock that nobody gives back.
+
+READER = """\
+class Reader:
+    def start(self):
+        self.thread = threading.Thread(target=self.fill)
+
+    def fill(self):
+        for row in self.rows:
+            try:
+                batch = load(row)
+            except ValueError:
+                return
+            self.hand(batch)
+
+    def hand(self, batch):
+        self.ready.put(batch)
+
+    def take(self):
+        return self.ready.get()
+
+    def write(self, row):
+        with self.index:
+            self.rows.append(row)
+
+    def drop(self, row):
+        self.index.acquire()
+        if row is None:
+            return
+        self.rows.remove(row)
+        self.index.release()
+"""
+
+
+def reading(text: str = READER) -> dict[str, Any]:
+    return {"sources": tuple(excerpts(USER, text, set(range(1, text.count("\n") + 1))))}
+
+
+def at(text: str) -> int:
+    return next(number for number, one in enumerate(READER.splitlines(), start=1) if text in one)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "function"),
+    [
+        (READER, "except ValueError", "fill"),
+        (READER.replace("return\n            self.hand", "pass\n            self.hand"), "self.hand(batch)", "fill"),
+        (READER.replace("self.ready.put", "self.out.put"), "except ValueError", "fill"),
+        (READER.replace("target=self.fill", "target=self.spy"), "self.ready.get()", "take"),
+    ],
+    ids=["left by a handler", "never left", "under another name", "of no thread"],
+)
+def test_a_queue_that_nobody_fills_is_told_with_the_function_of_the_thread_that_would(
+    text: str, told: str, function: str
+) -> None:
+    get = frame(171, file="/usr/lib/python3.11/queue.py", function="Queue.get")
+    waits = threads(main=(WAIT, get, frame(at("self.ready.get()"), function="take")))
+    found = diagnosed(stalled(waits, **reading(text))).findings[0]
+    assert (found.code, found.place) == ("lock_cycle", line(at(told), function))
+    assert ("in a thread of its own" in found.claim) == (function == "fill")
+
+
+def test_a_lock_that_all_threads_wait_for_is_told_with_the_way_out_that_keeps_it() -> None:
+    takes = [frame(at("with self.index"), function="write"), frame(at("self.index.acquire()"), function="drop")]
+    workers = (stack(WAIT, one, tid=500 + each, thread="Thread-1") for each, one in enumerate(takes))
+    seen = stalled(threads(*workers), **reading())
+    found = diagnosed(seen).findings[0]
+    assert (found.code, found.place) == ("lock_cycle", line(at("if row is None") + 1, "drop"))
+    assert "leaves without giving it back" in found.claim
+    given = READER.replace("is None:\n", "is None:\n            self.index.release()\n")
+    assert diagnosed(replace(seen, **reading(given))).findings[0].place == line(at("with self.index"), "write")
 
 
 # A thread that is waited for.

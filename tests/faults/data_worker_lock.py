@@ -18,12 +18,12 @@ class Cached(Dataset):
         return 8
 
     def __getitem__(self, index: int) -> Tensor:
-        with cache_lock:  # to blame
+        with cache_lock:
             return torch.full((16,), index / 8)
 
 
 def refresh(held: threading.Event, done: threading.Event) -> None:
-    with cache_lock:
+    with cache_lock:  # to blame
         held.set()
         done.wait()
 

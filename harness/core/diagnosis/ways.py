@@ -67,7 +67,10 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
 
 
 def _place_of(line: Branch | Frame | None) -> Place | None:
-    return None if line is None else Place(file=line.file, line=line.line, function=line.function)
+    if line is None:
+        return None
+    at = line.goes_on if isinstance(line, Branch) else line.line
+    return Place(file=line.file, line=at, function=line.function)
 
 
 def passer(case: Case, waiting: Sequence[int]) -> int | None:

@@ -124,14 +124,16 @@ def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[
 
 def _last_words(kind: str, name: str, after: Sequence[str]) -> LastWords:
     """With the traceback that follows at once, where there is one."""
-    error, place = "", None
+    error, place, entered = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
         raised = last_traceback("\n".join(after[: end + 1]))
         if raised is not None:
             error, frame = f"{raised[0]}: {raised[1]}"[:_MAX_TEXT], user_frame(raised[2])
             place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
-    return LastWords(kind=kind, name=name[:_MAX_TEXT], error=error, place=place)
+            own = [one for one in raised[2] if not is_library(one.file)][-1:]
+            entered = next((Place(file=one.file, line=one.line, function=one.function) for one in own), None)
+    return LastWords(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
 
 
 _ANOMALY = re.compile(r"Error detected in (\w{1,80})\. Traceback of forward call that caused the error:")

@@ -136,3 +136,4 @@ class LastWords:
     name: str  # what was left, or who died
     error: str  # "RuntimeError: disk full"; "" where there is none
     place: Place | None  # the user's line
+    entered: Place | None = None  # in the function that the thread or child began in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import PurePosixPath
@@ -41,6 +41,11 @@ class Branch:
     ends: bool  # it leaves the function, so that whoever stands behind it in the same call did not take it
     varies: bool  # it asks more than counters of loops and settings, which are the same on every rank
     catches: bool  # it is an `except`
+    goes_on: int  # its own line; of an `except` that leaves, the one by which it does
+
+    @property
+    def place(self) -> Place:
+        return Place(file=self.file, line=self.line, function=self.function)
 
 
 def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
@@ -182,7 +187,11 @@ class Loop:
     function: str
     of_items: bool  # it goes through something, and does not merely count
     exits: tuple[Branch, ...]  # conditions and handlers that end it before its time
+    stops: tuple[Branch, ...]  # of these, by an exception that by its name is no error: somebody catches it
     skips: tuple[Branch, ...]  # handlers that go on to its next round, around the line inside that was asked for
+
+    def holds(self, line: Frame) -> bool:
+        return line.file == self.file and self.line <= line.line <= self.last
 
 
 def same_function(sources: Sequence[Source], one: Place | Frame, other: Place | Frame) -> bool:
@@ -216,6 +225,7 @@ def _loop(kept: Source, one: _Loop, line: int) -> Loop:
         function=function_name(kept),
         of_items=items,
         exits=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Break, ast.Return))),
+        stops=tuple(_jumps(kept, one, one.end_lineno or 0, (ast.Raise,), errors=False)),
         skips=tuple(_skips(kept, one, line + 1 - kept.first)),
     )
 
@@ -232,6 +242,26 @@ def _skips(kept: Source, loop: _Loop, line: int) -> Iterator[Branch]:
         inside = body[0].lineno <= line <= (body[-1].end_lineno or 0) and not isinstance(jump, ast.Raise)
         if inside or (isinstance(jump, ast.Continue) and (one.end_lineno or 0) < line):
             yield replace(_branch(kept, one, one.type), line=(jump or one).lineno + kept.first - 1)
+
+
+def enters(sources: Sequence[Source], one: Place | Frame | None, other: Place | Frame | None) -> bool:
+    """The first line begins a `with` that holds the other one, in one function."""
+    if one is None or other is None or not same_function(sources, one, other):
+        return False
+    kept = excerpt(sources, one.file, one.line)
+    begins, inside = ((each.line or 0) + 1 - kept.first if kept else 0 for each in (one, other))
+    blocks = [each for each in ast.walk(parsed(kept.text)) if isinstance(each, ast.With)] if kept else []
+    return any(each.lineno == begins < inside <= (each.end_lineno or 0) for each in blocks)
+
+
+def holds_more(sources: Sequence[Source], branch: Branch, line: Place | Frame) -> bool:
+    """The condition is one for several statements, of which the line is a later one."""
+    kept = excerpt(sources, line.file, line.line)
+    same = kept is not None and kept is excerpt(sources, branch.file, branch.line)
+    at = (line.line or 0) + 1 - kept.first if kept else 0
+    tests = [one for one in holders(kept, line.line or 0) if isinstance(one, ast.If)] if kept and same else []
+    held = [one for one in tests if kept and one.lineno + kept.first - 1 == branch.line]
+    return any((one.body[0].end_lineno or 0) < at <= (one.body[-1].end_lineno or 0) for one in held)
 
 
 def loop_around(sources: Sequence[Source], frame: Frame) -> int | None:
@@ -297,6 +327,17 @@ def guard(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
     return None
 
 
+def only_way(sources: Sequence[Source], place: Place) -> Iterator[Place]:
+    """The line, and outwards the only line of its file each that calls the function."""
+    for _ in range(_BEYOND):
+        yield place
+        kept = excerpt(sources, place.file, place.line)
+        calls = list(_callers(sources, kept)) if kept else []
+        if len(calls) != 1:
+            return
+        place = calls[0]
+
+
 def _callers(sources: Sequence[Source], called: Source) -> Iterator[Place]:
     name = function_name(called)
     for kept in sources:
@@ -313,13 +354,22 @@ def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield one.lineno, one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id
 
 
-def _jumps(kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS) -> Iterator[Branch]:
-    """Conditions and handlers that leave the block before the line, or begin it anew."""
+def _jumps(
+    kept: Source, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS, *, errors: bool = True
+) -> Iterator[Branch]:
+    """Conditions and handlers that leave the block before the line, or begin it anew. `errors`: by one of these too."""
     for one, nested in _guards(block, nested=False):
         leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
-        if (one.end_lineno or 0) <= line and any(isinstance(each, leaves) for each in one.body):
+        jumps = [each for each in one.body if isinstance(each, leaves) and (errors or not _fails(each))]
+        if jumps and (one.end_lineno or 0) <= line:
             ends = not any(isinstance(each, ast.Continue | ast.Break) for each in one.body)
-            yield replace(_branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True), ends=ends)
+            found = _branch(kept, one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
+            yield replace(found, ends=ends, goes_on=jumps[0].lineno + kept.first - 1 if found.catches else found.line)
+
+
+def _fails(jump: ast.stmt) -> bool:
+    """It raises what its name calls an error, or what was raised before."""
+    return isinstance(jump, ast.Raise) and (jump.exc is None or "Error" in ast.unparse(jump.exc))
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
@@ -343,6 +393,7 @@ def _branch(kept: Source, one: ast.stmt | ast.ExceptHandler, test: ast.expr | No
         ends=False,
         varies=test is None or _varies(parsed(kept.text), test),
         catches=isinstance(one, ast.ExceptHandler),
+        goes_on=one.lineno + kept.first - 1,
     )
 
 
@@ -438,6 +489,44 @@ _SETS = frozenset({"set", "add", "append", "compare_set", "queue_push"})
 _MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(_SETS))})\(\s*(?:f?([\"']).*?\1\s*[,%+.]|[\w.\[\]]+\s*,)")
 
 
+def way_to(sources: Sequence[Source], frames: Sequence[Frame], functions: Collection[str]) -> tuple[Frame, ...]:
+    """Of frames from the outside in, to the first line of their functions that calls one of these; else empty."""
+    names = {one.rpartition(".")[2] for one in functions}
+    for at, frame in enumerate(frames):
+        kept = excerpt(sources, frame.file, frame.line)
+        lines = [line + kept.first - 1 for line, name in _calls(parsed(kept.text)) if name in names] if kept else []
+        if lines:
+            return (*frames[:at], replace(frame, line=lines[0]))
+    return ()
+
+
+def gone_around(sources: Sequence[Source], path: str) -> Branch | None:
+    """What decides whether the one line is reached that calls the innermost part of a model which a line calls by name:
+    self.proj(...) of y_embed.proj.0."""
+    for name in reversed(path.split(".")):
+        called = [
+            Place(file=kept.file, line=one.lineno + kept.first - 1)
+            for kept in sources
+            for one in _methods(kept, (name,))
+            if ast.unparse(one.func) == f"self.{name}"
+        ]
+        if called:
+            return deciding(sources, called[0], None) if len(called) == 1 else None
+    return None
+
+
+def reentrant_at(sources: Sequence[Source]) -> Place | None:
+    """The one line that checkpoints, where it asks for the way that runs a backward pass within the other."""
+    calls = [
+        Place(file=kept.file, line=one.lineno + kept.first - 1, function=function_name(kept))
+        for kept in sources
+        for one in ast.walk(parsed(kept.text))
+        if isinstance(one, ast.Call)
+        and any(word.arg == "use_reentrant" and ast.unparse(word.value) == "True" for word in one.keywords)
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
 def lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
     """Where a program of which a rank waited for a key of a store may set one, whatever it calls the store."""
     boards = (rank.board for rank in evidence.ranks if rank.board)
@@ -466,9 +555,7 @@ def _pattern(name: ast.expr) -> str:
 
 def taken_at(sources: Sequence[Source], wanted: Place | Frame, frames: Sequence[Frame]) -> Place | None:
     """Where a thread that stands in these frames took the lock that the wanted line takes: in a `with` around them."""
-    kept = excerpt(sources, wanted.file, wanted.line)
-    at = (wanted.line or 0) + 1 - kept.first if kept else 0
-    locks = {lock for lock, one in _locks(kept) if one.lineno == at} if kept else set()
+    locks = locks_wanted(sources, wanted)
     for frame in frames if locks else ():
         held = excerpt(sources, frame.file, frame.line)
         for lock, one in _locks(held) if held else ():
@@ -484,3 +571,136 @@ def _locks(kept: Source) -> Iterator[tuple[str, ast.With | ast.Call]]:
             yield from ((ast.unparse(each.context_expr), one) for each in one.items)
         elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "acquire":
             yield ast.unparse(one.func.value), one
+
+
+# What a thread waits in, by the library's file and function, and what another one does that ends it. One that waits for
+# an event or a condition may have been at fault itself: it came too late for it, or asks for nothing.
+_ENDS = {
+    ("queue.py", "get"): ("put", "put_nowait"),
+    ("queue.py", "put"): ("get", "get_nowait"),
+    ("queue.py", "join"): ("task_done",),
+}
+
+
+def served_at(sources: Sequence[Source], frames: Sequence[Frame]) -> Place | None:
+    """Where the function that another thread begins in would end the wait of these frames, innermost first.
+
+    The handler by which that function leaves before its time, if it has one.
+    """
+    at = next((at for at, one in enumerate(frames) if not is_library(one.file)), 0)
+    inside = PurePosixPath(frames[at - 1].file).name, frames[at - 1].function.rpartition(".")[2]
+    kept = excerpt(sources, frames[at].file, frames[at].line) if at and inside in _ENDS else None
+    if kept is None:
+        return None
+    asked = {_object(one) for one in _methods(kept, (inside[1],)) if one.lineno == frames[at].line + 1 - kept.first}
+    standing = {one for frame in frames if (one := excerpt(sources, frame.file, frame.line))}
+    sources = [one for one in sources if parsed(one.text) is not _body(one)]  # functions; a class tells them again
+    calls = [
+        (one, call.lineno, _object(call) in asked)
+        for one in sources
+        if one not in standing
+        for call in _methods(one, _ENDS[inside])
+    ]
+    calls.sort(key=lambda one: not one[2])  # of an object of the same name first: it may have been handed on
+    entries = (entry for one, line, _ in calls if (entry := _entry(sources, one, line)))
+    return next((_left_at(*entry) for entry in entries if entry[0] not in standing), None)
+
+
+def _methods(kept: Source, names: Sequence[str]) -> Iterator[ast.Call]:
+    for one in ast.walk(parsed(kept.text)):
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in names:
+            yield one
+
+
+def _object(call: ast.Call) -> str:
+    """The last name of what the method is called of: "ready" of self.ready.get() and of ready[k].get()."""
+    held = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    while isinstance(held, ast.Subscript):
+        held = held.value
+    return held.attr if isinstance(held, ast.Attribute) else getattr(held, "id", "")
+
+
+def _entry(sources: Sequence[Source], kept: Source, line: int) -> tuple[Source, int] | None:
+    """The function that a thread begins in, since it is handed to somebody or named so, and its line that leads to this
+    one of a function that it alone calls."""
+    for _ in range(_BEYOND):
+        name = function_name(kept)
+        if name == "run" or any(name in _handed_on(one) for one in sources):
+            return kept, line
+        callers = [
+            (one, at) for one in sources if one is not kept for at, word in _calls(parsed(one.text)) if word == name
+        ]
+        if len({id(one) for one, _ in callers}) != 1:
+            return None
+        kept, line = callers[0]
+    return None
+
+
+@cache
+def _handed_on(kept: Source) -> frozenset[str]:
+    """Names and attributes that are given to a call."""
+    calls = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.Call)]
+    given = [each for one in calls for each in (*one.args, *(word.value for word in one.keywords))]
+    names = (one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in given)
+    return frozenset(names)
+
+
+def _left_at(kept: Source, line: int) -> Place:
+    block = next((one for one in ast.walk(parsed(kept.text)) if isinstance(one, _Loop)), _body(kept))
+    last = kept.text.count("\n") + 1
+    exits = (one.line for one in _jumps(kept, block, last, (ast.Break, ast.Return)) if one.catches)
+    at = next(exits, line + kept.first - 1)
+    return Place(file=kept.file, line=at, function=function_name(kept))
+
+
+def also_taken_at(sources: Sequence[Source], wanted: Place | Frame) -> Place | None:
+    """The only other function of the file that holds the lock which this line takes."""
+    kept = excerpt(sources, wanted.file, wanted.line)
+    locks = locks_wanted(sources, wanted)
+    others = [one for one in sources if kept and one.file == kept.file and one is not kept]
+    taken = [
+        Place(file=one.file, line=by.lineno + one.first - 1, function=function_name(one))
+        for one in others
+        for lock, by in _locks(one)
+        if lock in locks
+    ]
+    return taken[0] if len({one.function for one in taken}) == 1 else None
+
+
+def locks_wanted(sources: Sequence[Source], wanted: Place | Frame) -> frozenset[str]:
+    """Those that this line takes, as it names them."""
+    kept = excerpt(sources, wanted.file, wanted.line)
+    at = (wanted.line or 0) + 1 - kept.first if kept else 0
+    return frozenset(lock for lock, one in _locks(kept) if one.lineno == at) if kept else frozenset()
+
+
+def kept_at(sources: Sequence[Source], wanted: Place | Frame) -> Place | None:
+    """Where a function of the file leaves with the lock that the line takes: taken by a call, and not given back."""
+    locks = locks_wanted(sources, wanted)
+    found = (
+        Place(file=kept.file, line=line + kept.first - 1, function=function_name(kept))
+        for kept in sources
+        if kept.file == wanted.file
+        for lock, taken in _locks(kept)
+        if lock in locks and isinstance(taken, ast.Call)
+        for line in _leaving(kept, lock, taken.lineno)
+    )
+    return next(found, None)
+
+
+def _leaving(kept: Source, lock: str, taken: int) -> Iterator[int]:
+    """Lines that return or raise before the lock is given back, if it is not in a `finally`."""
+    gives = [one for one in _methods(kept, ("release",)) if ast.unparse(one.func).removesuffix(".release") == lock]
+    finals = [each for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.Try) for each in one.finalbody]
+    back = [] if any(one in ast.walk(each) for each in finals for one in gives) else [one.lineno for one in gives]
+    for guard, _ in _guards(_body(kept), nested=False):
+        jump = next((one for one in guard.body if isinstance(one, ast.Return | ast.Raise)), None)
+        given = any(guard.lineno <= line <= (guard.end_lineno or 0) for line in back)
+        if jump is not None and not given and taken < jump.lineno < max(back, default=0):
+            yield jump.lineno
+
+
+def _body(kept: Source) -> ast.AST:
+    """The function that it is, else the whole."""
+    tree = parsed(kept.text)
+    return next((one for one in ast.iter_child_nodes(tree) if isinstance(one, Function)), tree)

@@ -23,7 +23,7 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, rule, rule_given
 from nsa_harness.core.evidence.evidence import Board, Hint, RankEvidence
-from nsa_harness.core.evidence.sources import guard
+from nsa_harness.core.evidence.sources import gone_around, guard, reentrant_at
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
@@ -68,14 +68,17 @@ def static_graph_changed(case: Case, changed: Sequence[Failure]) -> Explanation:
 
 @refusal(Cause.READY_TWICE, outranks=("exception",))
 def ready_twice(case: Case, twice: Sequence[Failure]) -> Explanation:
-    return _refusal(
+    reentrant = reentrant_at(case.evidence.sources)
+    found = _refusal(
         case,
         twice,
-        f"the gradient of {_names(twice[0])} was ready twice in one backward pass of step {_step_of(case, twice[0])}",
+        f"the gradient of {_names(twice[0])} was ready twice in one backward pass of step {_step_of(case, twice[0])}"
+        f"{f'; a reentrant checkpoint{at(reentrant)} runs backward passes of its own' if reentrant else ''}",
         cause=Cause.READY_TWICE,
         step=_step_of(case, twice[0]),
         seen=Seen.RAISED,
     )
+    return _moved(found, reentrant)
 
 
 @refusal(Cause.CHECKPOINT_RECOMPUTE_MISMATCH, outranks=("exception",))
@@ -257,10 +260,16 @@ def rank_conditional_unused_params(case: Case, unfinished: Sequence[Failure]) ->
         seen=seen,
         advice=Cause.UNUSED_PARAMS.row.advice,
     )
-    decides = guard(case.evidence.sources, found.place) if found.place else None
-    if decides is None or found.place is None:
+    around = gone_around(case.evidence.sources, (found.place and found.place.module) or "")
+    decides = around or (guard(case.evidence.sources, found.place) if found.place else None)
+    return _moved(found, decides.place if decides else None)
+
+
+def _moved(found: Explanation, to: Place | None) -> Explanation:
+    """With another line of the same parameter."""
+    if to is None:
         return found
-    place = replace(found.place, file=decides.file, line=decides.line, function=decides.function)
+    place = replace(found.place or Place(), file=to.file, line=to.line, function=to.function)
     return replace(found, finding=replace(found.finding, place=place))
 
 

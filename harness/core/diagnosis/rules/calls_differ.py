@@ -17,6 +17,7 @@ from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Lin
 from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.reasons import (
     OtherModules,
+    StepDifference,
     abandoned_batch,
     first_out_of_batches,
     other_pace,
@@ -50,11 +51,15 @@ from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
     branches,
+    deciding,
+    enters,
     guard,
     handlers,
+    holds_more,
     loops_around,
     loops_left,
     same_function,
+    way_to,
 )
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
@@ -137,7 +142,7 @@ def calls_differ(case: Case) -> Explanation | None:
         stands = replace(stands, left={})  # nobody left a loop: it went where the others never go
     elif found.kind in _CALLS:
         found = _counted(found, stands)
-    why = next(_reasons(case, found, stands)) if branch is None else _only_if(found, branch)
+    why = next(_reasons(case, found, stands)) if branch is None else _only_if(case, found, branch)
     cause = CAUSES[found.kind, why.reason]
     if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
         cause = Cause.RANK0_ONLY_COLLECTIVE
@@ -220,14 +225,22 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
     yield _Why(reason=R.NONE, ranks=found.ranks, said="")
 
 
-def _only_if(found: Difference, branch: Branch) -> _Why:
-    place = _place_of(branch)
+def _only_if(case: Case, found: Difference, branch: Branch) -> _Why:
+    place = branch.place
     besides = f"; reached only {branch.text}{at(place)}"
+    sources = case.evidence.sources
+    frames = (frame for rank, _ in found.entered for frame in own_frames(case, rank))
+    held = next((one for one in frames if holds_more(sources, branch, one)), None)
+    ways = ((rank, turn_between(case, rank, other)) for rank, other in permutations(found.everyone[:_COMPARED], 2))
+    # Inside of a `with` at whose beginning another one stands.
+    within = next(((rank, way) for rank, way in ways if enters(sources, way.stands, way.reached)), None)
+    if within is not None:
+        held = within[1].reached
+        besides += (
+            f"; rank {within[0]} is inside of a `with` that others have yet to enter{at(place_of(case, None, held))}"
+        )
+    place = place if held is None else Place(file=held.file, line=held.line, function=held.function)
     return _Why(reason=R.NONE, ranks=found.ranks, said="", place=place, besides=besides)
-
-
-def _place_of(branch: Branch) -> Place:
-    return Place(file=branch.file, line=branch.line, function=branch.function)
 
 
 def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
@@ -238,7 +251,7 @@ def _gave_up_a_batch(case: Case, _: Difference) -> _Why | None:
     caught = next((one for one in case.boards[gave_up.rank].caught if gave_up.step in (one.step, one.last_step)), None)
     jumps = next((some for other in gave_up.others if (some := _jumps_before(case, other))), [])
     handled = bool(jumps) and all(one.catches for one in jumps)
-    jump = _place_of(jumps[-1]) if jumps else None
+    jump = jumps[-1].place if jumps else None
     why = f"{caught.type} was raised{at(caught.place)} and caught" if caught else _printed(case, gave_up.rank)
     if handled and not caught:
         why = f"an exception was caught{at(jump)}{f', and {why}' if why else ''}"
@@ -310,7 +323,7 @@ def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
     rank = next((rank for rank in found.ranks if rank in stands.left and not stands.left[rank].exits), None)
     if rank is None or not stands.left[rank].skips:
         return None
-    place = _place_of(stands.left[rank].skips[0])
+    place = stands.left[rank].skips[0].place
     printed = _printed(case, rank)
     said = (
         f"{ranks_text(found.ranks)} left a round of the loop out{at(place)}, where an exception is caught"
@@ -322,7 +335,7 @@ def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
 def _handler(case: Case, rank: int) -> Place | None:
     """The nearest `except` to where the rank stands."""
     known = (one for frame in reversed(own_frames(case, rank)) for one in handlers(case.evidence.sources, frame))
-    return next((_place_of(one) for one in known), None)
+    return next((one.place for one in known), None)
 
 
 def _printed(case: Case, rank: int) -> str:
@@ -432,10 +445,18 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
         said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
         f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
         " from there on collectives of different steps were paired",
-        place=next((one for one in shows if one is not None), None),
+        place=_left_out_at(case, less, ranks) or next((one for one in shows if one is not None), None),
         step=less.step,
         proof=("step_ledger.txt",),
     )
+
+
+def _left_out_at(case: Case, less: StepDifference, ranks: Sequence[int]) -> Place | None:
+    """What decides, on the way to the last such call of that step, whether there is another one."""
+    events = case.timelines[ranks[0]].events if ranks and less.called else ()
+    made = [one for one in events if (one.step, one.op, one.group) == (less.step, less.op, less.group)][-1:]
+    known = (deciding(case.evidence.sources, frame, None) for one in made for frame in one.chain)
+    return next((one.place for one in known if one is not None and one.varies), None)
 
 
 def _left_backward(case: Case, found: Difference) -> _Why | None:
@@ -529,7 +550,9 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
         loop = next(around, None)
     if loop is None:
         return None
-    line = next((one.line for one in (*loop.exits, *loop.skips)), None)
+    # By an exception that stops it only where it would go as many rounds on every rank.
+    own = origin_of_loop(case.evidence.sources, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
+    line = next((one.line for one in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
     others = [rank for rank in found.everyone if rank not in ranks] if left and not loop.exits else []
     made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
     if made is not None and line is None:
@@ -557,7 +580,8 @@ def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
     others = [rank for rank in found.everyone if rank not in found.ranks]
     if others and ranks:
         went, stands = (ranks[0], others[0]) if found.kind is K.EXTRA else (others[0], ranks[0])
-        place = turned_off_at(case, stands, own_frames(case, went))
+        way = _own_way(case, found, stands)
+        place = turned_off_at(case, stands, way or own_frames(case, went), own=bool(way))
         if place is not None:
             return place
     if found.kind in (K.MISSING, K.COUNT) and found.expected is not None:
@@ -565,6 +589,19 @@ def _place(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
         return event_place(case, rank, found.expected) if rank is not None else found.expected.place
     event = found.event(ranks[0])
     return event_place(case, ranks[0], event) if event else None
+
+
+def _own_way(case: Case, found: Difference, rank: int) -> tuple[Frame, ...]:
+    """By which the rank came to the call in its rounds before, from the outside in, if others come by another one."""
+    due = found.expected
+    went = next((rank for rank, event in found.entered if event is due), None)
+    ways = turn_between(case, went, rank) if went is not None and found.kind is K.MISSING else None
+    if due is None or ways is None or not ways.alike or ways.in_one_function:
+        return ()
+    chains = [one.chain for one in case.timelines[rank].events if (one.op, one.place) == (due.op, due.place)]
+    if due.chain and due.chain not in chains:
+        return tuple(reversed(next(filter(None, reversed(chains)), ())))
+    return way_to(case.evidence.sources, own_frames(case, rank), [one.function for one in ways.deeper])
 
 
 def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
@@ -644,8 +681,12 @@ def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: F
         return None
     frames = own_frames(case, other)
     inside = frames[frames.index(below) + 1 :]
-    loops = ((frame, loop) for frame in inside for loop in loops_around(case.evidence.sources, frame))
-    frame, loop = next(loops, (below, None))
+    loops = [(frame, loop) for frame in inside for loop in loops_around(case.evidence.sources, frame)]
+    # The last thing that it did there lies in the loop that it left, or behind those within.
+    held = (
+        (frame, loop) for frame, loop in loops for one in before[-1:] if any(loop.holds(made) for made in one.chain)
+    )
+    frame, loop = next(held, loops[0] if loops else (below, None))
     if loop is None or loop.exits:
         return loop
     # One that nothing lets out before its end, in which a round may have been left out.

@@ -27,7 +27,7 @@ from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.ways import passer, turned_off_at
 from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
-from nsa_harness.core.evidence.sources import branches, key_setters
+from nsa_harness.core.evidence.sources import branches, deciding, key_setters, only_way
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -176,10 +176,10 @@ def _unset(
         by += f"{' and turned off' if turned else ''}{at(turned)}"
     else:
         who, where, by = _written(case, key)
-    past = None if who or where else passer(case, waiting)
+    past = None if who else passer(case, waiting)
     if past is not None and not (case.boards.get(past) and case.boards[past].keys_set):
-        way = own_frames(case, waiting[0])
-        who, where, by = (past,), turned_off_at(case, past, way), f"; rank {past} went past it"
+        turned = where or turned_off_at(case, past, own_frames(case, waiting[0]))
+        who, where, by = (past,), turned, f"{by}; rank {past} went past it"
     return explained(
         Cause.STORE_KEY_MISSING,
         said + by,
@@ -207,14 +207,19 @@ def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
     """The line of the source that sets such a key, and the rank of which it says so."""
     sources = case.evidence.sources
     line, found = next(key_setters(sources, key), (None, None))
-    tests = [one for one in branches(sources, line) if one.of_rank] if line else []
+    way = list(only_way(sources, line)) if line else []
+    tests = [one for each in way for one in branches(sources, each) if one.of_rank]
+    decides = (one for each in way if (one := deciding(sources, each, None, same_rank=True)) and one.varies)
     numbers = [
         *(found.groups() if found else ()),
         *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
     ]
     who = tuple(int(one) for one in numbers if one.isdigit() and int(one) < case.evidence.world_size)[:1]
     only = f", reached only under `{tests[0].text}`" if tests else ""
-    return who, line, f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}" if line else ""
+    off = next((one.place for one in decides if not one.of_rank), None)
+    only += f", unless it turns off{at(off)}" if off else ""
+    by = f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}"
+    return who, off or line, by if line else ""
 
 
 @rule_given(standing(lambda root: root.kind is WaitKind.TRANSPORT), RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)

@@ -24,8 +24,9 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
-from nsa_harness.core.evidence.sources import taken_at
+from nsa_harness.core.evidence.sources import also_taken_at, kept_at, served_at, taken_at
 from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 
@@ -87,13 +88,15 @@ def _loading(case: Case) -> tuple[Wait, ChildWait] | None:
 @rule_given(_loading, RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
 def dataloader_worker_blocked(case: Case, root: Wait, worker: ChildWait) -> Explanation:
     place = _child_place(case, root, worker)
+    held = also_taken_at(case.evidence.sources, place) if place and _is_forked_lock(worker) else None
     forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
+    forked += f"; {held.function} takes that lock too{at(held)}" if held else ""
     return explained(
         Cause.DATALOADER_WORKER_BLOCKED,
         f"rank {root.rank} waits for a batch{at(wait_place(case, root))}, and its data loader worker {worker.pid}"
         f" stands in {_stands_in(worker)}{at(place)}{forked}",
         ranks=(root.rank,),
-        place=place,
+        place=held or place,
         seen=Seen.KERNEL if worker.closed else Seen.PART,
         proof=dump_proof(case, root),
     )
@@ -108,12 +111,14 @@ def _is_forked_lock(child: ChildWait) -> bool:
 @rule_given(_below(_is_forked_lock), RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
 def fork_lock(case: Case, root: Wait, child: ChildWait) -> Explanation:
     place = _child_place(case, root, child)
+    held = also_taken_at(case.evidence.sources, place) if place else None
     return explained(
         Cause.FORK_LOCK,
         f"rank {root.rank} waits{at(wait_place(case, root))} for its child process {child.pid}, which waits for a"
-        f" lock{at(place)} that no thread of the child holds: it was held when the child was forked",
+        f" lock{at(place)} that no thread of the child holds: it was held when the child was forked"
+        f"{f', by {held.function}{at(held)}' if held else ''}",
         ranks=(root.rank,),
-        place=place,
+        place=held or place,
         seen=Seen.CLOSED,
         proof=dump_proof(case, root),
     )
@@ -165,17 +170,22 @@ def _is_locked(root: Wait) -> bool:
 def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
+    stack = rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
+    served = served_at(case.evidence.sources, stack.frames) if stack and not behind else None
+    left = kept_at(case.evidence.sources, place) if place else None
     joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
     what, why = "a lock", f"{_holder(case, root, place)}no thread of the process is left that could release it"
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in hung_roots(case) if _is_locked(one))
         what = f"a lock on {root.target or 'a file'}"
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
+    why += f"; a function that takes it leaves without giving it back{at(left)}" if left else ""
+    why += f"; the other end is for {served.function} to serve, in a thread of its own{at(served)}" if served else ""
     return explained(
         Cause.LOCK_CYCLE,
         f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{joined}; {why}",
         ranks=ranks,
-        place=place,
+        place=left or served or place,
         seen=Seen.CLOSED,
         proof=dump_proof(case, root),
         advice="Look for a lock taken twice by one thread, or for two locks taken in opposite order.",

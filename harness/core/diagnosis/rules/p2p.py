@@ -120,7 +120,7 @@ def _transfers(case: Case, rank: int, partner: int) -> list[Event]:
 def _decided_at(case: Case, place: Place | None) -> Place | None:
     """What decides whether the call that was left out is reached."""
     branch = deciding(case.evidence.sources, place, None) if place else None
-    return place if branch is None else Place(file=branch.file, line=branch.line, function=branch.function)
+    return place if branch is None else branch.place
 
 
 def _exit(case: Case, place: Place | None) -> Place | None:

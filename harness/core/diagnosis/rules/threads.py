@@ -24,7 +24,7 @@ from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
-from nsa_harness.core.evidence.sources import taken_at
+from nsa_harness.core.evidence.sources import locks_wanted, taken_at
 from nsa_harness.core.evidence.stacks import is_poller, training_stack, user_frame
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
@@ -57,7 +57,7 @@ def thread_died(case: Case, root: Wait, dead: LastWords) -> Explanation:
         f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
         " thread is left that could end that",
         ranks=(root.rank,),
-        place=dead.place,
+        place=dead.entered or dead.place,  # what it raised, others may raise too: it is there that nobody is told
         seen=Seen.PRINTED,
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
     )
@@ -132,7 +132,8 @@ def open_thread_wait(case: Case, root: Wait, stack: Stack, syscall: str) -> Expl
 def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
     """The thread with a line of the user's that the rank waits for, and its call for bytes.
 
-    None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself.
+    None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or
+    all for the same.
     """
     seen, stack = case.looked.get(root.rank), _stack(case, root)
     if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
@@ -140,7 +141,8 @@ def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
     others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
     others = [one for one in others if _takes_again(case, one)] or others
     lines = {user_frame(one.frames) for one in others}
-    if len(lines) != 1:
+    locks = {locks_wanted(case.evidence.sources, line) for line in lines if line}
+    if not lines or (len(lines) > 1 and (len(locks) != 1 or frozenset() in locks)):
         return None
     tasks = seen.process.tasks if seen.process else ()
     syscall = next((task.syscall for task in tasks if task.tid == others[0].tid), "")
