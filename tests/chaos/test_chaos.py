@@ -21,6 +21,6 @@ def test_a_trial_is_a_function_of_its_seed_and_few_trials_meet_every_pair() -> N
     [("run", "controller and guardian"), ("run", "guardian"), ("watch", "guardian"), ("plan", "controller")],
 )
 def test_nothing_is_left_and_the_report_is_right_after_kill_9(tmp_path: Path, command: str, victim: str) -> None:
-    trial = Trial(number=0, command=command, mode="healthy", victim=victim, after_s=1.0)
+    trial = Trial(number=0, command=command, mode="healthy", forked=False, victim=victim, after_s=1.0)
     result = attempted(trial, tmp_path / "trial")
     assert (result.killed, result.wrong) == (True, [])
