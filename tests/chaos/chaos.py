@@ -16,8 +16,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +156,7 @@ def _kill(trial: Trial, home: Path, controller: subprocess.Popen[bytes]) -> bool
     if trial.after_s:
         end = time.monotonic() + trial.after_s
         _wait(lambda: time.monotonic() >= end or controller.poll() is not None, trial.after_s + 1.0)
-        victims = _victims(trial, home, controller)
+        _wait(seen, COMMAND_S)  # between two launches there may be none
     for process in victims:
         _send(process, signal.SIGSTOP)  # all of them at once
     for process in victims:
@@ -283,7 +285,7 @@ def _of_report(trial: Trial, home: Path, *, killed: bool) -> Iterator[str]:
 def _false_passes(home: Path) -> Iterator[str]:
     for journal in _attempts(home):
         result = journal.with_name("result.txt")
-        ends = map(json.loads, journal.read_text().splitlines())
+        ends: list[dict[str, Any]] = list(map(json.loads, journal.read_text().splitlines()))
         killed = [one["rank"] for one in ends if one["event"] == "exit" and one.get("status") == -signal.SIGKILL]
         if any(rank is not None for rank in killed) and result.exists() and result.read_text().startswith("PASS"):
             yield f"rank {killed} of {journal.parent.name} was killed, and it says PASS"
@@ -339,30 +341,39 @@ def _passed(result: dict[str, Any]) -> str:
     return OK if result["killed"] else OVER
 
 
+def line_of(result: Result) -> str:
+    one = result.trial
+    verdict = "; ".join(result.wrong) or (OK if result.killed else OVER)
+    return f"{one.number:3} {one.command:7} {one.mode:8} {one.victim:24} {result.took_s:6.1f} s  {verdict}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="kill -9 at random moments of every command")
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--store", type=Path, default=None, metavar="FILE", help="write what came of them all")
+    parser.add_argument("--jobs", type=int, default=1, help="trials side by side")
     parser.add_argument("--until", type=float, default=None, metavar="SECONDS", help="start no trial after this")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     results, began = asked.out / "results.jsonl", time.monotonic()
-    for number in range(asked.trials):
-        if number in made(results):
-            continue
+    writing = threading.Lock()
+
+    def make(number: int) -> None:
         if asked.until is not None and time.monotonic() - began > asked.until:
-            break
-        trial = trial_of(asked.seed, number)
-        result = attempted(trial, asked.out.resolve() / f"{number:03}-{os.urandom(3).hex()}")
-        with results.open("a") as lines:
+            return
+        result = attempted(trial_of(asked.seed, number), asked.out.resolve() / f"{number:03}-{os.urandom(3).hex()}")
+        with writing, results.open("a") as lines:
             lines.write(json.dumps(asdict(result)) + "\n")
-        verdict = "; ".join(result.wrong) or (OK if result.killed else OVER)
-        print(
-            f"{number:3} {trial.command:7} {trial.mode:8} {trial.victim:24} {result.took_s:6.1f} s  {verdict}",
-            flush=True,
-        )
+            print(line_of(result), flush=True)
+
+    wanted = [number for number in range(asked.trials) if number not in made(results)]
+    # The next start clears what it finds dead, also of another trial: then nobody could tell who would have done it.
+    alone = [number for number in wanted if " and " in trial_of(asked.seed, number).victim]
+    for jobs, numbers in ((asked.jobs, [one for one in wanted if one not in alone]), (1, alone)):
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(make, numbers))
     if asked.store is not None:
         asked.store.write_text(stored(asked.seed, made(results)))
     every = made(results).values()
