@@ -42,7 +42,11 @@ OK, OVER = "ok", "ok, over before"
 _LIMITS = {"healthy": {"deadline_s": 120}, "hangs": {"stall_s": 3, "deadline_s": 14}}
 
 # What may be said of an attempt that nobody disturbed, and besides that of one in which this one was killed.
-NATURAL = {"healthy": {("PASS", None)}, "hangs": {("FAIL", "slow")}, "fails": {("PASS", None), ("FAIL", "bad_exit")}}
+NATURAL: dict[str, set[tuple[str, str | None]]] = {
+    "healthy": {("PASS", None)},
+    "hangs": {("FAIL", "slow")},
+    "fails": {("PASS", None), ("FAIL", "bad_exit")},
+}
 DISTURBED: dict[str, set[tuple[str, str | None]]] = {
     "controller": {("ERROR", "interrupted")},
     "guardian": set(),
@@ -189,7 +193,7 @@ def _victims(trial: Trial, home: Path, controller: subprocess.Popen[bytes]) -> l
         return [*us, *guardians] if guardians else []
     ranks = [(one, _environment(one).get("RANK")) for one in _of_runs(home)]
     if trial.victim == "rank":
-        return [one for one, rank in ranks if rank == str(trial.number % 2) and PROGRAM in _said(one)][:1]
+        return [one for one, rank in ranks if rank == str(_rank(trial)) and PROGRAM in _said(one)][:1]
     return [one for one, rank in ranks if rank is None and "torch.distributed.run" in _said(one)][:1]
 
 
@@ -202,6 +206,10 @@ def _guardians(controller: psutil.Process, *, forked: bool) -> list[psutil.Proce
     except psutil.Error:
         return []
     return [one for one in children if " guardian " in _said(one)]
+
+
+def _rank(trial: Trial) -> int:
+    return trial.number % 2
 
 
 def _said(process: psutil.Process) -> str:
@@ -272,14 +280,18 @@ def _of_report(trial: Trial, home: Path, *, killed: bool) -> Iterator[str]:
     except (ValueError, KeyError):
         yield f"report: code {told.returncode}, {told.stderr[-300:]}"
         return
-    may_be = NATURAL[trial.mode] | (DISTURBED[trial.victim] if killed else set())
+    natural = NATURAL[trial.mode] | ({("PASS", None)} if trial.command == "bisect" else set())
+    may_be = natural | (DISTURBED[trial.victim] if killed else set())
     if trial.command == "watch" and trial.mode == "hangs" and "controller" in trial.victim:
         may_be |= {("FAIL", "killed")}  # the trial ends the job that was left alone
     yield from _false_passes(home)
     said = [(one["verdict"], one["cause"]) for one in outcomes]
     yield from (f"report says {one}" for one in said if one not in may_be)
-    if killed and len([one for one in said if one not in NATURAL[trial.mode]]) > 1:
+    if killed and len([one for one in said if one not in natural]) > 1:
         yield f"one was killed, and the report says {said}"
+    if killed and trial.victim == "rank":
+        blamed = [one["culprit"]["ranks"] for one in outcomes if (one["verdict"], one["cause"]) == ("FAIL", "killed")]
+        yield from (f"rank {_rank(trial)} was killed, and rank {one} named" for one in blamed if one != [_rank(trial)])
 
 
 def _false_passes(home: Path) -> Iterator[str]:
@@ -300,12 +312,13 @@ def _of_going_on(trial: Trial, home: Path) -> Iterator[str]:
     run = _runs(home)[-1]
     if not (run / "run.json").exists():
         return
-    again = _harness(home, "run", "--resume", str(run))
-    told = json.loads((run / "report.json").read_text())
-    ran = {one["scenario"] for one in told["outcomes"]}
+    again = _harness(home, "run", f"--resume={run}")
+    told = json.loads((run / "report.json").read_text()) if (run / "report.json").exists() else {"outcomes": []}
+    # Of what was cut short there is a second attempt, which counts.
+    ended = {one["scenario"]: (one["verdict"], one["cause"]) for one in told["outcomes"] if one["final"]}
     wanted = {"one"} if trial.command == "run" else {"one", "two"}
-    if ran != wanted or told.get("not_run"):
-        yield f"--resume: code {again.returncode}, ran {sorted(ran)}, {again.stderr[-300:]}"
+    if again.returncode not in (0, 1) or ended.keys() != wanted or not set(ended.values()) <= NATURAL[trial.mode]:
+        yield f"--resume: code {again.returncode}, ended {ended}, {again.stderr[-300:]}"
 
 
 def _harness(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
