@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from chaos import COMMANDS, VICTIMS, Trial, attempted, trial_of
+from chaos import COMMANDS, HERE, OK, OVER, VICTIMS, Trial, attempted, trial_of
 
 
 def test_a_trial_is_a_function_of_its_seed_and_few_trials_meet_every_pair() -> None:
@@ -13,6 +15,16 @@ def test_a_trial_is_a_function_of_its_seed_and_few_trials_meet_every_pair() -> N
     assert trials == [trial_of(1, number) for number in range(len(trials))]
     assert len({(one.command, one.victim) for one in trials}) == len(trials)
     assert trial_of(2, 0) != trials[0]
+
+
+def test_what_is_stored_of_the_trials_is_what_the_script_would_try_and_none_of_it_went_wrong() -> None:
+    """A change of the trials has them made again: `python tests/chaos/chaos.py --store tests/chaos/result.json`."""
+    stored = json.loads((HERE / "result.json").read_text())
+    assert {one["outcome"] for one in stored["trials"]} <= {OK, OVER}
+    made = [{name: said for name, said in one.items() if name not in ("commit", "outcome")} for one in stored["trials"]]
+    assert made == [asdict(trial_of(stored["seed"], number)) for number in range(60)]
+    killed = {(one["command"], one["victim"]) for one in stored["trials"] if one["outcome"] == OK}
+    assert len(killed) == len(COMMANDS) * len(VICTIMS)
 
 
 @pytest.mark.slow
