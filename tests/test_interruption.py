@@ -12,6 +12,7 @@ import pytest
 
 from nsa_harness.commands.run import Interruption, interruptible
 from nsa_harness.commands.scheduler import RunRequest
+from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.listener import Broadcast, Listener
 
 ONE_BY_ONE = RunRequest(specs=(), out=None, json=False, strict=False, probe="off", command="nsa-harness run x")
@@ -86,4 +87,23 @@ def test_a_terminal_that_is_gone_ends_a_run_as_a_signal_does() -> None:
         os.close(person)
         broadcast(lambda one: one.suspect("a", "quiet"))
         assert interruption.count == 1
+    os.close(program)
+
+
+def test_a_bisection_whose_terminal_is_gone_without_a_signal_is_told_so() -> None:
+    person, program = pty.openpty()
+    with interrupted() as (interruption, _), os.fdopen(program, "w", closefd=False) as stream:
+        screen = BisectScreen(stream, live=False)
+        screen.lost_terminal = interruption.lost_terminal
+        screen.note("goes on")
+        screen.settle()
+        assert interruption.count == 0
+        os.close(person)
+        screen.note("nobody reads this")
+        screen.settle()
+        screen.note("nor this")
+        assert interruption.count == 1
+        screen.close()
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), program)  # for what the stream still holds
     os.close(program)

@@ -318,6 +318,7 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
         stack.callback(_close, screen, run)
         broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
         interruption = stack.enter_context(interruptible(broadcast, as_run))
+        screen.lost_terminal = interruption.lost_terminal
         server = stack.enter_context(ForkServer()) if request.fork else None
         yield Bisection(
             request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,

@@ -53,7 +53,7 @@ class ForkedGuardian(guardian.Guardian):
         os.setsid()
         if self.order["umask"] >= 0:
             os.umask(self.order["umask"])
-        output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         _stand_on(os.open(os.devnull, os.O_RDONLY), output, output)
 
 

@@ -448,6 +448,12 @@ def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:
     assert cause(evidence(left(0, 1, error_lines=("Connection closed by peer",)))) == "unknown"
 
 
+def test_a_survivors_sigterm_is_not_named_for_the_end_of_a_rank_that_nobody_saw() -> None:
+    found = main(evidence(left(0, -15, at_s=5.0), left(1, None, at_s=6.0), launcher=ended(None, 1)))
+    assert short(found) == ("unknown", (1,), None, ("output.log",))
+    assert found.claim == "no rule names the cause; seen: rank 1 ended; nobody saw how; rank 0 was ended by SIGTERM"
+
+
 def test_a_launcher_that_failed_alone_has_no_known_cause() -> None:
     found = main(evidence(rank_evidence(0), launcher=ended(None, 2)))
     assert short(found) == ("unknown", (), None, ("output.log",))

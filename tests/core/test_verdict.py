@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.proof import prove
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, ended_well, how_it_ended, judge
@@ -274,6 +275,24 @@ def test_a_rank_that_aborts_because_of_another_one_is_a_consequence(line: str) -
 def test_a_rank_that_torchrun_terminated_is_a_consequence() -> None:
     seen = evidence(left(0, -15, at_s=5.0), left(1, 3, at_s=6.0))
     assert blamed(seen) == [(1, FailureKind.CODE, False), (0, FailureKind.SIGNAL, True)]
+
+
+@pytest.mark.parametrize("asked", [-15, 143])
+@pytest.mark.parametrize("gone", [left(1, None, at_s=6.0), rank_evidence(1, pid=None)])
+def test_a_rank_whose_end_nobody_saw_goes_before_those_that_were_asked_to_end(gone: RankEvidence, asked: int) -> None:
+    seen = evidence(left(0, asked, at_s=5.0), gone, launcher=ended(None, 1))
+    assert blamed(seen) == [(1, FailureKind.UNSEEN, False), (0, blamed(seen)[1][1], True)]
+    assert judge(seen).failures[0].text == "rank 1 ended; nobody saw how"
+
+
+def test_where_the_whole_job_was_asked_to_end_or_a_rank_failed_by_itself_nobody_unseen_is_blamed() -> None:
+    job = SentSignal(pid=0, rank=None, signal="SIGTERM", sender="Slurm", at_s=None)
+    cancelled = evidence(left(0, -15), left(1, None), launcher=ended(None, 1), signals=(job,))
+    assert blamed(cancelled) == [(0, FailureKind.SIGNAL, True)]
+    assert blamed(evidence(left(0, -15), left(1, None), left(2, 3))) == [
+        (2, FailureKind.CODE, False),
+        (0, FailureKind.SIGNAL, True),
+    ]
 
 
 def test_a_rank_that_we_ended_is_not_blamed() -> None:

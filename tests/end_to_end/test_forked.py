@@ -160,6 +160,7 @@ def test_a_rank_that_raises_is_blamed_for_the_same_line(launches: Launches, rais
     assert forked.told == raised_anew.told
     # Rank 0 loses its partner and is ended by torchrun for that, whichever comes first.
     assert forked.ends[1:] == raised_anew.ends[1:]
+    assert forked.attempt.output.stat().st_mode & 0o077 == 0, "what a program prints is nobody else's"
 
 
 @pytest.mark.slow

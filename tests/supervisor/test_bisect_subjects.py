@@ -287,3 +287,11 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
     with pytest.raises(StoredRunError) as refused:
         find_run(reports / "20260101T000000-dead", reports)
     assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
+
+
+def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
+    launches = _launches(typed, SubjectOptions(gc_range="auto"))
+    request = replace(launches.request, fork=False)
+    with bisect._open(request, create_run(typed.working_dir), launches, FACTS) as search:
+        search.screen.lost_terminal()
+        assert search.interruption.count == 1

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from living import wait_for
 
 from nsa_harness import protocol
 from nsa_harness.supervisor.launch import guardian as program
@@ -327,6 +328,25 @@ os.wait()
 }
 
 
+LATER_ALONE = (
+    PRELUDE
+    + """
+if os.fork() == 0:
+    os.setsid()
+    ready()
+    os.execve("/bin/sleep", ["sleep", "600"], {})
+ready()
+signal.pause()
+"""
+)
+
+
+def written_down(controller: Controller) -> list[int]:
+    """Whom the guardian would have another one know that takes its place."""
+    owner = Path(controller.order["boards"]) / program.OWNER
+    return [pid for pid, _ in json.loads(owner.read_text())["order"].get("known", [])]
+
+
 @pytest.mark.parametrize("what", NASTY)
 def test_within_five_seconds_nothing_is_left_of(home: Home, what: str) -> None:
     source, count = NASTY[what]
@@ -484,6 +504,34 @@ def test_after_its_guardian_was_killed_another_one_sweeps_by_the_tag(home: Home)
     assert second.process.wait(PATIENCE_S) == 0
 
 
+def test_an_orphan_without_the_tag_is_known_to_whoever_takes_the_place_of_a_killed_guardian(home: Home) -> None:
+    first = home.run(PRELUDE + NASTY["an orphan that dropped its environment"][0] + "ready()\nsignal.pause()\n")
+    pids = home.wait_ready(2)
+    (orphan,) = set(pids) - {first.hear("started")["pid"]}
+    wait_for(lambda: orphan in written_down(first), "it is written down")
+    first.process.kill()
+    first.process.wait()
+    second = home.guard(None)
+    end_promptly(home, second)
+    assert not any(map(lives, pids))
+
+
+def test_what_loses_parents_and_tag_under_a_guardian_that_took_over_is_not_lost(home: Home) -> None:
+    first = home.run(LATER_ALONE)
+    launcher = first.hear("started")["pid"]
+    (child,) = set(home.wait_ready(2)) - {launcher}
+    known = program.process_of(launcher)
+    assert known is not None
+    first.process.kill()
+    first.process.wait()
+    second = home.guard(None, launcher=[known.pid, known.started])
+    wait_for(lambda: child in written_down(second), "it is written down")
+    os.kill(launcher, signal.SIGKILL)
+    second.hear("exit")
+    end_promptly(home, second)
+    assert not lives(child)
+
+
 def test_a_second_end_finds_nothing_left_to_do(home: Home) -> None:
     controller = home.run(IDLE)
     home.wait_ready(1)
@@ -529,19 +577,38 @@ def test_a_program_has_the_umask_of_the_user_and_not_ours(home: Home) -> None:
 
 FOREIGN = """
 def foreign():
-    os.setuid(65534)
+    open("/proc/self/comm", "w").write("foreign")
+    if sys.argv[2] == "root":
+        os.setuid(65534)
 child(foreign)
 child(lambda: None)
 """
+# In place of the kernel, for whoever may start no process of somebody else's: a guardian whose signals are refused.
+REFUSED = """
+import os, runpy, signal, sys
+send = signal.pidfd_send_signal
+def refused(descriptor, number):
+    pid = next(line.split()[1] for line in open(f"/proc/self/fdinfo/{descriptor}") if line.startswith("Pid:"))
+    if open(f"/proc/{pid}/comm").read() == "foreign\\n":
+        raise PermissionError(1, "Operation not permitted")
+    send(descriptor, number)
+signal.pidfd_send_signal = refused
+runpy.run_path(sys.argv[-1], run_name="__main__")
+"""
+UNDER = {"root": ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"], "refused": [*PYTHON, REFUSED]}
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of somebody else's")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of somebody else's")
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_process_that_may_not_be_signalled_is_named_and_the_others_are_ended(home: Home, dies: bool) -> None:
-    unarmed = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
-    controller = home.run(PRELUDE + FOREIGN + "ready()\nsignal.pause()\n", unarmed)
+@pytest.mark.parametrize("way", ["refused", pytest.param("root", marks=NEEDS_ROOT)])
+def test_a_process_that_may_not_be_signalled_is_named_and_the_others_are_ended(
+    home: Home, way: str, dies: bool
+) -> None:
+    launcher = [*PYTHON, PRELUDE + FOREIGN + "ready()\nsignal.pause()\n", str(home.fifo), way]
+    controller = home.guard(launcher, UNDER[way])
     pids = home.wait_ready(3)
-    (foreign,) = (pid for pid in pids if os.stat(f"/proc/{pid}").st_uid == 65534)
+    (foreign,) = (pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "foreign\n")
+    assert (os.stat(f"/proc/{foreign}").st_uid == 65534) == (way == "root")
     board = Path(controller.order["boards"]) / "7.board"
     board.write_bytes(b"board")
     if dies:
@@ -629,6 +696,18 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     assert (run / "boards" / "7.board").read_bytes() == b"board"
     assert disk.reserve.stat().st_size == 0
     assert not (tmp_path / "memory").exists()
+
+
+@pytest.mark.parametrize("second", [os.symlink, os.link])
+def test_a_reserve_that_is_another_file_of_the_users_is_not_emptied(tmp_path: Path, second: Any) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    second(theirs, tmp_path / ".reserve")
+    assert program._emptied(str(tmp_path / ".reserve")) is False
+    assert theirs.read_text() == "kept"
+    (tmp_path / "own").write_text("room")
+    assert program._emptied(str(tmp_path / "own")) is True
+    assert (tmp_path / "own").stat().st_size == 0
 
 
 def test_a_reserve_that_somebody_else_needed_tells_that_the_disk_was_full(home: Home) -> None:

@@ -50,6 +50,32 @@ def test_of_one_process_the_first_word_counts(attempt: AttemptDir) -> None:
     assert list(journals.exits()) == [exit_of(100, 0, 7, 2.0)]
 
 
+# As torchrun prints it, of two ranks of which it saw the second one fail first.
+SUMMARY = """\
+Failures:
+[1]:
+  time      : 2026-11-21_12:18:48
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 100)
+  error_file: <N/A>
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_12:18:48
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 3 (pid: 101)
+  error_file: <N/A>
+"""
+
+
+def test_a_rank_that_nobody_looked_at_ended_first_where_the_agent_saw_it_fail_first(attempt: AttemptDir) -> None:
+    attempt.output.write_text(SUMMARY)
+    journals = read(attempt, started(), left(100, 1, 5.0), left(10, 1, 6.0))
+    assert list(journals.exits()) == [exit_of(101, 1, 3, 5.0), exit_of(100, 0, 1, 5.0), exit_of(10, None, 1, 6.0)]
+
+
 @pytest.mark.parametrize("event", ["signal", "abandoned"])
 def test_what_ends_after_we_began_to_end_it_was_ended_by_us(attempt: AttemptDir, event: str) -> None:
     killing = {"event": event, "t_ns": at(3.0), "signal": "SIGTERM", "pids": [100]}

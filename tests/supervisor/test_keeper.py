@@ -157,7 +157,9 @@ def test_an_owner_whose_number_another_process_has_by_now_is_dead() -> None:
         "",
         "[]",
         "{}",
-        json.dumps({"machine": ["another boot", "pid:[1]"], "controller": None, "guardian": None, "module": "m"}),
+        json.dumps(
+            {"machine": ["another boot", "pid:[1]"], "controller": None, "guardian": None, "module": "m", "order": {}}
+        ),
         json.dumps({"machine": this_machine(), "controller": [1], "guardian": None, "module": "m", "order": {}}),
     ],
 )
@@ -211,3 +213,16 @@ def test_a_program_of_ours_is_found_wherever_it_is_started_from(
     started = start_program("nsa_harness.supervisor.launch.keeper", "keeper")
     started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0
+
+
+def test_boards_of_another_user_are_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write into a directory that all may write into could name processes and files of ours in it."""
+    boards = tmp_path / "nsa-harness-x"
+    boards.mkdir()
+    me = process_of(os.getpid())
+    assert me is not None
+    said = {"machine": this_machine(), "controller": [me.pid, me.started], "guardian": None, "module": "m", "order": {}}
+    (boards / OWNER).write_text(json.dumps(said))
+    assert owner_of(boards) == Owner(controller=me, guardian=None, module="m", order={})
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert owner_of(boards) is None

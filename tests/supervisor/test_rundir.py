@@ -56,6 +56,41 @@ def test_a_run_is_found_by_its_id_and_the_newest_one_without_a_name(run: RunDir)
     assert find_run(None, run.path.parent).path == run.path.resolve()
 
 
+SPECS = '{"schema": 1, "scenario": "ddp", "ranks": 2, "program": ["train.py"]}'
+
+
+@pytest.mark.parametrize(
+    ("holds", "of_ours"),
+    [
+        ({"api/spec.json": '{"openapi": "3.0"}'}, False),
+        ({"run.json": '{"name": "run"}'}, False),
+        ({"api/spec.json": "[" * 100_000, "run.json": "no JSON"}, False),
+        ({"ddp/spec.json": SPECS}, True),
+        ({"run.json": '{"schema": 1, "plan": []}'}, True),
+    ],
+)
+def test_a_folder_of_strangers_is_no_run_though_its_files_have_such_names(
+    tmp_path: Path, holds: dict[str, str], of_ours: bool
+) -> None:
+    home = tmp_path / "project"
+    for name, text in {**holds, "sub/notes/x": ""}.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    for named in (home, home / "sub", home / "sub" / "notes"):
+        if of_ours:
+            assert find_run(named, tmp_path).path == home.resolve()
+        else:
+            with pytest.raises(StoredRunError):
+                find_run(named, tmp_path)
+
+
+def test_a_run_by_its_name_is_one_however_damaged_it_is(tmp_path: Path) -> None:
+    home = tmp_path / "20260101T000000-dead"
+    (home / "ddp").mkdir(parents=True)
+    (home / "ddp" / "spec.json").write_text("torn")
+    assert find_run(home, tmp_path).path == home.resolve()
+
+
 def test_a_run_that_is_not_there_is_an_error_that_names_the_newest_ones(run: RunDir) -> None:
     parent = run.path.parent
     with pytest.raises(StoredRunError) as error:

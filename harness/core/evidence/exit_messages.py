@@ -229,7 +229,7 @@ _SENDERS = (
     ("somebody outside, to torchrun", re.compile(r"Received \S+ death signal, shutting down workers")),
     ("Slurm", re.compile(r"CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]*[A-Z]))?")),
 )
-_FIRST = "Root EarlierError (first observed failure):"
+_FIRST = "Root Cause (first observed failure):"
 
 _MAX_SIGNALS = 256
 

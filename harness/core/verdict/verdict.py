@@ -119,7 +119,8 @@ _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data 
 # The others feel a closed connection at once; the end of the process that had it is noted a little later.
 _SEEN_LATE_S = 0.5
 _DESTROYS = "destroy_process_group"
-_TERMINATED = 128 + signal.SIGTERM  # what a shell, or a handler of the program's own, makes of the signal
+# The second is what a shell, or a handler of the program's own, makes of the signal.
+_ASKED_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class FailureKind(StrEnum):
@@ -128,6 +129,7 @@ class FailureKind(StrEnum):
     CODE = "code"
     LEFT = "left"  # ended with 0 while the others still needed it
     LAUNCHER = "launcher"
+    UNSEEN = "unseen"  # ended, nobody saw how, and the others were asked to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +246,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
     found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]
+    found += _gone_unseen(evidence, found)
     launcher = evidence.launcher
     if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
         found.append(
@@ -277,15 +280,33 @@ def _rank_failure(rank: RankEvidence) -> Failure | None:
         return None
     said = " ".join(rank.error_lines)
     lost = _COLLATERAL.search(said)
-    ended = exit.status in (-signal.SIGTERM, _TERMINATED)
     return Failure(
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
         text=f"rank {rank.rank} {how_it_ended(exit.status)}{f' ({lost[0]})' if lost else ''}",
-        collateral=ended or bool(lost or _MISMATCH_ABORT.search(said)),
+        collateral=exit.status in _ASKED_TO_END or bool(lost or _MISMATCH_ABORT.search(said)),
         status=exit.status,
     )
+
+
+def _gone_unseen(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
+    """Whose end nobody saw, where the others failed in nothing but being asked to end: who asked had a reason."""
+    asked = bool(found) and all(one.raised is None and one.status in _ASKED_TO_END for one in found)
+    whole_job = any(not one.pid and one.sender != "harness" for one in evidence.signals)
+    if not asked or whole_job or evidence.ending is not Ending.EXITED:
+        return []
+    return [
+        Failure(
+            kind=FailureKind.UNSEEN,
+            rank=one.rank,
+            at_s=one.exit.at_s if one.exit else 0.0,
+            text=f"rank {one.rank} {how_it_ended(None)}",
+            collateral=False,
+        )
+        for one in _unseen(evidence)
+        if (one.pid is None if one.exit is None else one.exit.status is None and not one.exit.by_us)
+    ]
 
 
 def _lost_a_peer(error: Raised | EarlierError) -> bool:

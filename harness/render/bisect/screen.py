@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -215,6 +216,7 @@ class BisectScreen:
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
         self._interrupts = 0
         self._troubles: list[Trouble] = []
+        self.lost_terminal: Callable[[], None] = lambda: None  # called for each word that nobody is there to take
 
     @property
     def trouble(self) -> tuple[Trouble, ...]:
@@ -312,6 +314,8 @@ class BisectScreen:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             self._troubles.append(Trouble(what=f"output through {type(self).__name__}", why=why))
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                self.lost_terminal()
 
 
 @dataclass(kw_only=True)

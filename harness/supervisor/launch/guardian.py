@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 1.0
 _SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads) need to leave after it
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
 _STATE, _PARENT, _STARTED, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
@@ -102,6 +103,8 @@ class Guardian:
         self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); None = a launcher
         self.seen_exits: set[int] = set()
         self.known: set[Process] = set()  # of the run, whoever its parent is by now
+        self.looked_s = 0.0
+        self.over = False  # no process of it is left
         self.refused: dict[Process, str] = {}  # may not be signalled, and why
         self.journal: int | None = None
         self.unwritten = b""  # of the journal
@@ -119,7 +122,7 @@ class Guardian:
         self.poll.register(wake_read, select.POLLIN)
         pending = b""
         while True:
-            for fd, _ in self.poll.poll(1000):
+            for fd, _ in self.poll.poll(_LOOK_S * 1000):
                 if fd in self.watched:
                     self.process_left(fd)
                 elif fd == wake_read:
@@ -134,6 +137,7 @@ class Guardian:
                         if not self.obey(json.loads(line)):
                             return
             self._reap()
+            self.remember()
             self.flush()
 
     def start(self) -> None:
@@ -156,10 +160,13 @@ class Guardian:
             pid, started = self.order["launcher"]
             self.launcher = self.root = pid
             self.watch(pid, None, started)
-        if Path(self.order["boards"]).is_dir():
+        boards = Path(self.order["boards"])
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # that one may have written nothing
+            self.known |= {Process(*one) for one in json.loads((boards / OWNER).read_bytes())["order"]["known"]}
+        if boards.is_dir():
             self.claim()
 
-    def claim(self, *, over: bool = False) -> None:
+    def claim(self) -> None:
         """Write beside the boards whose they are: who finds them may have to end the run, and must not do so early."""
         launcher = process_of(self.launcher) if self.launcher else None
         kept = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
@@ -171,8 +178,9 @@ class Guardian:
             "order": {
                 **{name: self.order[name] for name in kept if name in self.order},
                 "argv": None,
-                "launcher": None if over else _pair(launcher) or self.order.get("launcher"),
-                "over": over,
+                "launcher": None if self.over else _pair(launcher) or self.order.get("launcher"),
+                "known": sorted([one.pid, one.started] for one in self.known),
+                "over": self.over,
             },
         }
         try:
@@ -265,14 +273,15 @@ class Guardian:
         """Every living process of the run: who descends from here, carries the tag in its environment, or once did."""
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         every = {pid: found for pid in pids if (found := _stat(pid))}
-        me, root = os.getpid(), self.root
+        me = os.getpid()
+        living = [Process(pid, int(found[_STARTED])) for pid, found in every.items() if found[_STATE] not in "ZX"]
+        roots = {self.root, *(one.pid for one in living if one in self.known)}
 
         def descends(pid: int) -> bool:
-            while pid in every and pid != root:
+            while pid in every and pid not in roots:
                 pid = int(every[pid][_PARENT])
-            return pid == root
+            return pid in roots
 
-        living = [Process(pid, int(found[_STARTED])) for pid, found in every.items() if found[_STATE] not in "ZX"]
         members = [
             one
             for one in living
@@ -280,6 +289,23 @@ class Guardian:
         ]
         self.known.update(members)
         return members
+
+    def remember(self) -> None:
+        """Write down who is of the run where neither parents nor tag may tell it to a guardian in this one's place.
+
+        An orphan becomes a child of the first guardian's, and of nobody known once another one has taken over.
+        """
+        now_s = time.monotonic()
+        if now_s - self.looked_s < _LOOK_S:
+            return
+        self.looked_s, before = now_s, set(self.known)
+        if self.root == os.getpid():
+            self.known |= {one for pid in _children() if (one := process_of(pid))}
+        else:
+            self.members()
+        self.known = {one for one in self.known if one.lives()}
+        if self.known != before and Path(self.order["boards"]).is_dir():
+            self.claim()
 
     def _within_reach(self) -> list[Process]:
         return [one for one in self.members() if one not in self.refused]
@@ -322,7 +348,8 @@ class Guardian:
                 (boards / OWNER).unlink(missing_ok=True)
                 boards.rmdir()
         else:
-            self.claim(over=over)
+            self.over = over
+            self.claim()
 
     def copy_boards(self, *, remove: bool = False) -> bool:
         """Every file by itself. False where one could not be copied; it stays where it is."""
@@ -462,9 +489,18 @@ def _write_aside(target: Path, data: bytes) -> None:
 def _emptied(reserve: str | None) -> bool:
     """The file keeps its name: that it is empty says that somebody needed the room."""
     try:
-        os.truncate(reserve or "", 0)
+        descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+            return False
+        os.ftruncate(descriptor, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
     return True
 
 
@@ -487,6 +523,14 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
     except OSError:
         return None
+
+
+def _children() -> list[int]:
+    """Of this process, which has one thread; none where the kernel was built without that list."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()]
+    except OSError:
+        return []
 
 
 def _carries(pid: int, tag: bytes) -> bool:

@@ -23,6 +23,8 @@ from nsa_harness.supervisor.store.door import RESERVE, Door, release_reserve
 from nsa_harness.supervisor.store.redaction import Redaction
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
+_NAMED = "2*T*-*"  # what `create_run` calls a run
+_MAX_SAID_BYTES = 16 << 20  # of a run.json
 
 
 class AttemptDir:
@@ -109,10 +111,22 @@ class RunDir:
 
     @property
     def stored(self) -> bool:
-        """It is a run, and not any folder."""
-        return self.door.is_file(self.request) or any(
-            self.door.there(path / "spec.json") for path in self.door.folders(self.path)
+        """It is a run of ours, by its name or by what it holds, and no folder of strangers that has files so called."""
+        request = [self.request] if self.door.is_file(self.request) else []
+        specs = [path / SPEC for path in self.door.folders(self.path) if self.door.there(path / SPEC)]
+        named = fnmatchcase(self.path.name, _NAMED) and bool(request or specs)
+        return (
+            named
+            or any(self._holds(path, "schema", "plan") for path in request)
+            or any(self._holds(path, "schema", "scenario", "program") for path in specs)
         )
+
+    def _holds(self, path: Path, *keys: str) -> bool:
+        try:
+            said = json.loads(self.door.whole(path, _MAX_SAID_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(said, dict) and said.keys() >= set(keys)
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
@@ -199,7 +213,7 @@ _HINTED, _LOOKED_INTO = 3, 30
 
 def newest(parent: Path) -> list[Path]:
     """What bears the name of a run, the newest first."""
-    return [path for path in reversed(Door(parent).folders(parent)) if fnmatchcase(path.name, "2*T*-*")]
+    return [path for path in reversed(Door(parent).folders(parent)) if fnmatchcase(path.name, _NAMED)]
 
 
 def write_document(path: Path, text: str) -> None:

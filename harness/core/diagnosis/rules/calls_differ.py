@@ -412,7 +412,7 @@ def _other_modules(case: Case, found: Difference) -> _Why | None:
         reason=R.OTHER_GRADIENTS if reduces else R.OTHER_MODULES,
         ranks=one.ranks,
         said=f"in step {one.step} {_modules_text(one, found)}{f', {decides.text}' if decides else ''}",
-        place=_place_of(decides) if decides else way.place,
+        place=decides.place if decides else way.place,
         step=one.step,
     )
 
