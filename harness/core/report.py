@@ -93,6 +93,7 @@ class Finding:
     confidence: float
     proof: tuple[str, ...]  # paths relative to the run directory, ":line" allowed
     advice: str
+    left_open: tuple[str, ...] = ()  # other readings of the evidence, and what was not seen; empty where it is certain
 
 
 @dataclass(frozen=True, kw_only=True)

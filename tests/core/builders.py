@@ -25,7 +25,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.core.report import Place
+from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
 SITE = "/usr/lib/python3.11/site-packages"
@@ -175,6 +175,11 @@ def stalled(*ranks: RankSnapshot, at_s: float = 20.0, **changes: Any) -> Evidenc
 
 def case(seen: Evidence) -> Case:
     return Case(evidence=seen, judgement=judge(seen))
+
+
+def whole(found: Finding) -> str:
+    """The claim with what the evidence leaves open of it."""
+    return "; ".join((found.claim, *found.left_open))
 
 
 def spec(**changes: Any) -> RunSpec:

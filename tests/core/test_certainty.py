@@ -27,6 +27,7 @@ from builders import (
     stack,
     stalled,
     task,
+    whole,
 )
 
 from nsa_harness.core.diagnosis.case import Explanation, explained
@@ -53,7 +54,7 @@ def said(cause: str, *ranks: int, **changes: Any) -> Explanation:
 
 def weighed(seen: Evidence, explanation: Explanation) -> tuple[float, str]:
     one = as_sure_as_proven(case(seen), explanation)
-    return one.confidence, one.claim
+    return one.confidence, whole(one)
 
 
 CROSSED = stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
@@ -62,7 +63,10 @@ CROSSED = stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6
 def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wrong() -> None:
     open_end = "; which of them is wrong the run does not show"
     assert weighed(CROSSED, said("shape_mismatch", 0, 1)) == (LIKELY, f"so it is{open_end}")
-    assert weighed(CROSSED, said("shape_mismatch", 0, 1, claim=f"so{open_end}")) == (LIKELY, f"so{open_end}")
+    assert weighed(CROSSED, said("shape_mismatch", 0, 1, left_open=(open_end[2:],))) == (
+        LIKELY,
+        f"so it is{open_end}",
+    )
     assert weighed(CROSSED, said("shape_mismatch", 1)) == (0.95, "so it is")
     assert weighed(CROSSED, said("static_graph_changed", 0, 1)) == (0.95, "so it is"), "no disagreement of ranks"
 
@@ -80,7 +84,7 @@ def in_a_sleep(rank: int) -> RankSnapshot:
 def test_a_second_root_that_hangs_by_itself_is_not_explained_by_the_first() -> None:
     found = main(stalled(locked_in_backward(0), in_a_sleep(1)))
     assert (found.code, found.ranks, found.confidence) == ("backward_function_blocked", (0,), LIKELY)
-    assert found.claim.endswith("; rank 1 stands in a sleep in step at the same time, which that does not explain")
+    assert whole(found).endswith("; rank 1 is blocked in a sleep in step at the same time, which that does not explain")
     waits = stalled(locked_in_backward(0), in_all_reduce(1, collective(6)))
     assert main(waits).confidence == 0.95, "a rank that waits for the one to blame is explained"
 
@@ -104,7 +108,7 @@ def failing(rank: int, at_s: float, message: str = "boom", *, type: str = "Value
 def test_two_ranks_that_fail_of_themselves_at_the_same_time_need_not_follow_from_each_other() -> None:
     found = main(evidence(failing(0, 9.0), failing(1, 9.2, "lost", type="KeyError")))
     assert (found.ranks, found.confidence) == ((0,), LIKELY)
-    assert found.claim.endswith("; rank 1 failed of itself too: KeyError: lost")
+    assert whole(found).endswith("; rank 1 failed of itself too: KeyError: lost")
     assert main(evidence(failing(0, 9.0), failing(1, 19.0, "lost", type="KeyError"))).confidence == 0.95
     lost = failing(1, 9.2, "Connection closed by peer", type="RuntimeError")
     assert main(evidence(failing(0, 9.0), lost)).confidence == 0.95

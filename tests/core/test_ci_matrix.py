@@ -14,6 +14,7 @@ from builders import spec
 
 from nsa_harness.core import ci
 from nsa_harness.core.ci import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
+from nsa_harness.core.doctor.checkup import OLDEST_TORCH
 from nsa_harness.core.plan import Limits, RunSpec, Skip
 from nsa_harness.errors import UsageError
 
@@ -143,7 +144,8 @@ def test_a_runner_of_ones_own_is_named_in_one_place() -> None:
 def test_the_default_versions_are_the_oldest_allowed_and_the_one_that_was_tested() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     oldest, newest = ci.TORCH_VERSIONS
-    assert f"torch>={oldest}" in project["dependencies"]
+    assert "torch" in project["dependencies"], "a script of somebody else's brings the version that it wants"
+    assert oldest == ".".join(map(str, OLDEST_TORCH))
     assert f"torch=={newest}." in (REPOSITORY / "constraints.txt").read_text()
 
 

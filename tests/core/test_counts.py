@@ -8,7 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from builders import USER, collective
+from builders import USER, collective, whole
 from lockstep import Made, Run, rounds, run
 from test_calls_differ import main, stood
 
@@ -119,7 +119,7 @@ def test_a_finding_is_certain_only_where_the_ranks_did_the_same_before_what_is_k
     boards = {rank: counted(tmp_path, one, 10) for rank, one in enumerate(made)}
     found = main(stood(late(ran, boards)))
     assert (found.code, found.ranks) == ("dtype_mismatch", (2,))
-    assert (found.confidence, "parted before the oldest ones that are kept" in found.claim) == (
+    assert (found.confidence, "parted before the oldest ones that are kept" in whole(found)) == (
         (0.8, True) if parted else (0.95, False)
     )
 
@@ -137,4 +137,4 @@ def test_numbers_that_a_recorder_lacks_between_others_are_told_and_forbid_certai
     holed[1] = tuple(one for one in holed[1] if one.seq != 3)
     found = main(stood(replace(ran, collectives=holed)))
     assert (found.code, found.ranks, found.confidence) == ("dtype_mismatch", (2,), 0.8)
-    assert found.claim.endswith("; but the flight recorder of rank 1 lacks numbers of group 0")
+    assert found.left_open == ("the flight recorder of rank 1 lacks numbers of group 0",)

@@ -27,6 +27,7 @@ from builders import (
     stack,
     stalled,
     task,
+    whole,
 )
 from lockstep import line
 from test_host_waits import FETCH, LOCKED, RESTS, WORKER, child, loading, pooled, rank
@@ -45,7 +46,7 @@ def main_finding(seen: Evidence) -> Finding:
 
 def told(seen: Evidence) -> tuple[str, tuple[int, ...], str]:
     found = main_finding(seen)
-    return found.code, found.ranks, found.claim
+    return found.code, found.ranks, whole(found)
 
 
 def calling(number: int, op: str, *earlier: Call, **facts: Any) -> RankSnapshot:
@@ -108,7 +109,7 @@ def test_a_group_that_some_rank_does_not_make_names_that_rank_and_the_line_of_th
     assert (code, ranks) == ("group_creation_subset", (1,))
     assert claim == (
         "rank 1 never called new_group at ada/train.py:37, in which rank 0 waits for all ranks of the job; rank 1"
-        " stands in all_reduce"
+        " is blocked in all_reduce"
     )
 
 
@@ -116,8 +117,8 @@ def test_a_rank_that_never_comes_to_the_rendezvous_is_named_with_what_it_stands_
     code, ranks, claim = told(locked_entrance())
     assert (code, ranks) == ("rendezvous_missing_rank", (1,))
     assert claim == (
-        "rank 1 never entered init_process_group at ada/train.py:40, in which rank 0 waits; rank 1 stands in a lock on"
-        " a file in download"
+        "rank 1 never entered init_process_group at ada/train.py:40, in which rank 0 waits; rank 1 is blocked in a lock"
+        " on a file in download"
     )
 
 
@@ -179,8 +180,8 @@ def test_two_receives_that_wait_for_each_other_are_named_both_with_their_lines()
     assert told(crossed_receives()) == (
         "p2p_unmatched",
         (0, 1),
-        "no rank makes the other half of a transfer: rank 0 waits in recv from rank 1 at ada/train.py:40, and rank 1"
-        " waits in recv from rank 0 at ada/train.py:40; which of them is wrong the run does not show",
+        "no rank makes the other half of a transfer: rank 0 is blocked in recv from rank 1 at ada/train.py:40, and"
+        " rank 1 is blocked in recv from rank 0 at ada/train.py:40; which of them is wrong the run does not show",
     )
 
 
@@ -192,7 +193,7 @@ def test_a_transfer_whose_partner_waits_elsewhere_is_explained_by_that_wait() ->
 def test_a_receive_against_a_collective_names_what_the_partner_is_in() -> None:
     found = main_finding(stalled(calling(0, "recv", peer=1), in_all_reduce(1, collective(6))))
     assert (found.code, found.ranks) == ("p2p_unmatched", (1,))
-    assert "and rank 1 stands in all_reduce #6 at ada/train.py:40; rank 1 went past it" in found.claim
+    assert "and rank 1 is blocked in all_reduce #6 at ada/train.py:40; rank 1 went past it" in found.claim
 
 
 def test_a_key_that_nobody_sets_is_named() -> None:
@@ -238,7 +239,7 @@ def test_a_worker_of_the_data_loader_is_named_with_its_line() -> None:
     assert found.place is not None
     assert (found.place.line, found.place.function) == (85, "read")
     assert found.claim.endswith(
-        "its data loader worker 300 stands in a lock at ada/train.py:85; it was forked with a lock held by a thread"
+        "its data loader worker 300 is blocked in a lock at ada/train.py:85; it was forked with a lock held by a thread"
         " that it does not have"
     )
 
@@ -267,9 +268,9 @@ def test_a_worker_of_the_data_loader_that_never_ends_is_named_with_its_line() ->
     looked = loading((child(300), lines), (child(301), lines)), loading(*((one, lines) for one in spun))
     found = main_finding(spinning_below(*spun, looked=looked))
     assert (found.code, found.ranks, found.place and found.place.line) == ("infinite_loop", (0,), 85)
-    assert found.claim == (
+    assert whole(found) == (
         "rank 0 waits for a batch, and its data loader worker 300 computes without end in step at ada/train.py:85 (and"
-        " so does 1 other): only line 91 in every sample, no mark, no step; or a call of that line does not return"
+        " so does 1 other): only line 91 in every sample, no mark, no step; a call of that line does not return"
     )
 
 
@@ -278,7 +279,7 @@ def test_the_beat_of_a_rank_tells_nothing_of_the_loop_of_its_child() -> None:
     before, after = (rank("wait4", one, held_by=(300,)) for one in (child(), spun))
     beating = rank_evidence(0, board=board(beat_s=90.0))
     found = main_finding(replace(spinning_below(spun, looked=(before, after)), ranks=(beating,)))
-    assert found.claim.endswith("; or a call of that line does not return")
+    assert whole(found).endswith("; a call of that line does not return")
 
 
 def test_a_child_that_never_ends_is_named_with_its_line_though_the_rank_stands_in_a_read() -> None:
@@ -371,7 +372,7 @@ def test_a_child_that_sleeps_past_the_deadline_is_what_starves() -> None:
 def test_a_child_that_never_ends_is_an_open_wait_that_says_what_it_stands_in() -> None:
     code, _, claim = told(stalled(rank("wait4", child(300, "read", target="/data"), held_by=(300,)), at_s=400.0))
     assert code == "blocked_io"
-    assert claim.endswith("its child process 300 (python child.py) stands in a read or write")
+    assert claim.endswith("its child process 300 (python child.py) is blocked in a read or write")
 
 
 # Files, many ranks, the mesh.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import case, ended, evidence, rank_evidence
+from builders import case, ended, evidence, rank_evidence, whole
 
 from nsa_harness.core.diagnosis.rules import numerics
 from nsa_harness.core.evidence.evidence import RankEvidence
@@ -76,9 +76,9 @@ def test_parameters_without_a_gradient_are_told_of_a_program_that_steps_by_hand(
     without = arrived(never=("encoder.0.weight", "encoder.0.bias"), never_count=5)
     one = found(numerics.no_gradient, rank(0, without), rank(1, without))
     assert (one.ranks, one.place.parameter) == ((0, 1), "encoder.0.weight")
-    assert one.claim.endswith("; or they are kept out of training on purpose, by detach")
+    assert whole(one).endswith("; they are kept out of training on purpose, by detach")
     alone = found(numerics.no_gradient, rank(0, arrived()), rank(1, without))
-    assert not alone.claim.endswith("by detach")
+    assert not whole(alone).endswith("by detach")
     assert (one.confidence, alone.confidence) == (0.75, 0.85)
     assert one.claim.startswith("5 parameters of Net never had a gradient at any of 6 looks on ranks 0, 1, although")
 

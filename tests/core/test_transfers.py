@@ -147,7 +147,7 @@ def test_a_partner_that_was_never_the_usual_one_proves_nothing(peers: tuple[int,
 def test_without_rounds_before_the_rank_that_went_past_is_named_as_likely() -> None:
     found = main(unmatched(MEET))
     assert (found.code, found.ranks, found.confidence) == ("p2p_unmatched", (0,), 0.8)
-    assert found.claim.endswith("; rank 0 went past it without its half; or rank 1 makes one too many")
+    assert found.claim.endswith("; rank 0 went past it without its half, unless rank 1 makes one too many")
 
 
 def sending(rank: int, *posted: Call) -> Any:

@@ -148,6 +148,7 @@ DEADLOCK = replace(
             confidence=0.97,
             proof=("branch_sel_only/dumps/rank1.txt:8", "branch_sel_only/dumps/flight.json"),
             advice="call it on every rank: reduce zeros when nothing is selected",
+            left_open=("rank 0 called it where nobody else does",),
         ),
         Finding(
             code="memory_excess",

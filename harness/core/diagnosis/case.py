@@ -280,6 +280,7 @@ def explained(
     step: int | None = None,
     collective: CollectiveRef | None = None,
     parties: tuple[int, ...] | None = None,
+    left_open: tuple[str, ...] = (),
 ) -> Explanation:
     found = Finding(
         code=cause.value,
@@ -289,6 +290,7 @@ def explained(
         confidence=confidence(seen, cause.row.certain_by),
         proof=proof,
         advice=cause.row.advice if advice is None else advice,
+        left_open=left_open,
     )
     return Explanation(cause=cause, finding=found, seen=seen, step=step, collective=collective, parties=parties)
 

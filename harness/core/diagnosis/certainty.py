@@ -37,9 +37,8 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     left_open = next((words for words in answers if words is not None), None)
     if left_open is None:
         return found
-    claim = found.claim if left_open in found.claim else f"{found.claim}; {left_open}"
     sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)
-    return replace(found, claim=claim, confidence=sure)
+    return replace(found, left_open=tuple(dict.fromkeys((*found.left_open, left_open))), confidence=sure)
 
 
 def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
@@ -59,7 +58,7 @@ def _some_rank_stands_elsewhere(case: Case, explanation: Explanation) -> str | N
     alone = next((one for one in apart if one.kind is not WaitKind.GONE), None)
     if alone is None:
         return None
-    return f"rank {alone.rank} stands in {alone.stands_in} at the same time, which that does not explain"
+    return f"rank {alone.rank} is blocked in {alone.stands_in} at the same time, which that does not explain"
 
 
 def _some_rank_is_unseen(case: Case, explanation: Explanation) -> str | None:
@@ -132,7 +131,7 @@ def _of_a_loop_without_a_beat(case: Case, explanation: Explanation) -> str | Non
     boards = [case.boards.get(rank) for rank in explanation.ranks]
     below = any(root.computing for root in case.roots if root.rank in explanation.ranks)
     blind = below or any(board is None or board.beat_s is None for board in boards)
-    return "or a call of that line does not return" if blind else None
+    return "a call of that line does not return" if blind else None
 
 
 def _ended_as_if_done(case: Case, explanation: Explanation) -> str | None:
@@ -141,7 +140,7 @@ def _ended_as_if_done(case: Case, explanation: Explanation) -> str | None:
     if any(board.left_from for board in boards):
         return None
     between = [board for board in boards if board.training is not None and board.training.kind in ("step", "data")]
-    return "or it had fewer steps to do than the others" if between else None
+    return "it had fewer steps to do than the others" if between else None
 
 
 # What is asked of the run; words where no run shows it.
@@ -155,7 +154,7 @@ _LEFT_OPEN: dict[Doubt, Check | str] = {
     Doubt.CAUGHT_SOMETHING: _caught_something,
     Doubt.WAITS_FOR_ANYBODY: "who should have set it the run does not show",
     Doubt.LOST_WAKE_UP: _a_lost_wake_up,
-    Doubt.LOCK_OF_ITS_OWN: "or that process took it twice itself",
+    Doubt.LOCK_OF_ITS_OWN: "that process took it twice itself",
     Doubt.LOOP_WITHOUT_A_BEAT: _of_a_loop_without_a_beat,
     Doubt.ENDED_AS_IF_DONE: _ended_as_if_done,
 }

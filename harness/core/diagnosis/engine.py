@@ -70,7 +70,11 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     places = meshes(evidence)
     reworded: Callable[[str], str] = str if case.counts_steps else without_steps
     findings = tuple(
-        replace(one, claim=with_coordinates(reworded(one.claim), places))
+        replace(
+            one,
+            claim=with_coordinates(reworded(one.claim), places),
+            left_open=tuple(with_coordinates(reworded(text), places) for text in one.left_open),
+        )
         for one in (*([main] if main else []), *besides)
     )
     return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)

@@ -20,21 +20,21 @@ _CLASSES = 4  # kinds of behaviour that a sentence names
 
 
 def event_text(case: Case, rank: int, event: Event) -> str:
-    """All that names it: "all_reduce #13 of group 0 (81 elements) at train.py:30"."""
-    of = f" ({event.elements} elements)" if event.elements else ""
-    return f"{event.op}{number_text(event)}{of}{at(event_place(case, rank, event))}"
+    """ "all_reduce #13 of group tp at train.py:30"."""
+    return f"{event.op}{number_text(event)}{at(event_place(case, rank, event))}"
 
 
 def number_text(event: Event) -> str:
-    """Which one of its group it is, behind the name of the operation."""
-    return f"{'' if event.seq is None else f' #{event.seq}'} of group {event.group or '0'}"
+    """Which one of its group it is, behind the name of the operation; the group of all ranks is not named."""
+    of_group = "" if event.group in ("", "0", "default_pg") else f" of group {event.group}"
+    return f"{'' if event.seq is None else f' #{event.seq}'}{of_group}"
 
 
 def entered_text(case: Case, found: Difference, ranks: Sequence[int] | None = None) -> str:
     """Who entered what; ranks that entered the same stand together."""
     entries = [(rank, event) for rank, event in found.entered if ranks is None or rank in ranks]
     by_text = classes([(rank, event_text(case, rank, event)) for rank, event in entries])
-    return ", ".join(f"{some} entered {text}" for some, text in by_text)
+    return ", ".join(f"{some} called {text}" for some, text in by_text)
 
 
 def classes(texts: Sequence[tuple[int, str]]) -> list[tuple[str, str]]:
@@ -90,14 +90,14 @@ def parted(case: Case) -> bool:
     return case.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
 
 
-def unseen_text(group: str, lost: Sequence[int], *, parted_before: bool) -> str:
+def unseen(group: str, lost: Sequence[int], *, parted_before: bool) -> tuple[str, ...]:
     """Why what is seen of the group may not be where its ranks parted; empty = nothing speaks for that."""
     of_group = f"group {group or '0'}"
     if parted_before:
-        return f"; but their calls of {of_group} parted before the oldest ones that are kept"
+        return (f"their calls of {of_group} parted before the oldest ones that are kept",)
     if lost:
-        return f"; but the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}"
-    return ""
+        return (f"the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}",)
+    return ()
 
 
 def apart(found: StepDifference) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
         yield from answer.stack_lines(stack)
     if said:
         yield f"do: {said.advice}"
+        yield from (f"left open: {text}" for text in said.left_open)
     yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)

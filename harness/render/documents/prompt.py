@@ -43,8 +43,9 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
         yield list(table((*head, ""), marked, _COLUMNS, indent=""))
     for stack in outcome.stacks:
         yield list(answer.stack_lines(stack))
-    if said and said.advice:
-        yield [f"what to do: {said.advice}"]
+    if said:
+        yield [f"left open by the evidence: {text}" for text in said.left_open]
+        yield [f"what to do: {said.advice}"] if said.advice else []
     yield [f"cause code: {verdict.cause}", meaning(outcome), *([f"why a hang: {outcome.why}"] if outcome.why else [])]
     yield [f"also {one.code} ({words.certainty(one.confidence)}): {one.claim}" for one in answer.others(outcome)]
     yield [f"not captured: {words.trouble(one)}" for one in outcome.trouble]

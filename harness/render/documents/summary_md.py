@@ -135,7 +135,12 @@ def _stacks(outcome: Outcome) -> list[str]:
 
 def _to_do(outcome: Outcome) -> list[str]:
     said = answer.cause_of(outcome)
-    return ["", f"**Do:** {markdown(said.advice)}"] if said and said.advice else []
+    do = ["", f"**Do:** {markdown(said.advice)}"] if said and said.advice else []
+    left_open = said.left_open if said else ()
+    return [
+        *do,
+        *(["", "Left open by the evidence:", "", *(f"- {markdown(text)}" for text in left_open)] if left_open else []),
+    ]
 
 
 def _standings(outcome: Outcome) -> list[str]:
@@ -192,6 +197,8 @@ def _finding(finding: Finding, outcome: Outcome) -> Iterator[str]:
     yield f"- **{markdown(finding.code)}** ({sure}{who}): {markdown(finding.claim)}"
     if finding.place:
         yield f"  - place: {_place_line(finding.place)}"
+    if finding is not answer.cause_of(outcome):
+        yield from (f"  - left open: {markdown(text)}" for text in finding.left_open)
     if finding.advice and finding is not answer.cause_of(outcome):
         yield f"  - do: {markdown(finding.advice)}"
     yield f"  - proof: {' · '.join(map(proof_link, finding.proof)) or 'no file'}"

@@ -27,18 +27,19 @@ class _Form:
     frames: int  # of each stack
     ranks: int  # rows of the table
     advice: int  # lines
+    left_open: int  # other readings
     besides: bool  # what else was found, and how it ended
     spaced: bool  # a line between the parts
 
 
 _FORMS = (
-    _Form(sentence=4, frames=4, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(sentence=4, frames=3, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(sentence=4, frames=2, ranks=4, advice=4, besides=True, spaced=True),
-    _Form(sentence=4, frames=2, ranks=4, advice=4, besides=True, spaced=False),
-    _Form(sentence=4, frames=2, ranks=3, advice=2, besides=True, spaced=False),
-    _Form(sentence=4, frames=1, ranks=3, advice=2, besides=True, spaced=False),
-    _Form(sentence=2, frames=1, ranks=2, advice=2, besides=False, spaced=False),
+    _Form(sentence=4, frames=4, ranks=4, advice=4, left_open=3, besides=True, spaced=True),
+    _Form(sentence=4, frames=3, ranks=4, advice=4, left_open=3, besides=True, spaced=True),
+    _Form(sentence=4, frames=2, ranks=4, advice=4, left_open=3, besides=True, spaced=True),
+    _Form(sentence=4, frames=2, ranks=4, advice=4, left_open=3, besides=True, spaced=False),
+    _Form(sentence=4, frames=2, ranks=3, advice=2, left_open=2, besides=True, spaced=False),
+    _Form(sentence=4, frames=1, ranks=3, advice=2, left_open=2, besides=True, spaced=False),
+    _Form(sentence=2, frames=1, ranks=2, advice=2, left_open=1, besides=False, spaced=False),
 )
 
 
@@ -128,6 +129,8 @@ def _to_do(outcome: Outcome, form: _Form, width: int) -> Iterator[str]:
         return
     advice = said.advice if said else meaning(outcome)
     yield from at_most(form.advice, labelled("do" if said else "means", advice, width, LABEL_WIDTH), width)
+    for text in said.left_open[: form.left_open] if said else ():
+        yield from at_most(1, labelled("or", text, width, LABEL_WIDTH), width)
     if form.besides:
         for one in answer.others(outcome)[:1]:
             told = f"{one.code} ({words.certainty(one.confidence)}): {one.claim}"

@@ -122,6 +122,8 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
     # The sentence at the top of the screen is not said twice.
     claim = "" if finding.claim == outcome.verdict.summary else f": {finding.claim}"
     yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}){claim}", width)
+    for text in finding.left_open:
+        yield from labelled("or", text, width)
     yield from labelled("do", finding.advice, width)
     for number, path in enumerate(finding.proof):
         yield from command("proof" if number == 0 else "", path, width)

@@ -38,7 +38,7 @@ from nsa_harness.core.diagnosis.entries import (
     on_ranks,
     parted,
     reference,
-    unseen_text,
+    unseen,
 )
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
@@ -160,13 +160,13 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
     other = tuple(link.rank for link in ring if left_routine(case.timelines[link.rank], link.event))
     ranks = tuple(sorted(other)) or everyone
     told = 0 < len(other) < len(everyone)
-    before = next(filter(None, (_unseen_of_group(case, link.event.group, everyone) for link in ring)), "")
+    before = next(filter(None, (_unseen_of_group(case, link.event.group, everyone) for link in ring)), ())
     first = next(link for link in ring if link.rank in ranks)
     return explained(
         Cause.CROSS_GROUP_DEADLOCK,
         f"{len(everyone)} ranks wait for each other in different groups:"
         f" {', '.join(links[:_LINKS])}{f' and {len(links) - _LINKS} more' if len(links) > _LINKS else ''}"
-        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}{before}",
+        f"{f'; {ranks_text(ranks)} took another order before' if told else ''}",
         ranks=ranks,
         place=_crossing(case, ranks, everyone) or event_place(case, first.rank, first.event),
         step=first.event.step,
@@ -174,13 +174,14 @@ def cross_group_deadlock(case: Case) -> Explanation | None:
         parties=everyone,
         seen=Seen.REPAIRED if told and not before else Seen.PART,
         proof=flight_proof(case, everyone),
+        left_open=before,
     )
 
 
-def _unseen_of_group(case: Case, group: str, ranks: Sequence[int]) -> str:
+def _unseen_of_group(case: Case, group: str, ranks: Sequence[int]) -> tuple[str, ...]:
     lost = tuple(rank for rank in ranks if group in case.timelines[rank].lost)
     boards = {rank: case.boards[rank] for rank in ranks if rank in case.boards}
-    return unseen_text(group, lost, parted_before=parted_before(group, boards))
+    return unseen(group, lost, parted_before=parted_before(group, boards))
 
 
 def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -192,7 +193,7 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
 
 def _link_text(case: Case, link: Link) -> str:
     who = f"rank {link.waits_for}{', which never entered that group' if link.never_entered else ''}"
-    return f"rank {link.rank} waits in {event_text(case, link.rank, link.event)} for {who}"
+    return f"rank {link.rank} is blocked in {event_text(case, link.rank, link.event)} for {who}"
 
 
 def _explains(case: Case) -> bool:
@@ -514,9 +515,8 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         (
             f"{why.said}; it showed when {entered_text(case, found)}"
             if why.said
-            else f"{_claim(case, found)}{why.besides or _alternatives(found)}"
-        )
-        + unseen_text(found.group, found.lost, parted_before=found.parted_before),
+            else f"{_claim(case, found)}{why.besides}"
+        ),
         ranks=ranks,
         place=(why.place if why.reason in _KNOWN_AT else None)
         or _exit(case, found, stands, ranks)
@@ -527,6 +527,10 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         seen=Seen.REPAIRED if sure else Seen.OPEN if found.symmetric else Seen.PART,
         proof=(*why.proof, *(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
         parties=found.everyone,
+        left_open=(
+            *(() if why.said or why.besides else _alternatives(found)),
+            *unseen(found.group, found.lost, parted_before=found.parted_before),
+        ),
     )
 
 
@@ -714,20 +718,20 @@ def _claim(case: Case, found: Difference) -> str:
     expected, own = found.expected, found.event(found.ranks[0]) if found.ranks else None
     went = f", and went on to {event_text(case, found.ranks[0], own)}" if own else ""
     if found.kind is K.MISSING and expected is not None:
-        return (
-            f"{who} skipped {event_text(case, others[0], expected)}{of_step}, which {ranks_text(others)} entered{went}"
-        )
+        skipped = event_text(case, others[0], expected)
+        return f"{who} skipped {skipped}{of_step}, which {ranks_text(others)} called{went}"
     if found.kind is K.COUNT and own is not None and found.event(found.ranks[0]) is expected:
-        return f"{who} entered {event_text(case, found.ranks[0], own)}{of_step} once more than in its rounds before"
+        return f"{who} called {event_text(case, found.ranks[0], own)}{of_step} once more than in its rounds before"
     if found.kind is K.COUNT:
-        still = f", which entered {event_text(case, others[0], expected)}" if expected is not None and others else ""
+        still = f", which called {event_text(case, others[0], expected)}" if expected is not None and others else ""
         stay = [rank for rank in found.everyone if rank not in found.ranks]
         return f"{who} left the loop before {ranks_text(stay)}{still}{of_step}{went}"
     if found.kind is K.EXTRA and own is not None:
         beside = (
             f", while {entered_text(case, found, others)}" if others else f", and {ranks_text(found.absent)} went on"
         )
-        return f"only {who} entered {event_text(case, found.ranks[0], own)}{of_step}{beside}"
+        alone = "is alone" if len(found.ranks) == 1 else "are alone"
+        return f"{who} {alone} in {event_text(case, found.ranks[0], own)}{of_step}{beside}"
     if found.kind is K.ORDER:
         return f"the ranks enter different collectives at the same point{of_step}: {entered_text(case, found)}"
     return _fields(case, found, of_step)
@@ -744,15 +748,15 @@ def _fields(case: Case, found: Difference, of_step: str) -> str:
     return f"{first.op}{number_text(first)}{of_step} has {on_ranks(said)}"
 
 
-def _alternatives(found: Difference) -> str:
+def _alternatives(found: Difference) -> tuple[str, ...]:
     """What the run leaves open of who is wrong."""
     if found.symmetric:
-        return "; which of them is wrong the run does not show"
+        return ("which of them is wrong the run does not show",)
     others = tuple(rank for rank in found.everyone if rank not in found.ranks)
     if found.who:
-        return "; or they make both in another order" if found.or_swapped else ""
+        return ("they call both, in another order",) if found.or_swapped else ()
     if found.kind is K.EXTRA:
-        return f"; or {ranks_text(others)} left it out"
+        return (f"{ranks_text(others)} skipped it",)
     if found.kind is K.MISSING:
-        return f"; or {ranks_text(others)} entered it where nobody else does"
-    return ""
+        return (f"{ranks_text(others)} called it where nobody else does",)
+    return ()

@@ -458,7 +458,7 @@ def retracted_hang(case: Case) -> Explanation | None:
 @rule(RulePhase.FALLBACK, Cause.UNKNOWN)
 def unknown(case: Case) -> Explanation:
     seen = [failure.text for failure in case.judgement.failures]
-    seen += [f"rank {root.rank} stands in {root.stands_in}" for root in case.roots]
+    seen += [f"rank {root.rank} is blocked in {root.stands_in}" for root in case.roots]
     return explained(
         Cause.UNKNOWN,
         "no rule names the cause; seen: " + ("; ".join(seen) or "nothing"),

@@ -252,7 +252,7 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
 def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
     seen = next((wait for rank, wait in case.waits.items() if rank in ranks), None)
     if seen is not None:
-        return f"; rank {seen.rank} stands in {seen.stands_in}"
+        return f"; rank {seen.rank} is blocked in {seen.stands_in}"
     return "; nothing was seen of it" if case.judgement.proof else ""
 
 

@@ -94,7 +94,7 @@ def dataloader_worker_blocked(case: Case, root: Wait, worker: ChildWait) -> Expl
     return explained(
         Cause.DATALOADER_WORKER_BLOCKED,
         f"rank {root.rank} waits for a batch{at(wait_place(case, root))}, and its data loader worker {worker.pid}"
-        f" stands in {_stands_in(worker)}{at(place)}{forked}",
+        f" is blocked in {_stands_in(worker)}{at(place)}{forked}",
         ranks=(root.rank,),
         place=held or place,
         seen=Seen.KERNEL if worker.closed else Seen.PART,
@@ -240,7 +240,7 @@ def blocked_io(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     place = _child_place(case, root, root.child.deepest) if root.child and root.closed else wait_place(case, root)
     quiet_s = case.evidence.ended_s - (case.evidence.last_progress_s or 0.0)
     on = f" on {shorten(root.target, 80)}" if root.target and not root.target.startswith(("pipe:", "socket:")) else ""
-    other = f"; its child process {_named(root.child)} stands in {_stands_in(root.child)}" if root.child else ""
+    other = f"; its child process {_named(root.child)} is blocked in {_stands_in(root.child)}" if root.child else ""
     silent = "; whoever holds the other end waits too" if root.closed else ", and no byte came or went"
     return explained(
         Cause.BLOCKED_IO,

@@ -84,11 +84,12 @@ def _noted(
     place: Place | None = None,
     seen: Seen = Seen.EFFECT,
     advice: str | None = None,
+    left_open: tuple[str, ...] = (),
 ) -> Explanation:
     """What the looks at these ranks prove."""
     some = tuple(sorted(set(ranks)))
     proof = tuple(f"rank{rank}/looks.jsonl" for rank in some)
-    return explained(cause, claim, ranks=some, place=place, seen=seen, proof=proof, advice=advice)
+    return explained(cause, claim, ranks=some, place=place, seen=seen, proof=proof, advice=advice, left_open=left_open)
 
 
 def _is_broken(looks: Looks) -> bool:
@@ -356,13 +357,13 @@ def _left_zeros(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
 def _left_none(case: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
     # A part that every rank keeps out by detach alone looks as one that is detached by mistake.
     chosen = set(ranks) == {rank.rank for rank in case.evidence.ranks if rank.looks}
-    meant = "; or they are kept out of training on purpose, by detach" if chosen else ""
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
         f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks} looks"
-        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}{meant}",
+        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}",
         seen=Seen.OPEN if chosen else Seen.EFFECT,
+        left_open=("they are kept out of training on purpose, by detach",) if chosen else (),
         place=parameter_place(first.never[0]) if first.never else None,
         advice=_NOT_REACHED + " If that is meant, set requires_grad_(False).",
     )

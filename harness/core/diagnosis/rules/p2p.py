@@ -31,9 +31,9 @@ def p2p_unmatched(case: Case) -> Explanation | None:
         return _past_each_other(case)
     if case.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
-    waits = [f"rank {root.rank} waits in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
+    waits = [f"rank {root.rank} is blocked in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
     waits += [
-        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}"
+        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(case, root))}"
         for root in hung_roots(case)
         if root.kind is not WaitKind.POINT_TO_POINT
     ][:2]
@@ -62,7 +62,7 @@ def _past_each_other(case: Case) -> Explanation | None:
     if not roots or any(stuck_sockets(case.evidence)):
         return None
     both = ", and ".join(
-        f"rank {root.rank} stands in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
+        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
     )
     return explained(
         Cause.P2P_UNMATCHED,
@@ -109,7 +109,7 @@ def _went_past(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, st
     made = _transfers(case, rank, waiting) or _transfers(case, waiting, rank)
     way = tuple(reversed(made[-1].chain)) if made else own_frames(case, waiting)
     place = turned_off_at(case, rank, way)
-    return rank, place, f"went past it without its half; or rank {waiting} makes one too many", None
+    return rank, place, f"went past it without its half, unless rank {waiting} makes one too many", None
 
 
 def _transfers(case: Case, rank: int, partner: int) -> list[Event]:

@@ -256,7 +256,7 @@ def shutdown_hang(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation
     """The program is over on this rank, and its process is not."""
     behind = line_behind(case, root)
     place = behind or wait_place(case, root)
-    what = "a thread that is no daemon waits" if behind else f"it stands in {root.stands_in}"
+    what = "a thread that is no daemon waits" if behind else f"it is blocked in {root.stands_in}"
     return explained(
         Cause.SHUTDOWN_HANG,
         f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
