@@ -27,7 +27,7 @@ HOME = "/home/user/nsa-harness"
 DROPPED = ("boards", "logs", "evidence", "rank*/board", "dumps/*.json")
 BEGIN, END = "<!-- sample: begin -->", "<!-- sample: end -->"
 # The pieces of SUMMARY.md that the README shows: how the first line of each begins, and the last one.
-PIECES = (("# HANG ", "**Do:**"),)
+PIECES = (("# HANG ", "Look at "), ("| rank | blocked in", "**Do:**"))
 
 
 def main() -> None:

@@ -66,7 +66,14 @@ def _holds(stack: CallStack, culprit: Culprit | None) -> bool:
 
 
 def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    return tuple(frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<"))
+    """Those of the program; a comprehension is no step of its own behind the line that holds it."""
+    own = [frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")]
+    outer = [*own[1:], None][: len(own)]
+    return tuple(
+        one
+        for one, around in zip(own, outer, strict=True)
+        if around is None or (one.file, one.line) != (around.file, around.line) or not one.function.endswith(">")
+    )
 
 
 def _told(

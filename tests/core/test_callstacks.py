@@ -59,6 +59,13 @@ def test_a_blank_neighbour_is_left_out_as_the_last_line_gives_the_numbers() -> N
     assert first.around == replace(Place(file="/job/ckpt.py", line=6, function="save"), text=source.text.rstrip())
 
 
+def test_a_comprehension_is_told_with_the_line_that_holds_it() -> None:
+    inside = replace(MAIN, function="main.<locals>.<listcomp>")
+    seen = stalled(rank_snapshot(0, stacks=(stack(SAVE, inside, MAIN, replace(MAIN, function="<module>")),)))
+    (told,) = call_stacks(seen, judge(seen), culprit(0))
+    assert [one.function for one in told.frames] == ["save", "main", "<module>"]
+
+
 def test_a_thread_or_child_that_is_to_blame_has_a_stack_of_its_own() -> None:
     holder = frame(30, file="/job/cache.py", function="refresh")
     waits = rank_snapshot(

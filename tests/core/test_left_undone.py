@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,12 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
         "IndexError was raised at ada/train.py:18 in step 4 on ranks 0, 1 and caught; it cost 2 batches, with no step"
         " for them, as did 1 other exception"
     )
+
+
+def test_an_exception_that_reached_a_rank_as_it_was_ended_is_not_taken_for_one_that_was_caught() -> None:
+    lost = Looks(given_up=(GivenUp(type="RuntimeError", place=LINE, batches=1, step=4),))
+    ended_by_a_signal = replace(rank(0, lost), exit=ended(0, -15))
+    assert numerics.batches_given_up(case(evidence(ended_by_a_signal, rank(1, Looks())))) is None
 
 
 def test_parameters_that_hold_what_nobody_begins_with_are_told() -> None:

@@ -122,7 +122,16 @@ def test_the_contract_of_report_json_is_complete() -> None:
     assert (hang["verdict"], hang["kind"]) == ("HANG", "deadlock")
     assert list(hang["culprit"]) == ["ranks", "step", "collective", "place"]
     assert list(hang["culprit"]["place"]) == ["file", "line", "function", "module", "layer", "parameter"]
-    assert list(hang["findings"][0]) == ["code", "claim", "ranks", "place", "confidence", "proof", "advice"]
+    assert list(hang["findings"][0]) == [
+        "code",
+        "claim",
+        "ranks",
+        "place",
+        "confidence",
+        "proof",
+        "advice",
+        "left_open",
+    ]
     assert hang["exit_codes"] == {"0": None, "1": None}
     assert hang["timing"] == {"launch_s": 2.8, "wall_s": 14.2, "quiet_s": 5.2, "detected_s": 5.2, "teardown_s": 0.4}
 

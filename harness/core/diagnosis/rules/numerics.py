@@ -401,8 +401,14 @@ def unwaited_collective(_: Case, lines: ByRank[Unwaited]) -> Explanation:
     Cause.SWALLOWED_EXCEPTION,
     outranks=("uninitialised_parameters",),
 )
-def batches_given_up(_: Case, lost: ByRank[GivenUp]) -> Explanation:
-    """An exception that ended training passes, was caught, and cost their batches; alike on all ranks it stops none."""
+def batches_given_up(case: Case, lost: ByRank[GivenUp]) -> Explanation | None:
+    """An exception that ended training passes, was caught, and cost their batches; alike on all ranks it stops none.
+
+    Of a rank that did not end by itself nobody knows that it was caught: another one's end may just have reached it.
+    """
+    lost = [(rank, one) for rank, one in lost if _went_on(case, rank)]
+    if not lost:
+        return None
     first = min((one for _, one in lost), key=lambda one: one.step)
     alike = [(rank, one) for rank, one in lost if (one.type, one.place) == (first.type, first.place)]
     ranks, most = [rank for rank, _ in alike], max(one.batches for _, one in alike)
@@ -413,6 +419,11 @@ def batches_given_up(_: Case, lost: ByRank[GivenUp]) -> Explanation:
         f" {counted(most, 'batch', 'batches')}, with no step for {'it' if most == 1 else 'them'}{more}"
     )
     return _noted(Cause.SWALLOWED_EXCEPTION, ranks, claim, place=first.place)
+
+
+def _went_on(case: Case, rank: int) -> bool:
+    known = case.rank(rank)
+    return known is not None and known.exit is not None and known.exit.status == 0
 
 
 def _unset(looks: Looks) -> list[Arrived]:
