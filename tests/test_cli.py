@@ -170,6 +170,17 @@ def test_the_command_line_wins_over_the_environment_and_the_environment_over_yam
     assert not any("NSA_GC_RANGE" in note for note in spec.notes)
 
 
+@pytest.mark.parametrize("command", ["run", "watch", "attach", "bisect"])
+def test_help_ends_in_examples_that_fit_the_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command_line([command, "-h"]) == 0
+    short = capsys.readouterr().out
+    assert cli.run_command_line([command, "--help"]) == 0
+    assert capsys.readouterr().out == short
+    examples = short.split("Examples:")[1].strip().splitlines()
+    assert len(examples) >= 2
+    assert all(line.strip().startswith(f"nsa-harness {command} ") and len(line) <= 80 for line in examples)
+
+
 def test_a_script_takes_the_words_behind_the_dashes(here: Path, requests: list[RunRequest]) -> None:
     (here / "train me.py").write_text("print()\n")
     words = ["run", "--script", "train me.py", "--ranks", "3", "limits.deadline_s=9", "--", "--resume", "--", "x"]

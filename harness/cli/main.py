@@ -25,17 +25,40 @@ _DEBUG = "NSA_HARNESS_DEBUG"
 _NOT_JUDGED = 125
 _USAGE = 2
 
+_EXAMPLES = {
+    "run": """
+nsa-harness run train.py --ranks 2 -- --steps 5    your script and its words
+nsa-harness run -m pkg.train --repeat 10           a module, ten times
+nsa-harness run ddp_onestep train.steps=3          a scenario, one key changed
+nsa-harness run -t plan --jobs 2                   all scenarios with a tag""",
+    "watch": """
+nsa-harness watch -- torchrun --nproc-per-node 8 train.py
+nsa-harness watch --on-hang=kill -- python train.py""",
+    "attach": """
+nsa-harness attach 4711             torchrun, a rank, or what started them
+nsa-harness attach 4711 --for 300   look for five minutes""",
+    "bisect": """
+nsa-harness bisect fault_gc_layer --gc-range
+nsa-harness bisect train.py --gc-range=0:8 --arg '--gc-layers={layers}'""",
+}
+
+
+def _epilog(command: str) -> str:
+    return f"Examples:\n\n\b{_EXAMPLES[command]}"
+
+
 app = typer.Typer(
     name="nsa-harness",
     help="Run training scenarios, tell a hang from a slow run, and say which rank, line and collective it was.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(cli_run.run)
-app.command()(cli_bisect.bisect)
-app.command()(cli_watch.watch)
-app.command()(cli_watch.attach)
+app.command(epilog=_epilog("run"))(cli_run.run)
+app.command(epilog=_epilog("bisect"))(cli_bisect.bisect)
+app.command(epilog=_epilog("watch"))(cli_watch.watch)
+app.command(epilog=_epilog("attach"))(cli_watch.attach)
 app.command()(cli_health.doctor)
 app.command()(cli_health.selftest)
 app.add_typer(ci_app)
