@@ -36,7 +36,7 @@ def watch(
         float | None,
         typer.Option(envvar="NSA_HARNESS_DEADLINE", metavar="SECONDS", min=0.001, help="None unless given."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="No line at the start.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="Told is only a hang.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.")
     ] = False,

@@ -220,7 +220,7 @@ class GuestLines(Listener):
     """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        """`quiet`: without the line at the start."""
+        """`quiet`: nothing at the start, nor of a failure, which the job itself has told."""
         self._stream = stream
         self._quiet = quiet
 
@@ -235,7 +235,7 @@ class GuestLines(Listener):
         self.say(f"moves: {text}")
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
-        if outcome.verdict.status in (Status.HANG, Status.FAIL):
+        if outcome.verdict.status is Status.HANG or (outcome.verdict.status is Status.FAIL and not self._quiet):
             for line in answer_lines(outcome, _COLUMNS):
                 self._line(line)
 

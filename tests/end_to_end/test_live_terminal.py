@@ -76,7 +76,7 @@ def test_ctrl_c_is_answered_in_the_live_view_and_the_screen_is_left_in_order(wor
     assert "\x1b[?7l" not in person.text.rpartition("\x1b[?25h")[2]
     stays = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", person.text.rpartition("\x1b[?25h")[2])
     assert "Interrupted: only what is listed was judged." in stays
-    assert re.search(r"^  page +reports/\S+/report.html$", stays, re.MULTILINE)
+    assert re.search(r"^  more +reports/\S+/SUMMARY.md$", stays, re.MULTILINE)
 
 
 @pytest.mark.slow
