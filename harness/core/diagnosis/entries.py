@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import Difference, minority
 from nsa_harness.core.alignment.reasons import StepDifference
-from nsa_harness.core.alignment.timeline import Event
+from nsa_harness.core.alignment.timeline import UNTOLD_GROUP, Event
 from nsa_harness.core.diagnosis.case import Case, at, collectives_of, place_of, wait_place
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending
@@ -26,7 +26,9 @@ def event_text(case: Case, rank: int, event: Event) -> str:
 
 
 def number_text(event: Event) -> str:
-    """Which one of its group it is, behind the name of the operation."""
+    """Which one of its group it is, behind the name of the operation; nothing where only its stack is known."""
+    if event.group == UNTOLD_GROUP:
+        return ""
     return f"{'' if event.seq is None else f' #{event.seq}'} of group {event.group or '0'}"
 
 
@@ -57,8 +59,9 @@ def counts_text(counts: Sequence[tuple[int, int]]) -> str:
     return " · ".join(f"{ranks} {text}" for ranks, text in classes([(rank, f"x{count}") for rank, count in counts]))
 
 
-def reference(event: Event) -> CollectiveRef:
-    return CollectiveRef(group=event.group, seq=event.seq, op=event.op)
+def reference(event: Event) -> CollectiveRef | None:
+    """None where only its stack is known."""
+    return None if event.group == UNTOLD_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
 def event_place(case: Case, rank: int, event: Event) -> Place | None:
