@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.verdict.host_waits import is_library
 from nsa_harness.supervisor.capture.descriptors import holds
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
 
@@ -111,6 +112,28 @@ def task_io_bytes(pid: int, tid: int) -> int | None:
     return int(counted["rchar"]) + int(counted["wchar"]) if "wchar" in counted else None
 
 
+_LAST_RAN = "se.exec_start"  # in /proc/PID/task/TID/sched, milliseconds of the scheduler's clock; not in every kernel
+
+
+def idle_s(pid: int, tid: int) -> float | None:
+    """Since the thread last ran on a core. The scheduler's clock is nobody else's: this thread runs, which places it."""
+    then, now = _last_ran_s(f"/proc/{pid}/task/{tid}/sched"), _last_ran_s("/proc/thread-self/sched")
+    return None if then is None or now is None else max(0.0, now - then)
+
+
+def _last_ran_s(path: str) -> float | None:
+    for line in kernel_text(path).splitlines():
+        if line.startswith(_LAST_RAN):
+            return float(line.rpartition(":")[2]) / 1000
+    return None
+
+
+def all_idle_s(pid: int) -> float:
+    """For how long no thread of the program has run, those of torch's libraries aside; 0 where that is not known."""
+    tasks = (task for task in _tasks(pid, 0) if not is_library(task))
+    return min((0.0 if task.idle_s is None else task.idle_s for task in tasks), default=0.0)
+
+
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
     """One process; times relative to `origin_ns`. None when it is gone."""
     stat = read_stat(pid)
@@ -149,5 +172,6 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             timed=None,
             cpu_s=stat.cpu_s,
             io_bytes=task_io_bytes(pid, tid),
+            idle_s=idle_s(pid, tid),
         )
         yield with_system_call(task, pid, origin_ns)
