@@ -116,7 +116,7 @@ _LAST_RAN = "se.exec_start"  # in /proc/PID/task/TID/sched, milliseconds of the 
 
 
 def idle_s(pid: int, tid: int) -> float | None:
-    """Since the thread last ran on a core. The scheduler's clock is nobody else's: this thread runs, which places it."""
+    """Since the thread last ran on a core. The scheduler has a clock of its own: this thread runs, which places it."""
     then, now = _last_ran_s(f"/proc/{pid}/task/{tid}/sched"), _last_ran_s("/proc/thread-self/sched")
     return None if then is None or now is None else max(0.0, now - then)
 
