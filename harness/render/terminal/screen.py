@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
 from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
@@ -231,7 +232,10 @@ def _expectations(report: Report) -> str:
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    if report.interrupted:
+    only_looked_at = bool(report.outcomes) and all(
+        one.repeat is None and one.verdict.cause == Cause.INTERRUPTED for one in report.outcomes
+    )
+    if report.interrupted and not only_looked_at:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
     asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))

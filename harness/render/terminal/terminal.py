@@ -41,6 +41,8 @@ _STYLES = (
     (_VERDICT + r"FAIL(?= )", "bold red"),
     (_VERDICT + r"ERROR(?= )", "bold yellow"),
     (_VERDICT + r"SKIP(?= )", "bold cyan"),
+    (_VERDICT + r"MOVES(?= )", "bold green"),
+    (_VERDICT + r"STALL(?= )", "bold yellow"),
     (r"^(?:    )?stall(?=  )", "yellow"),
     (r"^moves(?=  )", "green"),
     (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),

@@ -289,5 +289,6 @@ def look(
         interrupted=interrupted,
         policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
     )
+    watch.write("attached")
     begun_s = watch.now_s()
     return watch.run()
