@@ -228,10 +228,9 @@ def _collective(
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
     if pending is None:
-        # DDP waits below the engine, and without a probe nobody says for what.
-        unrecorded = in_engine and rank.board is None and not computes
+        # Without a probe only the stack says for what; DDP waits below the engine of autograd.
         named = group_call(frames) if rank.board is None and not computes else None
-        if not (inside or unrecorded or named or (call is not None and not frames)):
+        if not (inside or named or (call is not None and not frames)):
             return None
         if named and named.op in TRANSFERS:
             return Stand(kind=WaitKind.POINT_TO_POINT, peers=others, closed=bool(others))
