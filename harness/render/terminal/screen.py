@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
 from nsa_harness.core.comparison.severity import silent_faults
-from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
@@ -232,10 +231,9 @@ def _expectations(report: Report) -> str:
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    only_looked_at = bool(report.outcomes) and all(
-        one.repeat is None and one.verdict.cause == Cause.INTERRUPTED for one in report.outcomes
-    )
-    if report.interrupted and not only_looked_at:
+    if report.outcomes and all(one.repeat is None and one.dir for one in report.outcomes):
+        return None  # a job that was only found is nothing that we could start, nor go on with
+    if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
     asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
