@@ -21,6 +21,7 @@ from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
+    RUNS_ON,
     Artifact,
     Culprit,
     Finding,
@@ -196,7 +197,7 @@ def ended(evidence: Evidence) -> str:
         return "nothing was started"
     left = _left(evidence.undead)
     if _runs_on(evidence):
-        return "not by us: it runs on" if evidence.attached or evidence.ending is Ending.DETACHED else "not by us"
+        return RUNS_ON if evidence.attached or evidence.ending is Ending.DETACHED else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"

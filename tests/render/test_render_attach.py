@@ -11,7 +11,7 @@ import pytest
 from render_samples import DEADLOCK, MIXED
 
 from nsa_harness.core.evidence.live import FirstLook
-from nsa_harness.core.report import Finding, Outcome, Report, Status, Verdict
+from nsa_harness.core.report import RUNS_ON, Finding, Outcome, Report, Status, Verdict
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.events import Events
@@ -38,7 +38,9 @@ ROWS = (
 def looked_at(cause: str) -> Outcome:
     said = Finding(code=cause, claim="it was looked at", ranks=(), place=None, confidence=1.0, proof=(), advice="Wait.")
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=said.claim)
-    return replace(DEADLOCK, verdict=verdict, findings=(said,), expected=False, repeat=None, next=None, why=None)
+    return replace(
+        DEADLOCK, verdict=verdict, findings=(said,), expected=False, repeat=None, next=None, why=None, ended=RUNS_ON
+    )
 
 
 def report_of(outcome: Outcome, *, interrupted: bool = False) -> Report:
@@ -65,11 +67,11 @@ def test_what_could_not_be_judged_stays_an_error() -> None:
 
 
 def test_no_command_is_offered_that_starts_a_job_that_was_only_found() -> None:
-    for outcome in (looked_at("suspected"), replace(DEADLOCK, expected=False, repeat=None, next=None)):
+    for outcome in (looked_at("suspected"), replace(DEADLOCK, expected=False, ended=RUNS_ON)):
         assert not any("nsa-harness run" in line for line in done_lines(report_of(outcome), PLAYBOOK, RUN_DIR, 100))
     stopped = report_of(looked_at("interrupted"), interrupted=True)
     assert not any("--resume" in line for line in done_lines(stopped, PLAYBOOK, RUN_DIR, 100))
-    ours = report_of(replace(looked_at("interrupted"), repeat="nsa-harness run x"), interrupted=True)
+    ours = report_of(replace(looked_at("interrupted"), ended="by itself, no process left"), interrupted=True)
     assert any("--resume" in line for line in done_lines(ours, PLAYBOOK, RUN_DIR, 100))
 
 

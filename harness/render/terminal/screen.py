@@ -10,7 +10,7 @@ from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitt
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer, words
 from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
 from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
@@ -231,7 +231,7 @@ def _expectations(report: Report) -> str:
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
-    if report.outcomes and all(one.repeat is None and one.dir for one in report.outcomes):
+    if any(one.ended == RUNS_ON for one in report.outcomes):
         return None  # a job that was only found is nothing that we could start, nor go on with
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
