@@ -188,6 +188,13 @@ def test_a_stack_decides_nothing_where_a_rank_has_a_board() -> None:
             ),
             "all_gather (DDP)",
         ),
+        (
+            (
+                frame(9, file=f"{SITE}/torch/nn/parallel/distributed.py", function="_default_broadcast_coalesced"),
+                line("model(batch)"),
+            ),
+            "broadcast (DDP)",
+        ),
         ((frame(9, file=f"{SITE}/torch/distributed/checkpoint/filesystem.py", function="write"), line("save")), None),
         ((line("save"),), None),
         ((), None),

@@ -11,7 +11,7 @@ import pytest
 from render_samples import DEADLOCK, MIXED
 
 from nsa_harness.core.evidence.live import FirstLook
-from nsa_harness.core.report import RUNS_ON, Finding, Outcome, Report, Status, Verdict
+from nsa_harness.core.report import RUNS_ON, Artifact, Finding, Outcome, Report, Status, Verdict
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.events import Events
@@ -93,3 +93,11 @@ def test_the_first_look_is_an_event() -> None:
         ([0], "barrier", 164.0),
         ([1, 2, 3], "all_reduce (DDP)", None),
     ]
+
+
+def test_a_pattern_of_files_is_no_link() -> None:
+    dumps = (Artifact(path="dumps/rank*.txt", count=6, absent=None), Artifact(path="profile.txt", count=7, absent=None))
+    page = report_html(report_of(replace(DEADLOCK, artifacts=dumps)), PLAYBOOK)
+    assert f'href="{DEADLOCK.dir}/profile.txt"' in page
+    assert "<code>dumps/rank*.txt</code>" in page
+    assert "%2A" not in page
