@@ -25,6 +25,7 @@ from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
+from nsa_harness.render import words
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.answer import answer_lines
@@ -329,4 +330,5 @@ def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)
     unmarked = ("no marks: the job was started without the probe; steps, modules and collectives are not known",)
-    return spec if job.boards else replace(spec, notes=unmarked)
+    gone = [f"{words.ranks(job.missing)} of this job: no process is there, it has ended"] if job.missing else []
+    return replace(spec, notes=(*gone, *(() if job.boards else unmarked)))

@@ -19,7 +19,7 @@ from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.observe import attach
-from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, only_job
+from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, missing_ranks, only_job
 from nsa_harness.supervisor.watch.ranks import Ranks
 
 WAITS = "import signal; print(flush=True); signal.pause()"
@@ -143,3 +143,18 @@ def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_p
         quiet_since_s = seen.last_progress_s()
         seen.read_boards(101.0)
         assert seen.last_progress_s() == quiet_since_s
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, (1, 3)),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ()),
+        ({"WORLD_SIZE": "4"}, ()),
+        ({}, ()),
+    ],
+)
+def test_ranks_of_this_node_without_a_process_are_missing(
+    environment: dict[str, str], missing: tuple[int, ...]
+) -> None:
+    assert missing_ranks({0: 11, 2: 12}, environment) == missing

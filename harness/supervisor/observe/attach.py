@@ -9,7 +9,7 @@ import functools
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -51,6 +51,7 @@ class RunningJob:
     ranks: Mapping[int, int]
     boards: Path | None  # of a job that nsa-harness itself observes or runs
     origin_ns: int  # when its oldest rank was started, on the monotonic clock
+    missing: tuple[int, ...] = ()  # ranks of this node that have no process
 
 
 def find_job(pid: int) -> RunningJob:
@@ -70,7 +71,21 @@ def find_job(pid: int) -> RunningJob:
             " name torchrun, a rank, or a process above them"
         )
     _check_stacks(*min(ranks.items()))
-    return RunningJob(pid=pid, ranks=ranks, boards=_boards_of(ranks), origin_ns=_started_ns(ranks))
+    return RunningJob(
+        pid=pid,
+        ranks=ranks,
+        boards=_boards_of(ranks),
+        origin_ns=_started_ns(ranks),
+        missing=missing_ranks(ranks, procfs.environment(min(ranks.values()))),
+    )
+
+
+def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Of a job on one node, by what its launcher has told a rank; of one on several nobody here can say."""
+    size = environment.get("WORLD_SIZE", "")
+    if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
+        return ()
+    return tuple(rank for rank in range(int(size)) if rank not in ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
