@@ -89,7 +89,7 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
 
 
 def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[Standing]:
-    waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence)
+    waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence, judgement)
     if not waits:
         if judgement.status is not Status.PASS:
             yield from (_last_standing(evidence, rank, culprit) for rank in evidence.ranks)
@@ -106,10 +106,10 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
         )
 
 
-def _seen_last(evidence: Evidence) -> Sequence[Wait]:
+def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
     """Of a job that was only looked at: where its ranks stood at the end, though nothing is proven by it."""
     looks = evidence.snapshots[-2:]
-    if evidence.ending is not Ending.DETACHED or len(looks) < 2:
+    if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
         return ()
     return wait_for(looks[0], looks[1], (), evidence.backend).waits
 

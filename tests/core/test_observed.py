@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import C10D, board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, task, twice
+from builders import ended as exited
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
@@ -103,6 +104,8 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
     assert rows(replace(found, attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]
     moved = (replace(found.snapshots[0], ranks=()), found.snapshots[1])
     assert rows(replace(found, snapshots=moved))[0] == ("moving in step", "", 40.0)
+    left = (replace(everyone[0], exit=exited(0, 3)), everyone[1])
+    assert rows(replace(found, ranks=left, exits=(exited(0, 3),)))[0][0].startswith("ended with exit code 3")
     assert rows(replace(found, ending=Ending.INTERRUPTED))[0] == ("no mark was written", "", 40.0)
 
 
