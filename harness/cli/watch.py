@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,7 +72,12 @@ def watch(
 
 
 def attach(
-    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="torchrun, a rank, or a process above them.")],
+    pid: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="PID", min=1, help="torchrun, a rank, or a process above them; without it the job of this user."
+        ),
+    ] = None,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[limits.KEY=SECONDS]...", help="Limits, as for watch.")
     ] = None,
@@ -87,12 +93,12 @@ def attach(
     no_redact: NoRedact = False,
 ) -> None:
     """Look at a running job: does it move, or is it proven to hang? Nothing is done to it."""
-    from nsa_harness.commands.watch import AttachRequest
+    from nsa_harness.commands.watch import AttachRequest, chosen_job
     from nsa_harness.commands.watch import attach as run_attach
     from nsa_harness.core.scenario.observed_job import observed_limits
 
     request = AttachRequest(
-        pid=pid,
+        pid=chosen_job(_ask) if pid is None else pid,
         for_s=for_s,
         limits=observed_limits(words or ()),
         out=out,
@@ -102,6 +108,15 @@ def attach(
         verbose=verbose,
     )
     raise typer.Exit(run_attach(request))
+
+
+def _ask(jobs: Sequence[str]) -> int | None:
+    """Which of several jobs; None where nobody is there to say."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    for job in jobs:
+        typer.echo(f"  {job}", err=True)
+    return int(typer.prompt("PID of the job to look at", type=int, err=True))
 
 
 def _on_hang(text: str) -> tuple[OnHang, str]:

@@ -6,13 +6,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts, Outcome
@@ -140,6 +140,9 @@ class AttemptAudience:
     def phase(self, progress: Progress) -> None:
         phase = phase_name(progress)
         self.tell(lambda one: one.phase(self.name, phase, progress))
+
+    def looked(self, rows: Sequence[FirstLook]) -> None:
+        self.tell(lambda one: one.looked(self.name, rows))
 
     def suspect(self, text: str) -> None:
         self.tell(lambda one: one.suspect(self.name, text))

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,9 +21,11 @@ from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Outcome, Status, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
+from nsa_harness.render import words
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.answer import answer_lines
@@ -31,7 +33,7 @@ from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.observe.attach import RunningJob, find_job, look, onlooker
+from nsa_harness.supervisor.observe.attach import RunningJob, find_job, jobs_of_this_user, look, onlooker, only_job
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
 from nsa_harness.supervisor.store.record import Record, write_record
@@ -265,6 +267,22 @@ class AttachRequest:
     verbose: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnlookerAudience(AttemptAudience):
+    """Without boards nobody knows a phase of the job."""
+
+    def phase(self, progress: Progress) -> None:
+        if any(rank.quiet_s is not None for rank in progress.ranks):
+            super().phase(progress)
+
+
+def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
+    """The only job of this user, or the one of several that is named when asked. Raises NoSuchJob."""
+    jobs = jobs_of_this_user()
+    named = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
+    return only_job(jobs) if named is None else named
+
+
 def attach(request: AttachRequest) -> int:
     """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
     job = find_job(request.pid)
@@ -293,7 +311,7 @@ def attach(request: AttachRequest) -> int:
                 guarded,
                 spec,
                 attempt,
-                AttemptAudience(name=spec.scenario, tell=broadcast),
+                OnlookerAudience(name=spec.scenario, tell=broadcast),
                 interrupted=lambda: interruption.count > 0,
                 for_s=request.for_s,
             )
@@ -312,4 +330,5 @@ def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)
     unmarked = ("no marks: the job was started without the probe; steps, modules and collectives are not known",)
-    return spec if job.boards else replace(spec, notes=unmarked)
+    gone = [f"{words.ranks(job.missing)} of this job: no process is there, it has ended"] if job.missing else []
+    return replace(spec, notes=(*gone, *(() if job.boards else unmarked)))

@@ -21,6 +21,7 @@ from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
+    RUNS_ON,
     Artifact,
     Culprit,
     Finding,
@@ -33,8 +34,10 @@ from nsa_harness.core.report import (
     Verdict,
     Vital,
 )
+from nsa_harness.core.verdict.motion import rank_stack, task_of
 from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
 from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import wait_for
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
@@ -86,12 +89,13 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
 
 
 def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[Standing]:
-    if judgement.proof is None:
+    waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence, judgement)
+    if not waits:
         if judgement.status is not Status.PASS:
             yield from (_last_standing(evidence, rank, culprit) for rank in evidence.ranks)
         return
     places = meshes(evidence)
-    for wait in sorted(judgement.proof.graph.waits, key=lambda wait: wait.rank):
+    for wait in sorted(waits, key=lambda wait: wait.rank):
         yield Standing(
             rank=wait.rank,
             stands_in=wait.stands_in,
@@ -100,6 +104,14 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
             culprit=_blamed(wait.rank, culprit),
             coordinates=coordinates(wait.rank, places),
         )
+
+
+def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
+    """Of a job that was only looked at: where its ranks stood at the end, though nothing is proven by it."""
+    looks = evidence.snapshots[-2:]
+    if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
+        return ()
+    return wait_for(looks[0], looks[1], (), evidence.backend).waits
 
 
 _OUTSIDE = {
@@ -136,14 +148,23 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
         return rank_names(wait.peers, places)
     if wait.child is not None:
         return f"process {wait.child.deepest.pid}"
+    if wait.kind is WaitKind.NOTHING:
+        return ""
     return _OUTSIDE.get(wait.kind, "outside the job")
 
 
 def _quiet_s(evidence: Evidence, rank: int) -> float | None:
     board = next((one.board for one in evidence.ranks if one.rank == rank), None)
     if board is None or board.newest is None:
-        return None
+        return _idle_s(evidence, rank) if evidence.attached else None
     return max(0.0, evidence.ended_s - board.newest.at_s)
+
+
+def _idle_s(evidence: Evidence, rank: int) -> float | None:
+    """Since its thread that trains last ran on a core, as the kernel said at the last look."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    tasks = (task_of(one, rank_stack(one)) for one in last if one.rank == rank)
+    return next((task.idle_s for task in tasks if task is not None), None)
 
 
 def _blamed(rank: int, culprit: Culprit | None) -> bool:
@@ -176,7 +197,7 @@ def ended(evidence: Evidence) -> str:
         return "nothing was started"
     left = _left(evidence.undead)
     if _runs_on(evidence):
-        return "not by us: it runs on" if evidence.ending is Ending.DETACHED else "not by us"
+        return RUNS_ON if evidence.attached or evidence.ending is Ending.DETACHED else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"
@@ -200,7 +221,7 @@ def outcome_of(
     directory: str,
     artifacts: Sequence[Artifact],
     metrics: Mapping[str, float],
-    repeat: str,
+    repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
     """Judge, diagnose and tell one attempt.

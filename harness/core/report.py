@@ -39,6 +39,8 @@ class Status(StrEnum):
     ERROR = "ERROR"
 
 
+RUNS_ON = "not by us: it runs on"  # how a job ended that was only found
+SUSPECTED = "suspected"  # a job that was only looked at, and did not move
 STILL_RUNNING = "still_running"  # a job that was only looked at, and moves: nobody has seen its end
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsa_harness.core.comparison.severity import silent_faults
-from nsa_harness.core.report import CallStack, Finding, Outcome, Place, Report, Standing, Status
+from nsa_harness.core.report import SUSPECTED, CallStack, Finding, Outcome, Place, Report, Standing, Status
 from nsa_harness.render import words
 
 
@@ -24,6 +24,8 @@ class StackRow(NamedTuple):
 def title(outcome: Outcome) -> str:
     """ "deadlock · likely cause · 7.0 s after the last progress"."""
     verdict, timing = outcome.verdict, outcome.timing
+    if words.verdict(outcome) != verdict.status.value:
+        return "not proven" if verdict.cause == SUSPECTED else "no hang, and not at its end"
     said = cause_of(outcome)
     sure = f"{words.certainty(said.confidence)} cause" if said else ""
     parts = [words.headline_tag(outcome), sure]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nsa_harness.core.comparison.severity import strict_exit_code
-from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
 from nsa_harness.render.documents.report_json import outcome_values
@@ -44,6 +44,9 @@ class Events(Listener):
             return
         self._phases[scenario] = phase
         self._write("phase", scenario, phase=escape(phase), **asdict(escaped(progress)))
+
+    def looked(self, scenario: str, rows: Sequence[FirstLook]) -> None:
+        self._write("look", scenario, rows=[asdict(row) for row in escaped(tuple(rows))])
 
     def suspect(self, scenario: str, text: str) -> None:
         self._write("suspect", scenario, text=escape(text))

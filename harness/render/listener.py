@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
@@ -26,6 +26,9 @@ class Listener:
 
     def phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Where the ranks are. Called as often as the watch looks, also when nothing changed."""
+
+    def looked(self, attempt: str, rows: Sequence[FirstLook]) -> None:
+        """Where the ranks of a job stand that is found running, before anything is known of it."""
 
     def suspect(self, attempt: str, text: str) -> None:
         """A stall: it may move again."""

@@ -10,7 +10,24 @@ from itertools import islice
 
 from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN
-from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place, Report, Standing, Status, Trouble, counts
+from nsa_harness.core.report import (
+    STILL_RUNNING,
+    SUSPECTED,
+    HangKind,
+    MachineFacts,
+    Outcome,
+    Place,
+    Report,
+    Standing,
+    Status,
+    Trouble,
+    counts,
+)
+
+
+def verdict(outcome: Outcome) -> str:
+    """For people: a job that was only looked at has no verdict, and nothing about it is an error."""
+    return _LOOKED_AT.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
 def meaning(outcome: Outcome) -> str:
@@ -34,6 +51,7 @@ _MEANING: dict[HangKind | Status, str] = {
 }
 
 
+_LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL"}
 UNKNOWN = "not known"
 # The order in which people want to hear it.
 LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from builders import LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
+from builders import (
+    ALL_REDUCE,
+    LIMITS,
+    collective,
+    frame,
+    in_all_reduce,
+    process,
+    rank_snapshot,
+    snapshot,
+    stack,
+    task,
+    twice,
+)
 
-from nsa_harness.core.diagnosis.early_word import EarlyWord, duration, early_word
+from nsa_harness.core.diagnosis.early_word import EarlyWord, duration, early_word, first_look
 from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
+from nsa_harness.core.evidence.live import FirstLook
 
 READING = rank_snapshot(
     1,
@@ -63,3 +77,42 @@ def test_a_sleep_that_ends_in_time_has_no_date() -> None:
 
 def test_a_duration_is_in_minutes_and_seconds() -> None:
     assert [duration(seconds) for seconds in (4.4, 59.6, 292.0)] == ["4 s", "1 min 0 s", "4 min 52 s"]
+
+
+def stands(rank: int, line: int, idle_s: float | None, cpu_s: float = 1.0, **facts: Any) -> RankSnapshot:
+    own = task(100 + rank, idle_s=idle_s, **facts)
+    return rank_snapshot(rank, ALL_REDUCE, frame(line), process=process(100 + rank, tasks=(own,), cpu_s=cpu_s))
+
+
+def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
+    runs = stands(3, 50, 0.0, state="R")
+    rows = first_look(snapshot(1, 60.0, stands(0, 40, 30.0), stands(1, 40, 20.0, 2.0), stands(2, 41, None), runs), "")
+    assert rows == (
+        FirstLook(
+            ranks=(0, 1),
+            blocked_in="all_reduce",
+            place="train.py:40",
+            function="step",
+            idle_s=20.0,
+            cpu_s=2.0,
+            age_s=60.0,
+        ),
+        FirstLook(
+            ranks=(2,),
+            blocked_in="all_reduce",
+            place="train.py:41",
+            function="step",
+            idle_s=None,
+            cpu_s=1.0,
+            age_s=60.0,
+        ),
+        FirstLook(
+            ranks=(3,), blocked_in="running", place="train.py:50", function="step", idle_s=0.0, cpu_s=1.0, age_s=60.0
+        ),
+    )
+
+
+def test_a_rank_that_has_left_and_one_without_a_stack_have_a_row_too() -> None:
+    bare = rank_snapshot(1, process=process(101, tasks=(task(101, syscall="read", target="/job/data.fifo"),)))
+    rows = first_look(snapshot(1, 60.0, stands(0, 40, 30.0), bare), "", gone=(0,))
+    assert [(row.ranks, row.blocked_in, row.place) for row in rows] == [((0,), "has left", ""), ((1,), "read", "")]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, twice
+from builders import C10D, board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, task, twice
+from builders import ended as exited
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
+from nsa_harness.core.outcome import ended, standings
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
+
+C10D_BARRIER = frame(5356, file=C10D, function="barrier")
 
 
 def seen(*samples, ranks=2, **changes):
@@ -81,3 +85,32 @@ def test_a_proof_that_was_taken_back_is_a_finding_of_the_run_that_passed():
         "proven to hang 11 s after the start (starved: an open wait of 7 s), and it moved again after 18 s"
         " (2 times, this was the last): that was no hang"
     )
+
+
+def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
+    stands = [
+        rank_snapshot(rank, C10D_BARRIER, frame(), process=process(100 + rank, tasks=(task(100 + rank, idle_s=40.0),)))
+        for rank in (0, 1)
+    ]
+    everyone = [rank_evidence(rank) for rank in (0, 1)]
+    found = evidence(
+        *everyone, ending=Ending.DETACHED, snapshots=twice(*stands), samples=(), observed=True, attached=True
+    )
+
+    def rows(of):
+        return [(row.stands_in, row.waits_for, row.quiet_s) for row in standings(of, judge(of), None)]
+
+    assert rows(found) == [("barrier", "rank 1", 40.0), ("barrier", "rank 0", 40.0)]
+    assert rows(replace(found, attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]
+    moved = (replace(found.snapshots[0], ranks=()), found.snapshots[1])
+    assert rows(replace(found, snapshots=moved))[0] == ("moving in step", "", 40.0)
+    left = (replace(everyone[0], exit=exited(0, 3)), everyone[1])
+    assert rows(replace(found, ranks=left, exits=(exited(0, 3),)))[0][0].startswith("ended with exit code 3")
+    assert rows(replace(found, ending=Ending.INTERRUPTED))[0] == ("no mark was written", "", 40.0)
+
+
+def test_a_job_that_was_found_runs_on_and_nothing_is_said_of_its_processes():
+    found = seen(sample(0, "waiting"), attached=True, teardown_s=None)
+    assert ended(found) == "not by us: it runs on"
+    assert ended(replace(found, ending=Ending.STALL)) == "not by us: it runs on"
+    assert ended(replace(found, ending=Ending.STALL, attached=False)) == "not by us"

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nsa_harness.supervisor.capture import procfs
+
 from .conftest import PROGRAMS, Workspace
 from .jobs import GATE, TORCHRUN, gate, nsa_harness, opened, running, said, until
 
@@ -56,6 +58,30 @@ def hung_job(workspace: Workspace) -> Iterator[tuple[subprocess.Popen[bytes], Pa
     with running([*TORCHRUN, GATE, str(pipe)], workspace) as job:
         until(lambda: len(ranks_of(job)) == 2 and holds(ranks_of(job)[1], "/gate"), "rank 1 stands at the gate")
         yield job, pipe
+
+
+RANK0_BARRIER = PROGRAMS.parent / "faults" / "groups_rank0_barrier.py"
+
+
+@pytest.mark.slow
+def test_stacks_alone_name_the_line_that_a_run_with_marks_names(workspace: Workspace) -> None:
+    with running([*TORCHRUN, str(RANK0_BARRIER), "fault"], workspace) as job:
+        stands = lambda one: procfs.all_idle_s(one.pid) > 3.0  # noqa: E731
+        until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
+        ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3", "--json", "--out", "looked")
+    watched = workspace.outcome_of_script(RANK0_BARRIER, 2, "fault")
+
+    (outcome,) = json.loads((workspace.directory / "looked" / "latest" / "report.json").read_text())["outcomes"]
+    told, place = watched["culprit"], watched["culprit"]["place"]
+    assert (ran.code, outcome["verdict"], outcome["cause"]) == (124, "HANG", "rank0_only_collective")
+    assert (outcome["cause"], outcome["culprit"]["ranks"]) == (watched["cause"], told["ranks"])
+    assert [outcome["culprit"]["place"][key] for key in ("file", "line")] == [place[key] for key in ("file", "line")]
+    assert outcome["findings"][0]["confidence"] < watched["findings"][0]["confidence"]
+    stands_in = [row["stands_in"] for row in outcome["detail"]["standings"]]
+    assert stands_in == ["barrier", "all_reduce (DDP)"]
+    events = {event["event"]: event for line in ran.out.splitlines() if (event := json.loads(line))}
+    assert [row["blocked_in"] for row in events["look"]["rows"]] == stands_in
+    assert outcome["detail"]["repeat"] is None
 
 
 def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
@@ -143,7 +169,9 @@ def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
         f"attach: process {other.pid} (sleep 600) is no rank, and none below it has RANK or has loaded torch;"
         " name torchrun, a rank, or a process above them\n"
     )
-    assert gone.err.startswith(f"attach: no process {other.pid} is running here; ")
+    assert gone.err == (
+        f"attach: no process {other.pid} is running here; `nsa-harness attach` without it lists the jobs\n"
+    )
     assert not (workspace.directory / "reports").exists()
 
 

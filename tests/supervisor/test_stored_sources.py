@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,3 +41,21 @@ def test_who_sets_keys_is_kept_beside_the_functions_that_the_evidence_names(tmp_
         (2, "def publish(board):"),
         (8, "def wait(store):"),
     ]
+
+
+def test_of_a_job_that_was_found_only_what_stood_there_when_it_was_started_is_its_source(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    hour_ago_s = time.time() - 3600.0
+    os.utime(program, (hour_ago_s, hour_ago_s))
+    frames = (Frame(file=str(program), line=9, function="wait"),)
+    error = Raised(rank=1, at_s=1.0, type="ValueError", message="", frames=frames, proof="")
+
+    def kept(name: str, running_for_s: float, *, attached: bool) -> int:
+        seen = collect(clean(tmp_path / name), spec(), "n")
+        seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),), ended_s=running_for_s, attached=attached)
+        return len(with_sources(clean(tmp_path / name), seen, launched_here=True).sources)
+
+    assert kept("edited after the start", 7200.0, attached=True) == 0
+    assert kept("as it was started", 1800.0, attached=True) == 1
+    assert kept("of our own, by its spec alone", 7200.0, attached=False) == 1

@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from nsa_harness.core.alignment.counts import parted_before
 from nsa_harness.core.alignment.repair import Edit, Repair, repairs
 from nsa_harness.core.alignment.routine import KEPT, comes_later, due, leaves_a_loop
-from nsa_harness.core.alignment.timeline import Event, Field, Timeline, Token, field_apart, value
+from nsa_harness.core.alignment.timeline import UNTOLD_GROUP, Event, Field, Timeline, Token, field_apart, value
 from nsa_harness.core.evidence.evidence import Board, Mode
 
 Members = tuple[int, ...]
@@ -73,6 +73,24 @@ def differences(
         if (one := _of_group(group, members, timelines, boards))
     ]
     return tuple(sorted(found, key=lambda one: (one.kind is DifferenceKind.LATE, _since_s(one), one.group)))
+
+
+def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
+    """Where ranks without a record stand in different calls, transfers aside. Whose is not due no stack shows."""
+    entered = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
+    if len({event.site for event in entered.values()}) < 2 or any(event.transfer for event in entered.values()):
+        return None
+    return Difference(
+        kind=DifferenceKind.ORDER,
+        group=UNTOLD_GROUP,
+        ranks=minority({rank: event.site for rank, event in entered.items()}),
+        expected=None,
+        entered=tuple(entered.items()),
+        absent=(),
+        where=False,
+        who=False,
+        new=False,
+    )
 
 
 def _within_what_is_known(

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame
+from nsa_harness.core.evidence.stacks import group_call, is_library
 from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 
+UNTOLD_GROUP = "?"  # a stack does not say of which group a call is
 _EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
@@ -127,6 +129,31 @@ def timeline(
         lost=frozenset(lost),
         whole=_kept_all(board) and set(oldest.values()) <= {1},
     )
+
+
+def stacked(rank: int, frames: Sequence[Frame], at_s: float) -> Timeline:
+    """Of a rank without any record: the one call that its stack, innermost frame first, stands in, if it is in one."""
+    named = group_call(frames)
+    chain = tuple(one for one in frames if not is_library(one.file) and not one.file.startswith("<"))
+    if named is None:
+        return Timeline(rank=rank, events=(), whole=False)
+    event = Event(
+        group=UNTOLD_GROUP,
+        op=named.text,
+        called=not named.by,
+        place=Place(file=chain[0].file, line=chain[0].line, function=chain[0].function) if chain else None,
+        elements=0,
+        dtype="",
+        root=None,
+        even=False,
+        seq=None,
+        at_s=at_s,
+        done=False,
+        step=None,
+        position=None,
+        chain=chain,
+    )
+    return Timeline(rank=rank, events=(event,), whole=False)
 
 
 def _training_tid(board: Board) -> int | None:

@@ -8,9 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from nsa_harness.core.alignment.alignment import Difference, DifferenceKind, Link, cycle, differences, groups_of
+from nsa_harness.core.alignment.alignment import (
+    Difference,
+    DifferenceKind,
+    Link,
+    cycle,
+    difference_of_stacks,
+    differences,
+    groups_of,
+)
 from nsa_harness.core.alignment.reasons import StepDifference, first_step_of_difference
-from nsa_harness.core.alignment.timeline import Timeline, comparable, timeline
+from nsa_harness.core.alignment.timeline import Timeline, comparable, stacked, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
 from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, Raised, RankEvidence, RankSnapshot
@@ -18,6 +26,7 @@ from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.verdict.group_waits import backend_of
+from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement
 from nsa_harness.core.verdict.wait import Wait
@@ -67,7 +76,17 @@ class Case:
         return not boards or any(board.optimizer or board.steps_s for board in boards)
 
     @cached_property
+    def stacks_only(self) -> bool:
+        """A hang of ranks none of which has a board or a recorder: what each of them waits in its stack alone says."""
+        recorded = (rank.board or collectives_of(self.evidence, rank) for rank in self.evidence.ranks)
+        return self.judgement.status is Status.HANG and bool(self.looked) and not any(recorded)
+
+    @cached_property
     def timelines(self) -> dict[int, Timeline]:
+        if self.stacks_only:
+            at_s = self.evidence.snapshots[-1].at_s
+            stacks = {rank: rank_stack(one) for rank, one in self.looked.items()}
+            return {rank: stacked(rank, stack.frames if stack else (), at_s) for rank, stack in stacks.items()}
         return comparable(
             {
                 rank.rank: timeline(
@@ -84,6 +103,9 @@ class Case:
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Where the ranks part, at most once a group."""
+        if self.stacks_only:
+            found = difference_of_stacks(self.timelines)
+            return (found,) if found else ()
         return differences(self.timelines, groups_of(self.timelines, self.boards), self.boards)
 
     @property

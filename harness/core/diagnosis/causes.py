@@ -12,7 +12,7 @@ from enum import StrEnum
 from re import Match, Pattern
 
 from nsa_harness.core.diagnosis.grades import Seen
-from nsa_harness.core.report import STILL_RUNNING, HangKind, Severity, Status
+from nsa_harness.core.report import STILL_RUNNING, SUSPECTED, HangKind, Severity, Status
 
 
 class Doubt(StrEnum):
@@ -1812,7 +1812,7 @@ class Cause(StrEnum):
     )
 
     SUSPECTED = Row(
-        code="suspected",
+        code=SUSPECTED,
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it did not move. That is no proof.",
         certain_by=(Seen.FACT,),

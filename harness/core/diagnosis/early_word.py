@@ -1,4 +1,4 @@
-"""The early word: where a suspected run stands before anything is proven, what may end it, when it would be a HANG."""
+"""The early word: where a run stands before anything is proven, what may end it, and when it would be a HANG."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.case import shorten
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.evidence.evidence import Sample, Snapshot
+from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
+from nsa_harness.core.evidence.live import FirstLook
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.motion import Motion
+from nsa_harness.core.verdict.motion import Motion, rank_stack, task_of
 from nsa_harness.core.verdict.proof import Episode, closed, two_looks
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_for
@@ -58,6 +59,39 @@ def early_word(
     left = [episode.left_s(root) for root in still_open]
     whole = None if not left or None in left else max(one for one in left if one is not None)
     return EarlyWord(blocked=blocked, could_end="; ".join(dict.fromkeys(ends)), left_s=whole)
+
+
+def first_look(look: Snapshot, backend: str, gone: Iterable[int] = ()) -> tuple[FirstLook, ...]:
+    """Where each rank stands at one moment, taken as if nothing moved; ranks that stand alike in one row."""
+    waits = {wait.rank: wait for wait in wait_for(look, look, gone, backend).waits}
+    alike: dict[tuple[str, str, str], list[RankSnapshot]] = {}
+    for rank in look.ranks:
+        line = waits[rank.rank].user if rank.rank in waits else None
+        place = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
+        stands = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].stands_in
+        alike.setdefault((stands, place, line.function if line else ""), []).append(rank)
+    return tuple(
+        FirstLook(
+            ranks=tuple(one.rank for one in ranks),
+            blocked_in=stands,
+            place=place,
+            function=function,
+            idle_s=min((idle for one in ranks if (idle := _idle_s(one)) is not None), default=None),
+            cpu_s=max((one.process.cpu_s for one in ranks if one.process), default=None),
+            age_s=look.at_s,
+        )
+        for (stands, place, function), ranks in alike.items()
+    )
+
+
+def _runs(rank: RankSnapshot) -> bool:
+    task = task_of(rank, rank_stack(rank))
+    return task is not None and (task.state == "R" or task.syscall == "running")
+
+
+def _idle_s(rank: RankSnapshot) -> float | None:
+    task = task_of(rank, rank_stack(rank))
+    return task.idle_s if task else None
 
 
 def _does(wait: Wait) -> str:

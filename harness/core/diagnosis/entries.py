@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nsa_harness.core.alignment.alignment import Difference, minority
 from nsa_harness.core.alignment.reasons import StepDifference
-from nsa_harness.core.alignment.timeline import Event
+from nsa_harness.core.alignment.timeline import UNTOLD_GROUP, Event
 from nsa_harness.core.diagnosis.case import Case, at, collectives_of, place_of, wait_place
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending
@@ -25,8 +25,11 @@ def event_text(case: Case, rank: int, event: Event) -> str:
 
 
 def number_text(event: Event) -> str:
-    """Which one of its group it is, behind the name of the operation; the group of all ranks is not named."""
-    of_group = "" if event.group in ("", "0", "default_pg") else f" of group {event.group}"
+    """Which one of its group it is, behind the name of the operation.
+
+    The group of all ranks is not named, nor one that a stack alone shows.
+    """
+    of_group = "" if event.group in ("", "0", UNTOLD_GROUP) else f" of group {event.group}"
     return f"{'' if event.seq is None else f' #{event.seq}'}{of_group}"
 
 
@@ -57,8 +60,9 @@ def counts_text(counts: Sequence[tuple[int, int]]) -> str:
     return " · ".join(f"{ranks} {text}" for ranks, text in classes([(rank, f"x{count}") for rank, count in counts]))
 
 
-def reference(event: Event) -> CollectiveRef:
-    return CollectiveRef(group=event.group, seq=event.seq, op=event.op)
+def reference(event: Event) -> CollectiveRef | None:
+    """None where only its stack is known."""
+    return None if event.group == UNTOLD_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
 def event_place(case: Case, rank: int, event: Event) -> Place | None:

@@ -436,6 +436,7 @@ class Evidence:
     gradient_order: OutOfOrder | None = None  # where the program traced it and ranks differ
     agent: bool = True  # the launcher ends with 0 only where every rank did
     observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
+    attached: bool = False  # found as it ran: nobody knows how it was started, nor what was before
     last_lines: tuple[str, ...] = ()  # of the job's whole output those that name an error, where no rank was seen
     signals: tuple[SentSignal, ...] = ()  # as far as their senders are known
     memory: HostMemory | None = None

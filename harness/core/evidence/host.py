@@ -26,6 +26,7 @@ class Task:
     # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
     held_by: tuple[int, ...] | None = None
     io_bytes: int | None = None  # read + written by this thread, None = not readable
+    idle_s: float | None = None  # of a main thread, since it last ran on a core; None = the kernel does not say
     woke: int = 0  # how often it was seen in a later sleep than at the look before, since it stood elsewhere
 
 

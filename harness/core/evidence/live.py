@@ -28,6 +28,19 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstLook:
+    """Ranks that stand alike at the first look at a running job. Whether they move the next look shows."""
+
+    ranks: tuple[int, ...]
+    blocked_in: str  # "barrier", "all_reduce (DDP)", "read in load"; "running"
+    place: str  # "train.py:6"; empty = no line of the program is known
+    function: str
+    idle_s: float | None  # since the thread that trains last ran, the shortest of these ranks; None = not known
+    cpu_s: float | None  # of the process so far, the most of these ranks
+    age_s: float  # of the job
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgressNews:
     """What was last said of an attempt where each line stays."""
 

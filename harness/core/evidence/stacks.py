@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
@@ -129,6 +130,63 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
     return next(
         (frame for frame in frames if frame.file.endswith(file_ends) and (not wanted or frame.function in wanted)), None
     )
+
+
+_GROUP_CALLS = "torch/distributed/"
+_WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
+_PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+_NO_CALLS = ("torch/distributed/checkpoint/", "torch/distributed/elastic/", "torch/distributed/run.py")
+# Whose calls these are, by the files around them, innermost first.
+_MADE_BY = (("torch/distributed/fsdp/", "FSDP"), (_WRAPPED, "DDP"), ("torch/distributed/pipelining/", "pipeline"))
+# What waits below Python in a function of torch that is no operation itself.
+_WAITS_FOR = {
+    "_engine_run_backward": "all_reduce",
+    "_sync_module_states": "broadcast",
+    "_sync_params_and_buffers": "broadcast",
+    "_distributed_broadcast_coalesced": "broadcast",
+    "_default_broadcast_coalesced": "broadcast",
+    "_verify_param_shape_across_processes": "all_gather",
+    "wait_for_unshard": "all_gather",
+    "_wait_for_computation_stream": "all_gather",
+    "post_backward": "reduce_scatter",
+    "finalize_backward": "reduce_scatter",
+    "_wait_batch_p2p": "batch_isend_irecv",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCall:
+    """The operation between ranks that a stack stands in, as its frames name it."""
+
+    op: str
+    by: str  # "DDP", "FSDP", "pipeline"; empty = the program calls it itself
+
+    @property
+    def text(self) -> str:
+        return f"{self.op} ({self.by})" if self.by else self.op
+
+
+def group_call(frames: Sequence[Frame]) -> GroupCall | None:
+    """The outermost function of torch.distributed that the thread has called and not left; None where it is in none.
+
+    DDP reduces below the engine of autograd, which has no frame of it: a thread that waits there waits for that.
+    """
+    leaf = frames[0] if frames else None
+    if leaf is not None and leaf.function == "_engine_run_backward":
+        return GroupCall(op=_WAITS_FOR[leaf.function], by="DDP")
+    inside = list(takewhile(lambda frame: is_library(frame.file) or in_probe(frame.file), frames))
+    if leaf is None or not _of_groups(leaf.file) or any(one in leaf.file for one in _NO_CALLS):
+        return None
+    by = next((name for frame in inside for file, name in _MADE_BY if file in frame.file), "")
+    called = takewhile(lambda frame: _of_groups(frame.file), inside)
+    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in called]
+    public = [name for file, name in names if file.endswith(_PUBLIC) and not name.startswith("_")]
+    known = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
+    return GroupCall(op=next(iter([*public[-1:], *known]), names[0][1]), by=by)
+
+
+def _of_groups(file: str) -> bool:
+    return _GROUP_CALLS in file or file.endswith(_WRAPPED)
 
 
 def _runs_backward(stack: Stack | None) -> bool:

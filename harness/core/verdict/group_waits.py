@@ -17,7 +17,7 @@ from nsa_harness.core.evidence.evidence import (
     RankSnapshot,
     Stack,
 )
-from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.evidence.stacks import group_call, in_probe
 from nsa_harness.core.verdict.wait import Stand, WaitKind
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
@@ -228,10 +228,12 @@ def _collective(
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
     if pending is None:
-        # DDP waits below the engine, and without a probe nobody says for what.
-        unrecorded = in_engine and rank.board is None and not computes
-        if not (inside or unrecorded or (call is not None and not frames)):
+        # Without a probe only the stack says for what; DDP waits below the engine of autograd.
+        named = group_call(frames) if rank.board is None and not computes else None
+        if not (inside or named or (call is not None and not frames)):
             return None
+        if named and named.op in TRANSFERS:
+            return Stand(kind=WaitKind.POINT_TO_POINT, peers=others, closed=bool(others))
         return Stand(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
     absent, unseen = _absent(pending, rank.rank, job)
     absent = tuple(sorted({*absent, *_of_another_root(rank.rank, call, job)}))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Sample, Snapshot, Stack
-from nsa_harness.core.evidence.stacks import in_function, user_frame
+from nsa_harness.core.evidence.stacks import group_call, in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -157,18 +157,19 @@ _FOR_RANKS = (
 def _stands_in(rank: RankSnapshot, stack: Stack | None, found: Stand) -> str:
     frames = stack.frames if stack else ()
     if found.kind in _FOR_RANKS:
-        return _group_words(found, frames[0].function if frames else "a collective")
+        return _group_words(found, frames)
     task, user = task_of(rank, stack), user_frame(frames)
     words = _WORDS.get(found.kind) or (task.syscall if task else "io")
     return words + (f" in {user.function}" if user else "")
 
 
-def _group_words(found: Stand, function: str) -> str:
+def _group_words(found: Stand, frames: Sequence[Frame]) -> str:
     call = found.call
     if found.collective is not None:
         return f"{found.collective.op} #{found.collective.seq}"
     if call is None:
-        return function
+        named = group_call(frames)
+        return named.text if named else frames[0].function if frames else "a collective"
     if call.key:
         return f"{call.op} of the store key {call.key}"
     return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op

@@ -59,7 +59,7 @@ def _overview(report: Report, told: set[int]) -> list[str]:
             markdown_link(outcome.scenario, f"#run-{number}")
             if number in told
             else f'<a id="run-{number}"></a>{markdown(outcome.scenario)}',
-            f"**{outcome.verdict.status.value}**",
+            f"**{words.verdict(outcome)}**",
             markdown(words.headline_tag(outcome)),
             markdown(words.row_sentence(outcome)),
             markdown(" · ".join(words.remarks(outcome))),
@@ -98,7 +98,7 @@ def _part(part: CellPart) -> str:
 
 def _section(number: int, outcome: Outcome, level: str) -> list[str]:
     """The answer in five lines, then what it rests on."""
-    title = f"{outcome.verdict.status.value} {markdown(outcome.scenario)}: {markdown(answer.title(outcome))}"
+    title = f"{words.verdict(outcome)} {markdown(outcome.scenario)}: {markdown(answer.title(outcome))}"
     anchor = [] if level == "#" else [f'<a id="run-{number}"></a>', ""]
     return [
         *anchor,

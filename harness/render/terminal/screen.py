@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
 from nsa_harness.core.comparison.severity import silent_faults
-from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer, words
 from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
 from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
@@ -45,6 +45,26 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
     quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
     text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
     yield from paragraph(text, width, "  ", "    ")
+
+
+def look_lines(rows: Sequence[FirstLook], width: int) -> Iterator[str]:
+    """A row for each class of ranks: where it stands, since when, and what it has computed so far."""
+    rows = escaped(tuple(rows))
+    age_s = max((row.age_s for row in rows), default=None)
+    yield from paragraph(
+        f"first look, {words.seconds(age_s)} after the start; whether it moves the next one shows", width
+    )
+    cells = [
+        (
+            words.ranks(row.ranks).partition(" ")[2],
+            row.blocked_in,
+            " ".join(filter(None, (row.place, row.function))),
+            words.seconds(row.idle_s),
+            words.seconds(row.cpu_s),
+        )
+        for row in rows[:STANDINGS]
+    ]
+    yield from table(("rank:", "in", "at", "idle for:", "CPU time:"), cells, width)
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
@@ -213,6 +233,8 @@ def _expectations(report: Report) -> str:
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
+    if any(one.ended == RUNS_ON for one in report.outcomes):
+        return None  # a job that was only found is nothing that we could start, nor go on with
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.comparison.decisions import Playbook
-from nsa_harness.core.evidence.live import Progress, ProgressNews, news, time_left_s
+from nsa_harness.core.evidence.live import FirstLook, Progress, ProgressNews, news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer
@@ -22,6 +22,7 @@ from nsa_harness.render.terminal.live_view import Ended, Running, View, interrup
 from nsa_harness.render.terminal.screen import (
     done_lines,
     launched_lines,
+    look_lines,
     news_line,
     outcome_line,
     outcome_lines,
@@ -40,6 +41,8 @@ _STYLES = (
     (_VERDICT + r"FAIL(?= )", "bold red"),
     (_VERDICT + r"ERROR(?= )", "bold yellow"),
     (_VERDICT + r"SKIP(?= )", "bold cyan"),
+    (_VERDICT + r"MOVES(?= )", "bold green"),
+    (_VERDICT + r"STALL(?= )", "bold yellow"),
     (r"^(?:    )?stall(?=  )", "yellow"),
     (r"^moves(?=  )", "green"),
     (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),
@@ -114,6 +117,9 @@ class Terminal(Listener):
         elif told := news(self._told.get(attempt), phase, progress):
             self._told[attempt] = told
             self._print(news_line(attempt, phase, progress, self._width))
+
+    def looked(self, attempt: str, rows: Sequence[FirstLook]) -> None:  # noqa: ARG002
+        self._print(["", *look_lines(rows, self._width)])
 
     def suspect(self, attempt: str, text: str) -> None:
         """In the live view as long as it stands; elsewhere a line."""

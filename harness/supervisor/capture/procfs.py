@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.verdict.host_waits import is_library
 from nsa_harness.supervisor.capture.descriptors import holds
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
 
@@ -33,6 +34,7 @@ class Stat:
     cpu_s: float
     rss_bytes: int
     started_ticks: int
+    processor: int  # on which it ran last
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
@@ -51,6 +53,7 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
         started_ticks=int(fields[19]),
+        processor=int(fields[36]),
     )
 
 
@@ -111,6 +114,51 @@ def task_io_bytes(pid: int, tid: int) -> int | None:
     return int(counted["rchar"]) + int(counted["wchar"]) if "wchar" in counted else None
 
 
+_LAST_RAN = "se.exec_start"  # in /proc/PID/task/TID/sched; milliseconds; not in every kernel
+_Clocks = dict[int, float | None]  # by processor, as read within one sweep
+
+
+def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
+    """Since the thread last ran on a core; None where the kernel does not say, or not of that core."""
+    then, stat = _last_ran_s(f"/proc/{pid}/task/{tid}/sched"), read_stat(pid, tid)
+    if then is None or stat is None:
+        return None
+    known = {} if clocks is None else clocks
+    if stat.processor not in known:
+        known[stat.processor] = _clock_s(stat.processor)
+    now = known[stat.processor]
+    return None if now is None else max(0.0, now - then)
+
+
+def _clock_s(processor: int) -> float | None:
+    """The scheduler's clock of a core, which stands still while the machine below it gives the core to others.
+
+    Nothing shows it but a thread that runs there, so that this one moves there for a moment.
+    """
+    home = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {processor})
+        return _last_ran_s("/proc/thread-self/sched")
+    except OSError:
+        return None
+    finally:
+        os.sched_setaffinity(0, home)
+
+
+def _last_ran_s(path: str) -> float | None:
+    for line in kernel_text(path).splitlines():
+        if line.startswith(_LAST_RAN):
+            return float(line.rpartition(":")[2]) / 1000
+    return None
+
+
+def all_idle_s(pid: int) -> float:
+    """For how long no thread of the program has run, those of torch's libraries aside; 0 where that is not known."""
+    clocks: _Clocks = {}
+    idle = [idle_s(pid, task.tid, clocks) for task in _tasks(pid, 0) if not is_library(task)]
+    return min((0.0 if one is None else one for one in idle), default=0.0)
+
+
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
     """One process; times relative to `origin_ns`. None when it is gone."""
     stat = read_stat(pid)
@@ -149,5 +197,6 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             timed=None,
             cpu_s=stat.cpu_s,
             io_bytes=task_io_bytes(pid, tid),
+            idle_s=idle_s(pid, tid) if tid == pid else None,
         )
         yield with_system_call(task, pid, origin_ns)

@@ -9,29 +9,33 @@ import functools
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
 from nsa_harness import protocol
+from nsa_harness.core.diagnosis.early_word import duration, first_look
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.scenario.observed_job import starts_ranks
+from nsa_harness.core.verdict.limits import STALL_FLOOR_S
 from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.stacks import py_spy
-from nsa_harness.supervisor.observe.ranks import rank_of, ranks_below
+from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
 from nsa_harness.supervisor.store.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 _LOOK_S = SETTLE_S + 0.1
+_SHOWN = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # Not the faulthandler's file: with it the stacks of a job of ours would be asked for by a signal.
 _VIEWED = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
@@ -47,14 +51,18 @@ class RunningJob:
     ranks: Mapping[int, int]
     boards: Path | None  # of a job that nsa-harness itself observes or runs
     origin_ns: int  # when its oldest rank was started, on the monotonic clock
+    missing: tuple[int, ...] = ()  # ranks of this node that have no process
 
 
 def find_job(pid: int) -> RunningJob:
     """The ranks at, below or beside a process. Raises NoSuchJob, with what to do."""
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
-        raise NoSuchJob(f"attach: no process {pid} is running here; `ps -ef | grep python` lists what does")
+        raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without it lists the jobs")
     _check_readable(pid)
+    several = found_jobs([stat, *procfs.descendants(pid)])
+    if len(several) > 1:
+        raise NoSuchJob(several_jobs(several, f"below process {pid}"))
     ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
     if not ranks:
         shown = " ".join(procfs.command_words(pid))[:120] or stat.command
@@ -62,9 +70,91 @@ def find_job(pid: int) -> RunningJob:
             f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
             " name torchrun, a rank, or a process above them"
         )
-    for rank, process in ranks.items():
-        _check_stacks(rank, process)
-    return RunningJob(pid=pid, ranks=ranks, boards=_boards_of(ranks), origin_ns=_started_ns(ranks))
+    _check_stacks(*min(ranks.items()))
+    return RunningJob(
+        pid=pid,
+        ranks=ranks,
+        boards=_boards_of(ranks),
+        origin_ns=_started_ns(ranks),
+        missing=missing_ranks(ranks, procfs.environment(min(ranks.values()))),
+    )
+
+
+def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Of a job on one node, by what its launcher has told a rank; of one on several nobody here can say."""
+    size = environment.get("WORLD_SIZE", "")
+    if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
+        return ()
+    return tuple(rank for rank in range(int(size)) if rank not in ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundJob:
+    """A job whose ranks have RANK in their environment."""
+
+    pid: int  # of what started the ranks, else of the lowest of them
+    command: str
+    ranks: int
+    age_s: float
+
+    @property
+    def text(self) -> str:
+        """ "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{self.pid}   {ranks}   running for {duration(self.age_s)}   {self.command}"
+
+
+def jobs_of_this_user() -> list[FoundJob]:
+    return found_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
+
+
+def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
+    """The jobs that these processes hold the ranks of, the newest last."""
+    ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
+    known = {stat.pid: stat for stat in among if stat.state not in "ZX"}
+    trains = {pid for pid in known if rank_of(pid) is not None}
+    for pid in trains:
+        if known[pid].parent not in trains:  # a rank's children inherit its environment
+            ranks.setdefault((known[pid].parent, *_job_of(pid)), []).append(known[pid])
+    return sorted(map(_found, ranks.values()), key=lambda job: -job.age_s)
+
+
+def several_jobs(jobs: Sequence[FoundJob], where: str) -> str:
+    listed = "".join(f"\n  {job.text}" for job in jobs)
+    return f"attach: {len(jobs)} jobs run {where}; name one of them, as in `nsa-harness attach {jobs[0].pid}`:{listed}"
+
+
+def only_job(jobs: Sequence[FoundJob]) -> int:
+    """Raises NoSuchJob where there is none, or more than one."""
+    if not jobs:
+        raise NoSuchJob(
+            "attach: no job of this user is running here: no Python program has RANK in its environment;"
+            " name a process, as in `nsa-harness attach PID`"
+        )
+    if len(jobs) > 1:
+        raise NoSuchJob(several_jobs(jobs, "here"))
+    return jobs[0].pid
+
+
+def _own_processes() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and Path("/proc", name).stat().st_uid == os.getuid():
+                yield int(name)
+
+
+def _found(ranks: Sequence[procfs.Stat]) -> FoundJob:
+    first = min(ranks, key=lambda stat: (stat.started_ticks, stat.pid))
+    started = starts_ranks(procfs.command_words(first.parent))
+    pid = first.parent if started else min(ranks, key=lambda stat: rank_of(stat.pid) or 0).pid
+    age_s = (time.monotonic_ns() - _started_ns(dict(enumerate(stat.pid for stat in ranks)))) / 1e9
+    return FoundJob(pid=pid, command=_shown(procfs.command_words(pid)), ranks=len(ranks), age_s=age_s)
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Without the interpreter of a console script, which says nothing."""
+    told = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
+    return " ".join([PurePath(told[0]).name, *told[1:]])[:_SHOWN] if told else ""
 
 
 def _check_readable(pid: int) -> None:
@@ -72,9 +162,8 @@ def _check_readable(pid: int) -> None:
         Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError:
         owner = _owner(pid)
-        raise NoSuchJob(
-            f"attach: process {pid} belongs to {owner} and may not be looked at; `sudo nsa-harness attach {pid}`"
-        ) from None
+        how = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
+        raise NoSuchJob(f"attach: process {pid} belongs to {owner} and may not be looked at; {how}") from None
     except OSError:
         raise NoSuchJob(f"attach: process {pid} has just ended") from None
 
@@ -197,8 +286,12 @@ def look(
         if not watch.due("look", now_s, _LOOK_S):
             return None
         watch.snapshots.take()
+        if watch.snapshots.taken == 1:
+            audience.looked(first_look(watch.snapshots.episode[-1], spec.backend, watch.ranks.gone))
         if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
+        if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:
+            watch.say_early(now_s, limits)
         decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
         return Ending.DETACHED if decided else None
 
@@ -211,5 +304,6 @@ def look(
         interrupted=interrupted,
         policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
     )
+    watch.write("attached")
     begun_s = watch.now_s()
     return watch.run()

@@ -240,6 +240,7 @@ class _Gather:
             gradient_order=first_out_of_order(self._orders()),
             agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             observed=bool(journals.said("observed")),
+            attached=bool(journals.said("attached")),
             reported=rows,
             disk_full=journals.disk_full(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
+    if evidence.attached:  # the job was there before: its ranks have read what stood there as they were started
+        since_s = time.time() - evidence.ended_s
     return program_sources(evidence, lambda file: text_as_launched(file, since_s))
 
 

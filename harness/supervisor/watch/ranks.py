@@ -93,7 +93,9 @@ class Ranks:
             self.boards[rank] = self.camera.board(pid, _NEWEST_CALLS)
             if self.boards[rank] is None:
                 moved = procfs.task_io_bytes(pid, pid) or 0
-                if moved != self._bytes_moved.get(rank, (None, 0.0))[0]:
+                if rank not in self._bytes_moved:  # a job that is found as it stands has stood so before
+                    self._bytes_moved[rank] = (moved, max(0.0, now_s - procfs.all_idle_s(pid)))
+                elif moved != self._bytes_moved[rank][0]:
                     self._bytes_moved[rank] = (moved, now_s)
 
     def read_memory(self) -> None:

@@ -7,13 +7,13 @@ stored run is judged again to the same verdict.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from nsa_harness.core.diagnosis.early_word import EarlyWord, early_word
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
-from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.verdict.limits import in_force
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
@@ -46,6 +46,7 @@ class WatchListener(Protocol):
     """Who wants to know while it happens."""
 
     def phase(self, progress: Progress) -> None: ...
+    def looked(self, rows: Sequence[FirstLook]) -> None: ...
     def suspect(self, text: str) -> None: ...
     def released(self, text: str) -> None: ...
 
@@ -268,10 +269,10 @@ class Watch:
         self.snapshots.take()
         proof = self.snapshots.proof(limits)
         if proof is None:
-            self._say_early(now_s, limits)
+            self.say_early(now_s, limits)
         return None if proof is None else self.policy.proven(proof)
 
-    def _say_early(self, now_s: float, limits: Limits) -> None:
+    def say_early(self, now_s: float, limits: Limits) -> None:
         """What the ranks stand in: at once where that is new, else now and then with the time that is left."""
         word = self.snapshots.early_word(limits)
         if word is None:

@@ -50,6 +50,7 @@ from nsa_harness.core.evidence.origins import Origin, origin_of_arguments, origi
 from nsa_harness.core.evidence.sources import (
     Branch,
     Loop,
+    around_alone,
     branches,
     deciding,
     enters,
@@ -142,9 +143,11 @@ def calls_differ(case: Case) -> Explanation | None:
         stands = replace(stands, left={})  # nobody left a loop: it went where the others never go
     elif found.kind in _CALLS:
         found = _counted(found, stands)
+        found = _conditional(case, found) if case.stacks_only and found.kind is K.ORDER else found
     why = next(_reasons(case, found, stands)) if branch is None else _only_if(case, found, branch)
     cause = CAUSES[found.kind, why.reason]
-    if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,):
+    known = branch is not None or not case.stacks_only
+    if cause is Cause.RANK_CONDITIONAL_COLLECTIVE and found.kind is K.EXTRA and found.ranks == (0,) and known:
         cause = Cause.RANK0_ONLY_COLLECTIVE
     return _explained(case, found, why, cause, stands, sure=branch is not None and stands.compared)
 
@@ -524,7 +527,7 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
         or _place(case, found, ranks),
         step=why.step or _step(found),
         collective=reference(found.expected or found.entered[0][1]),
-        seen=Seen.REPAIRED if sure else Seen.OPEN if found.symmetric else Seen.PART,
+        seen=_seen(case, found, sure=sure),
         proof=(*why.proof, *(path for rank in ranks for path in ledger_proof(case, rank)), *flight_proof(case, ranks)),
         parties=found.everyone,
         left_open=(
@@ -532,6 +535,12 @@ def _explained(case: Case, found: Difference, why: _Why, cause: Cause, stands: _
             *unseen(found.group, found.lost, parted_before=found.parted_before),
         ),
     )
+
+
+def _seen(case: Case, found: Difference, *, sure: bool) -> Seen:
+    if sure:
+        return Seen.STACKS if case.stacks_only else Seen.REPAIRED
+    return Seen.OPEN if found.symmetric else Seen.PART
 
 
 def _in_order_of_lines(case: Case, found: Difference) -> bool:
@@ -645,6 +654,21 @@ def _branch(case: Case, rank: int, event: Event) -> Branch | None:
     lines: list[Place | Frame] = [event.place] if event.called and event.place else []
     known = (one for line in [*lines, *callers] for one in branches(case.evidence.sources, line))
     return next((one for one in known if one.of_rank), None)
+
+
+def _conditional(case: Case, found: Difference) -> Difference:
+    """The call that one side alone reached under a condition is taken for the one that the other side never makes."""
+    sources = case.evidence.sources
+    ranks = [rank for rank, _ in found.entered][:_COMPARED]
+    sides: set[tuple[object, ...]] = set()
+    for one, other in permutations(ranks, 2):
+        ways, event = turn_between(case, one, other), found.event(one)
+        # Seen from the other one: `reached` is where this one stands.
+        if event is not None and ways.reached and ways.stands and ways.in_one_function:
+            around = around_alone(sources, ways.reached, ways.stands)
+            sides |= {event.site} if around is not None else set()
+    made = tuple(rank for rank, event in found.entered if {event.site} == sides)
+    return replace(found, kind=K.EXTRA, ranks=made) if made else found
 
 
 @dataclass(frozen=True, kw_only=True)

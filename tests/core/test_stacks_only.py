@@ -1,0 +1,215 @@
+"""A hang of ranks of which nothing but their stacks is known, as `attach` finds it: the cause is named all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from builders import BACKWARD, C10D, SITE, board, case, frame, mark, rank_snapshot, stalled
+
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.grades import LIKELY
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot
+from nsa_harness.core.evidence.sources import excerpts
+from nsa_harness.core.evidence.stacks import group_call
+from nsa_harness.core.report import Culprit, Place
+from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.core.verdict.wait import WaitKind
+
+FILE = "/home/ada/train.py"
+PROGRAM = dedent(
+    """\
+    import torch.distributed as dist
+
+    def save(model):
+        dist.barrier()
+
+    def main(rank, model, loader, stop):
+        for batch in loader:
+            loss = model(batch)
+            loss.backward()
+            if rank == 0:
+                save(model)
+            if stop(loss):
+                dist.all_reduce(loss)
+        dist.broadcast(loss, 0)
+        dist.all_gather([loss], loss)
+        dist.barrier()
+
+    def half(rank, tensor):
+        if rank == 0:
+            dist.recv(tensor)
+        dist.barrier()
+    """
+)
+
+
+def c10d(function: str) -> Frame:
+    return frame(3000, file=C10D, function=function)
+
+
+WRAPPER = frame(83, file=f"{SITE}/torch/distributed/c10d_logger.py", function="_exception_logger.<locals>.wrapper")
+FSDP = f"{SITE}/torch/distributed/fsdp/_fully_shard"
+UNSHARD = (
+    c10d("all_gather_single"),
+    WRAPPER,
+    frame(119, file=f"{FSDP}/_fsdp_collectives.py", function="DefaultAllGather.__call__"),
+    frame(407, file=f"{FSDP}/_fsdp_param_group.py", function="FSDPParamGroup.unshard"),
+    frame(1446, file=f"{SITE}/torch/_dynamo/eval_frame.py", function="DisableContext.__call__.<locals>._fn"),
+)
+ENGINE_CALLERS = (
+    BACKWARD,
+    frame(395, file=f"{SITE}/torch/autograd/__init__.py", function="backward"),
+    frame(623, file=f"{SITE}/torch/_tensor.py", function="Tensor.backward"),
+)
+
+
+def line(text: str, function: str = "main") -> Frame:
+    number = next(number for number, one in enumerate(PROGRAM.splitlines(), start=1) if text in one)
+    return frame(number, file=FILE, function=function)
+
+
+IN_SAVE = (c10d("barrier"), WRAPPER, frame(4, file=FILE, function="save"), frame(11, file=FILE, function="main"))
+IN_BACKWARD = (*ENGINE_CALLERS, line("loss.backward()"))
+
+
+def within(op: str, text: str, function: str = "main") -> tuple[Frame, ...]:
+    return (c10d(op), WRAPPER, line(text, function))
+
+
+def hung(*stacks: Sequence[Frame], sources: bool = True, **changes: Any) -> Evidence:
+    looks = [rank_snapshot(rank, *frames) for rank, frames in enumerate(stacks)]
+    return seen(*looks, sources=sources, **changes)
+
+
+def seen(*looks: RankSnapshot, sources: bool = True, **changes: Any) -> Evidence:
+    lines = {one.line for look in looks for stack in look.stacks for one in stack.frames if one.file == FILE}
+    kept = tuple(excerpts(FILE, PROGRAM, lines)) if sources else ()
+    return replace(stalled(*looks), sources=kept, **changes)
+
+
+def blamed(found: Evidence) -> tuple[str | None, tuple[int, ...], int | None, float]:
+    """Cause, culprits, line, confidence."""
+    told = diagnose(found, judge(found))
+    culprit = told.culprit or Culprit(ranks=(), step=None, collective=None, place=None)
+    place = culprit.place or Place()
+    return told.cause, culprit.ranks, place.line, told.findings[0].confidence
+
+
+def test_a_call_under_a_condition_on_the_rank_is_named_with_its_caller() -> None:
+    assert blamed(hung(IN_SAVE, IN_BACKWARD)) == ("rank0_only_collective", (0,), line("if rank == 0:").line, LIKELY)
+
+
+def test_the_sentence_says_who_stands_in_what_and_no_group_or_number_that_nobody_knows() -> None:
+    found = hung(IN_SAVE, IN_BACKWARD)
+    told = diagnose(found, judge(found)).findings[0]
+    assert told.claim == (
+        "rank 0 is alone in barrier at ada/train.py:4, while rank 1 called all_reduce (DDP) at ada/train.py:9;"
+        " reached only if rank == 0 at ada/train.py:10"
+    )
+    assert diagnose(found, judge(found)).culprit.collective is None  # type: ignore[union-attr]
+
+
+def test_most_ranks_are_right_whatever_their_number() -> None:
+    cause, ranks, _, _ = blamed(hung(IN_SAVE, *[IN_BACKWARD] * 7))
+    assert (cause, ranks) == ("rank0_only_collective", (0,))
+    cause, ranks, _, _ = blamed(hung(IN_BACKWARD, IN_BACKWARD, within("broadcast", "dist.broadcast"), sources=False))
+    assert (cause, ranks) == ("collective_order_mismatch", (2,))
+
+
+def test_a_call_under_another_condition_is_that_of_the_rank_that_met_it() -> None:
+    cause, ranks, at, sure = blamed(hung(within("all_reduce", "dist.all_reduce"), IN_BACKWARD))
+    assert (cause, ranks, at) == ("rank_conditional_collective", (0,), line("if stop(loss):").line)
+    assert sure < LIKELY  # the other one may have left it out
+
+
+def test_a_rank_behind_a_loop_that_others_are_in_has_left_it() -> None:
+    cause, ranks, at, _ = blamed(hung(IN_BACKWARD, within("broadcast", "dist.broadcast")))
+    assert (cause, ranks, at) == ("rank_conditional_collective", (1,), line("for batch").line)
+
+
+def test_two_calls_of_which_neither_has_a_condition_are_another_order_and_nobody_alone_is_blamed() -> None:
+    first, second = within("broadcast", "dist.broadcast"), within("all_gather", "dist.all_gather")
+    cause, ranks, _, sure = blamed(hung(first, second))
+    assert (cause, ranks) == ("collective_order_mismatch", (0, 1))
+    assert sure < LIKELY
+
+
+def test_ranks_that_all_receive_are_a_transfer_without_its_other_half() -> None:
+    found = hung(within("recv", "dist.recv", "half"), within("recv", "dist.recv", "half"))
+    assert {wait.kind for wait in case(found).waits.values()} == {WaitKind.POINT_TO_POINT}
+    assert blamed(found)[0] == "p2p_unmatched"
+
+
+def test_a_receive_beside_a_barrier_is_told_as_the_transfer_it_is() -> None:
+    barrier = (c10d("barrier"), WRAPPER, frame(21, file=FILE, function="half"))
+    assert blamed(hung(within("recv", "dist.recv", "half"), barrier))[0] == "p2p_unmatched"
+
+
+def test_ranks_in_one_call_of_one_line_do_not_differ() -> None:
+    assert case(hung(IN_BACKWARD, IN_BACKWARD)).difference is None
+
+
+def test_without_its_source_what_the_ranks_stand_in_is_no_less_told() -> None:
+    cause, ranks, _, _ = blamed(hung(IN_SAVE, IN_BACKWARD, sources=False))
+    assert (cause, ranks) == ("collective_order_mismatch", (0, 1))
+
+
+def test_a_stack_decides_nothing_where_a_rank_has_a_board() -> None:
+    marking = rank_snapshot(1, *IN_BACKWARD, board=board(mark("backward")))
+    assert not case(seen(rank_snapshot(0, *IN_SAVE), marking)).stacks_only
+    assert case(hung(IN_SAVE, IN_BACKWARD)).stacks_only
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        (IN_SAVE, "barrier"),
+        (IN_BACKWARD, "all_reduce (DDP)"),
+        ((*UNSHARD, line("model(batch)")), "all_gather_single (FSDP)"),
+        ((*UNSHARD, *ENGINE_CALLERS[1:], line("loss.backward()")), "all_gather_single (FSDP)"),
+        ((c10d("all_gather"), WRAPPER, c10d("all_gather_object"), WRAPPER, line("save")), "all_gather_object"),
+        ((c10d("_store_based_barrier"), c10d("init_process_group"), WRAPPER, line("save")), "init_process_group"),
+        (
+            (
+                frame(9, file=f"{FSDP}/_fsdp_param_group.py", function="FSDPParamGroup.wait_for_unshard"),
+                line("model(batch)"),
+            ),
+            "all_gather (FSDP)",
+        ),
+        (
+            (
+                frame(9, file=f"{SITE}/torch/distributed/utils.py", function="_verify_param_shape_across_processes"),
+                frame(9, file=f"{SITE}/torch/nn/parallel/distributed.py", function="__init__"),
+                line("model(batch)"),
+            ),
+            "all_gather (DDP)",
+        ),
+        (
+            (
+                frame(9, file=f"{SITE}/torch/nn/parallel/distributed.py", function="_default_broadcast_coalesced"),
+                line("model(batch)"),
+            ),
+            "broadcast (DDP)",
+        ),
+        ((frame(9, file=f"{SITE}/torch/distributed/checkpoint/filesystem.py", function="write"), line("save")), None),
+        ((line("save"),), None),
+        ((), None),
+    ],
+)
+def test_the_frames_of_torch_name_the_call(frames: tuple[Frame, ...], text: str | None) -> None:
+    named = group_call(frames)
+    assert (named and named.text) == text
+
+
+def test_no_rule_says_more_than_likely_by_stacks_alone() -> None:
+    stacks = (IN_SAVE, IN_BACKWARD, within("all_reduce", "dist.all_reduce"), within("recv", "dist.recv", "half"))
+    for one in stacks:
+        for other in stacks:
+            if one is not other:
+                told = diagnose(hung(one, other), judge(hung(one, other)))
+                assert told.cause != "unknown", (one, other)
+                assert told.findings[0].confidence <= LIKELY, told.findings[0]

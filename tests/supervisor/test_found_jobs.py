@@ -1,0 +1,160 @@
+"""Jobs that somebody else started are found by what the kernel says of their processes, and how long they stand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from attempts import spec
+from living import program, wait_for
+
+from nsa_harness.commands.watch import chosen_job
+from nsa_harness.errors import NoSuchJob
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.observe import attach
+from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, missing_ranks, only_job
+from nsa_harness.supervisor.watch.ranks import Ranks
+
+WAITS = "import signal; print(flush=True); signal.pause()"
+NO_SCHEDULER = procfs.idle_s(os.getpid(), threading.get_native_id()) is None
+
+
+@contextmanager
+def ranks(count: int, port: int) -> Iterator[list[int]]:
+    """Programs that a launcher has given a rank."""
+    environment = {"MASTER_ADDR": "here", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    with ExitStack() as stack:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", WAITS],
+                env={**environment, "RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for rank in range(count)
+        ]
+        for one in started:
+            stack.enter_context(one)
+            stack.callback(one.kill)
+            assert one.stdout is not None
+            one.stdout.readline()
+        yield [one.pid for one in started]
+
+
+def found(*pids: int) -> list[FoundJob]:
+    return found_jobs([stat for pid in pids if (stat := procfs.read_stat(pid))])
+
+
+def test_ranks_of_one_rendezvous_are_one_job_named_by_its_lowest_rank() -> None:
+    with ranks(2, 4711) as first, ranks(1, 4712) as second:
+        jobs = found(*reversed(first), *second)
+    assert [(job.pid, job.ranks) for job in jobs] == [(first[0], 2), (second[0], 1)]
+    assert jobs[0].text.startswith(f"{first[0]}   2 ranks   running for ")
+    assert jobs[0].text.endswith(f"{Path(sys.executable).name} -S -c {WAITS}")
+
+
+def test_what_has_no_rank_is_no_job_and_the_child_of_a_rank_is_no_rank() -> None:
+    below = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'print(flush=True); input()'])"
+    environment = {"RANK": "3", "PATH": os.environ["PATH"]}
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", below], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        family = [rank.pid, *(stat.pid for stat in procfs.descendants(rank.pid))]
+        jobs = found(*family, os.getpid())
+        rank.communicate(b"\n")
+    assert len(family) == 2
+    assert [(job.pid, job.ranks) for job in jobs] == [(rank.pid, 1)]
+
+
+def test_the_only_job_is_taken_and_of_several_or_none_one_has_to_be_named() -> None:
+    one = FoundJob(pid=11, command="torchrun train.py", ranks=2, age_s=200.0)
+    other = FoundJob(pid=12, command="torchrun other.py", ranks=1, age_s=20.0)
+    assert only_job([one]) == 11
+    with pytest.raises(
+        NoSuchJob, match=r"2 jobs run here; name one of them, as in `nsa-harness attach 11`:"
+    ) as several:
+        only_job([one, other])
+    assert str(several.value).splitlines()[1:] == [
+        "  11   2 ranks   running for 3 min 20 s   torchrun train.py",
+        "  12   1 rank   running for 20 s   torchrun other.py",
+    ]
+    with pytest.raises(NoSuchJob, match="no job of this user is running here"):
+        only_job([])
+
+
+def test_of_several_jobs_the_one_that_is_named_when_asked_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [FoundJob(pid=pid, command="train.py", ranks=2, age_s=1.0) for pid in (11, 12)]
+    monkeypatch.setattr("nsa_harness.commands.watch.jobs_of_this_user", lambda: jobs)
+    asked: list[list[str]] = []
+    assert chosen_job(lambda told: asked.append(list(told)) or 12) == 12
+    assert asked == [[job.text for job in jobs]]
+    with pytest.raises(NoSuchJob):
+        chosen_job(lambda _: None)
+
+
+def test_our_own_processes_are_searched_and_a_job_among_them_is_found() -> None:
+    with ranks(1, 4713) as started:
+        assert started[0] in [job.pid for job in attach.jobs_of_this_user()]
+
+
+def test_a_shell_above_two_jobs_is_asked_which_one() -> None:
+    with ranks(1, 4714) as first, ranks(1, 4715) as second, pytest.raises(NoSuchJob) as several:
+        find_job(os.getpid())
+    told = str(several.value)
+    assert told.startswith("attach: 2 jobs run below process ")
+    assert f"\n  {first[0]}   1 rank " in told
+    assert f"\n  {second[0]}   1 rank " in told
+
+
+@pytest.mark.skipif(NO_SCHEDULER, reason="this kernel does not say when a thread ran last")
+def test_a_thread_that_waits_has_not_run_since_and_one_that_runs_just_has() -> None:
+    with program(WAITS) as waiting:
+        wait_for(lambda: (procfs.idle_s(waiting.pid, waiting.pid) or 0.0) > 0.2, "it has not run for a while")
+        assert procfs.all_idle_s(waiting.pid) > 0.2
+    own = procfs.idle_s(os.getpid(), threading.get_native_id())
+    assert own is not None
+    assert own < 0.2
+
+
+def test_what_has_no_clock_of_the_scheduler_has_no_time_that_is_known() -> None:
+    assert procfs.idle_s(2**22 + 1, 2**22 + 1) is None
+    with program(WAITS) as waiting:
+        processor = procfs.read_stat(waiting.pid).processor  # type: ignore[union-attr]
+        assert procfs.idle_s(waiting.pid, waiting.pid, {processor: None}) is None
+
+
+@pytest.mark.skipif(NO_SCHEDULER, reason="this kernel does not say when a thread ran last")
+def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_path: Path) -> None:
+    with program(WAITS) as waiting:
+        wait_for(lambda: procfs.all_idle_s(waiting.pid) > 0.5, "it has not run for a while")
+        camera = Camera(origin_ns=0, boards=tmp_path, dumps=tmp_path)
+        seen = Ranks(spec=spec(), guarded=None, camera=camera, pids={0: waiting.pid})  # type: ignore[arg-type]
+        seen.read_boards(100.0)
+        assert 0.0 < seen.last_progress_s() <= 99.5
+        quiet_since_s = seen.last_progress_s()
+        seen.read_boards(101.0)
+        assert seen.last_progress_s() == quiet_since_s
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, (1, 3)),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ()),
+        ({"WORLD_SIZE": "4"}, ()),
+        ({}, ()),
+    ],
+)
+def test_ranks_of_this_node_without_a_process_are_missing(
+    environment: dict[str, str], missing: tuple[int, ...]
+) -> None:
+    assert missing_ranks({0: 11, 2: 12}, environment) == missing
