@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,6 +89,8 @@ def run_command_line(argv: Sequence[str]) -> int:
         _check_environment(os.environ)
         app(args=words, prog_name="nsa-harness", obj=passed_on)
     except SystemExit as ended:
+        if ended.code == _USAGE and (hint := _of_another_program(argv)):
+            print(hint, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 1
     except HarnessError as error:
         if os.environ.get(_DEBUG) == "1":
@@ -99,6 +102,20 @@ def run_command_line(argv: Sequence[str]) -> int:
         text = f"nsa-harness itself failed: {type(error).__name__}: {error}; {_DEBUG}=1 shows where"
         return _say(text, _NOT_JUDGED, as_json="--json" in words)
     return 0
+
+
+def _of_another_program(argv: Sequence[str]) -> str | None:
+    """The line that works, where options of a program or a launcher were given as ours."""
+    if "--" in argv or len(argv) < 2:
+        return None
+    if argv[0] == "watch":
+        return f"the command follows `--`: nsa-harness watch -- {shlex.join(argv[1:])}"
+    file = next((number for number, word in enumerate(argv) if word.endswith(".py")), None)
+    if argv[0] != "run" or file is None:
+        return None
+    return (
+        f"options of the program follow `--`, and --ranks says how many: nsa-harness run {argv[file]} --ranks 2 -- ..."
+    )
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -183,15 +200,24 @@ def explain(
     ],
 ) -> None:
     """Show a scenario's resolved YAML and where each value comes from; or what a cause means and what to try."""
-    from nsa_harness.cli.text import cause_lines, explanation
+    from nsa_harness.cli.text import cause_lines, explanation, kind_lines
     from nsa_harness.core.diagnosis.causes import Cause
+    from nsa_harness.core.report import HangKind
     from nsa_harness.supervisor.launch.machine import machine_facts
 
     cause = next((one for one in Cause if [one.value] == words), None)
+    kind = next((one for one in HangKind if [one.value] == words), None)
+    if kind is not None:
+        _print(kind_lines(kind, shutil.get_terminal_size().columns))
+        return
     if cause is not None:
         _print(cause_lines(cause, shutil.get_terminal_size().columns))
         return
-    _print(explanation(cli_run.question_of(context, words), machine_facts()))
+    try:
+        _print(explanation(cli_run.question_of(context, words), machine_facts()))
+    except UsageError as error:
+        causes = [one.value for one in Cause if words[0] in one.value]
+        raise UsageError(f"{error}\ncauses of that name: {', '.join(causes)}" if causes else str(error)) from None
 
 
 @app.command()

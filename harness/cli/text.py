@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.redaction import where_to_set
-from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.report import HangKind, MachineFacts
 from nsa_harness.core.scenario.explain import explained, resolved_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
 from nsa_harness.render.terminal.layout import labelled
+from nsa_harness.render.words import MEANING
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
@@ -66,6 +67,13 @@ def cause_lines(cause: Cause, width: int) -> Iterator[str]:
     yield cause.value
     for label, text in (("means", cause.row.means), ("proven by", cause.row.proven_by), ("try", cause.row.remedy)):
         yield from labelled(label, " ".join(text.split()), width, len("proven by") + 2)
+
+
+def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
+    """What a kind of HANG means, and which causes it has."""
+    yield kind.value
+    yield from labelled("means", MEANING[kind], width, len("causes") + 2)
+    yield from labelled("causes", " · ".join(one for one in Cause if kind in one.row.kinds), width, len("causes") + 2)
 
 
 def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -225,6 +226,8 @@ class GuestLines(Listener):
         """`quiet`: nothing at the start, nor of a failure, which the job itself has told."""
         self._stream = stream
         self._quiet = quiet
+        self._told: tuple[Status, str | None] | None = None
+        self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
 
     def begun(self, run_dir: Path) -> None:
         if not self._quiet:
@@ -237,14 +240,18 @@ class GuestLines(Listener):
         self.say(f"moves: {text}")
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
-        if outcome.verdict.status is Status.HANG or (outcome.verdict.status is Status.FAIL and not self._quiet):
-            for line in answer_lines(outcome, _COLUMNS):
+        """Whole, the first time; of a HANG that was told as it was proven nothing new is known at the end."""
+        verdict = outcome.verdict
+        tells = verdict.status is Status.HANG or (verdict.status is Status.FAIL and not self._quiet)
+        if tells and (verdict.status, verdict.cause) != self._told:
+            self._told = verdict.status, verdict.cause
+            for line in answer_lines(outcome, self._columns):
                 self._line(line)
 
     def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
         """What is proven of a job that has not ended."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
-        self.say(f"{name}: {outcome.verdict.summary}; {then}; report: {run_dir}/SUMMARY.md")
+        self.say(f"{name}; {then}; report: {run_dir}/SUMMARY.md")
 
     def say(self, text: str) -> None:
         self._line(escape(text))

@@ -34,11 +34,11 @@ def meaning(outcome: Outcome) -> str:
     """What the verdict says, and what it does not say, in the same words everywhere."""
     verdict = outcome.verdict
     if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
-        return row_of(verdict.cause).verdict_means or _MEANING[verdict.status]
-    return _MEANING[verdict.kind or verdict.status]
+        return row_of(verdict.cause).verdict_means or MEANING[verdict.status]
+    return MEANING[verdict.kind or verdict.status]
 
 
-_MEANING: dict[HangKind | Status, str] = {
+MEANING: dict[HangKind | Status, str] = {
     HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
     HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
     HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",

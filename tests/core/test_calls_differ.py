@@ -364,7 +364,7 @@ def test_of_a_condition_on_the_rank_for_several_statements_the_later_one_is_the_
     seen = stood(ran, [frame(37, function="score"), frame(54)], [frame(41), frame(56)])
     found = main(replace(seen, sources=(Source(file=USER, first=50, text=text),)))
     assert found.place == line(54)
-    assert "reached only if rank == 0 at ada/train.py:51" in found.claim
+    assert "rank 0 gets there only if rank == 0 at ada/train.py:51" in found.claim
     one = text.replace("        save()\n        log()\n", "") + "    done()\n    end()\n"
     seen = stood(ran, [frame(37, function="score"), frame(52)], [frame(41), frame(54)])
     assert main(replace(seen, sources=(Source(file=USER, first=50, text=one),))).place == line(51)

@@ -108,7 +108,7 @@ def test_the_sentence_says_who_stands_in_what_and_no_group_or_number_that_nobody
     told = diagnose(found, judge(found)).findings[0]
     assert told.claim == (
         "rank 0 is alone in barrier at ada/train.py:4, while rank 1 called all_reduce (DDP) at ada/train.py:9;"
-        " reached only if rank == 0 at ada/train.py:10"
+        " rank 0 gets there only if rank == 0 at ada/train.py:10"
     )
     assert diagnose(found, judge(found)).culprit.collective is None  # type: ignore[union-attr]
 

@@ -185,8 +185,8 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
     (retracted,) = ran.outcome["findings"]
     assert retracted["code"] == "retracted_hang"
     assert f"proven to hang {while_it_hung['timing']['wall_s']:.0f} s after the start" in retracted["claim"]
-    told = re.findall(r"^nsa-harness: (observing|stall: no rank|HANG:|HANG  |moves)", ran.err, re.MULTILINE)
-    assert told == ["observing", "stall: no rank", "HANG  ", "HANG:", "moves"]
+    told = re.findall(r"^nsa-harness: (observing|stall: no rank|HANG;|HANG  |moves)", ran.err, re.MULTILINE)
+    assert told == ["observing", "stall: no rank", "HANG  ", "HANG;", "moves"]
     again = workspace.harness("report")
     assert (again.code, again.outcome["verdict"], again.outcome["findings"]) == (0, "PASS", [retracted])
 

@@ -135,7 +135,7 @@ def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_envir
 
 def test_the_command_for_people_repeats_a_script_with_its_words(typed):
     launches = _launches(_script(typed), SubjectOptions(seq_len="128:256"), parse_templates(["--seq={value}"], []))
-    assert launches.command(range(4), None) == "nsa-harness run --script train.py --ranks 2 -- --seq=132"
+    assert launches.command(range(4), None) == "nsa-harness run train.py --ranks 2 -- --seq=132"
 
 
 def test_a_placeholder_that_nothing_fills_is_refused(typed):
@@ -238,7 +238,7 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
     ]
     assert launches.spec((0, 1)).cwd is None
     command = launches.command((0, 1), None)
-    assert command == f"git checkout {launches.subject.items[1]} && nsa-harness run --script train.py --ranks 2"
+    assert command == f"git checkout {launches.subject.items[1]} && nsa-harness run train.py --ranks 2"
     with closing(Worktrees(repository=repository, home=repository.parent / "trees")) as trees:
         launches.enter_trees(trees)
         spec = launches.spec((0, 1))

@@ -39,7 +39,8 @@ _FORMS = (
     _Form(sentence=4, frames=2, ranks=4, advice=4, left_open=3, besides=True, spaced=False),
     _Form(sentence=4, frames=2, ranks=3, advice=2, left_open=2, besides=True, spaced=False),
     _Form(sentence=4, frames=1, ranks=3, advice=2, left_open=2, besides=True, spaced=False),
-    _Form(sentence=2, frames=1, ranks=2, advice=2, left_open=1, besides=False, spaced=False),
+    _Form(sentence=3, frames=1, ranks=2, advice=2, left_open=1, besides=False, spaced=False),
+    _Form(sentence=2, frames=1, ranks=2, advice=1, left_open=0, besides=False, spaced=False),
 )
 
 
@@ -131,6 +132,10 @@ def _to_do(outcome: Outcome, form: _Form, width: int) -> Iterator[str]:
     yield from at_most(form.advice, labelled("do" if said else "means", advice, width, LABEL_WIDTH), width)
     for text in said.left_open[: form.left_open] if said else ():
         yield from at_most(1, labelled("or", text, width, LABEL_WIDTH), width)
+    if said is not None:
+        yield from at_most(
+            1, labelled("cause", f"{said.code} · nsa-harness explain {said.code}", width, LABEL_WIDTH), width
+        )
     if form.besides:
         for one in answer.others(outcome)[:1]:
             told = f"{one.code} ({words.certainty(one.confidence)}): {one.claim}"

@@ -231,7 +231,8 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
 
 def _only_if(case: Case, found: Difference, branch: Branch) -> _Why:
     place = branch.place
-    besides = f"; reached only {branch.text}{at(place)}"
+    made = tuple(rank for rank in found.everyone if rank not in found.ranks) if found.kind is K.MISSING else found.ranks
+    besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {branch.text}{at(place)}"
     sources = case.evidence.sources
     frames = (frame for rank, _ in found.entered for frame in own_frames(case, rank))
     held = next((one for one in frames if holds_more(sources, branch, one)), None)
