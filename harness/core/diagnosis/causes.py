@@ -198,10 +198,11 @@ class Cause(StrEnum):
         reduced, a state dict that gathers its shards, under `if rank == 0`. The others went on to their next step.
         """,
         proven_by="""
-        as rank_conditional_collective. Of several ranks the one that is alone with the call is wrong. Of two ranks it
-        is said, as *likely*, of rank 0, and only of a call that no earlier step had; else one rank left out what both
-        called before. Below Python `rank<r>/flight.json` shows a collective that no step before had, on a rank between
-        steps.
+        `rank<r>/calls.txt` and `rank<r>/flight.json`, as rank_conditional_collective. The condition on the rank around
+        the call, or around a line that leads to it, decides where the source shows it. Without it the one of several
+        ranks that is alone with the call is wrong; of two ranks it is said, as *likely*, of rank 0, and only of a call
+        that no earlier step had, for else one rank skipped what both called before. Below Python the recorder shows a
+        collective that no step before had, on a rank between steps.
         """,
         remedy="""
         move the collective out of the condition. Leave to one rank only the writing or printing.
