@@ -258,6 +258,11 @@ def culprit_line(outcome: Outcome) -> str:
     return " · ".join(word for word in known if word)
 
 
+def last_shared(outcome: Outcome) -> str:
+    """The last call from Python that every rank completed; DDP's own ones, below Python, are none."""
+    return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
+
+
 def numbers(outcome: Outcome) -> Iterator[str]:
     """Every number of the run that is known, each once."""
     metrics = dict(outcome.metrics)

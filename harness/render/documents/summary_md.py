@@ -184,8 +184,8 @@ def _evidence(outcome: Outcome) -> list[str]:
         lines += [f"- {markdown(culprit)}"]
     if outcome.why:
         lines += [f"- **why a hang:** {markdown(outcome.why)}"]
-    if outcome.last_agreed:
-        lines += [f"- **last agreed:** {markdown(outcome.last_agreed)}"]
+    if shared := words.last_shared(outcome):
+        lines += [f"- **last shared:** {markdown(shared)}"]
     for finding in outcome.findings:
         lines += _finding(finding, outcome)
     return [*lines, *_looked_at(outcome), *_vitals(outcome)]

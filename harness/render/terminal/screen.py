@@ -94,7 +94,7 @@ def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
     yield from _vitals(outcome, width)
     yield ""
     yield from labelled("why a hang", outcome.why or "", width)
-    yield from labelled("last agreed", outcome.last_agreed or "", width)
+    yield from labelled("last shared", words.last_shared(outcome), width)
     for finding in outcome.findings:
         yield from _finding(outcome, finding, width)
     yield from _lists(outcome, width)

@@ -53,7 +53,7 @@ _STYLES = (
     (r"^  interrupted(?=:| twice:)", "bold yellow"),
     (r"━+", "green"),
     (
-        r"^  (why a hang|last agreed|means|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)",
+        r"^  (why a hang|last shared|means|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)",
         "dim",
     ),
     (r"^  (ended|repeat|next|more|launch|run|finish|expected)(?=  |$)", "dim"),
