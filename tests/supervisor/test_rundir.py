@@ -72,7 +72,8 @@ SPECS = '{"schema": 1, "scenario": "ddp", "ranks": 2, "program": ["train.py"]}'
 def test_a_folder_of_strangers_is_no_run_though_its_files_have_such_names(
     tmp_path: Path, holds: dict[str, str], of_ours: bool
 ) -> None:
-    home = tmp_path / "project"
+    # So deep that folders of other tests, which hold specs, are not looked at.
+    home = tmp_path / "of" / "strangers" / "project"
     for name, text in {**holds, "sub/notes/x": ""}.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
