@@ -20,7 +20,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Their tests start jobs and wait for what becomes of them; those of all other folders compute, or are over at once.
 LAUNCHING = Path(__file__).with_name("end_to_end")
-WORKERS = 2  # most tests wait, for a limit or an import; more at once would load the machine that some measure
+WORKERS = (
+    3  # on two cores: most tests wait, for a limit or an import; more at once would load the machine that some measure
+)
 
 
 @pytest.hookimpl(tryfirst=True)
