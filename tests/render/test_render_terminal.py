@@ -153,6 +153,13 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
     assert lines[-4].startswith("4 runs: 1 HANG")
 
 
+def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
+    foreign = (("run.program", "train.py"),)
+    bad = [replace(one, device="any", settings=foreign, next=None, expected=False) for one in (FAILED, DEADLOCK)]
+    lines = list(done_lines(replace(MIXED, outcomes=tuple(bad)), PLAYBOOK, RUN_DIR, 80))
+    assert lines[-2].endswith("reports/latest/branch_sel_only/spec.json")
+
+
 def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> None:
     alike = tuple(replace(DEADLOCK.standings[0], rank=rank, culprit=rank == 700) for rank in range(1000))
     lines = list(outcome_lines(replace(DEADLOCK, standings=alike), 80))

@@ -239,6 +239,6 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
     asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
-    outcomes = sorted((one for _, one in words.bad_news_first(report)), key=lambda one: one.expected)
+    outcomes = sorted(report.outcomes, key=lambda one: (one.expected, _worst_first(one)))
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
     return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)
