@@ -155,9 +155,9 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
 
 def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
     foreign = (("run.program", "train.py"),)
-    bad = [replace(one, device="any", settings=foreign, next=None, expected=False) for one in (FAILED, DEADLOCK)]
+    bad = [replace(one, device="any", settings=foreign, next=None, expected=False) for one in (ERRED, FAILED)]
     lines = list(done_lines(replace(MIXED, outcomes=tuple(bad)), PLAYBOOK, RUN_DIR, 80))
-    assert lines[-2].endswith("reports/latest/branch_sel_only/spec.json")
+    assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
 
 
 def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> None:
