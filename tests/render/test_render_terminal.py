@@ -154,9 +154,10 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
 
 
 def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
-    foreign = (("run.program", "train.py"),)
-    bad = [replace(one, device="any", settings=foreign, next=None, expected=False) for one in (ERRED, FAILED)]
-    lines = list(done_lines(replace(MIXED, outcomes=tuple(bad)), PLAYBOOK, RUN_DIR, 80))
+    theirs = {"device": "any", "backend": "any", "settings": (("run.program", "train.py"),), "next": None}
+    failed = replace(FAILED, verdict=replace(FAILED.verdict, cause="exception"), **theirs)
+    bad = (replace(ERRED, **theirs), replace(failed, expected=False))
+    lines = list(done_lines(replace(MIXED, outcomes=bad), PLAYBOOK, RUN_DIR, 80))
     assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
 
 
