@@ -155,7 +155,8 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
 
 def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
     theirs = {"device": "any", "backend": "any", "settings": (("run.program", "train.py"),), "next": None}
-    failed = replace(FAILED, verdict=replace(FAILED.verdict, cause="exception"), findings=(), **theirs)
+    raised = replace(FAILED.verdict, cause="exception", summary="rank 0 raised ValueError: boom")
+    failed = replace(FAILED, verdict=raised, findings=(), **theirs)
     bad = (replace(ERRED, **theirs), replace(failed, expected=False))
     lines = list(done_lines(replace(MIXED, outcomes=bad), PLAYBOOK, RUN_DIR, 80))
     assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
