@@ -74,7 +74,10 @@ class Run:
             os.kill(pid, signal.SIGSTOP)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        self.controller.wait(PATIENCE_S)
+        for pid in pids:  # a signal that was sent has not yet ended anybody
+            wait_for(lambda pid=pid: not alive(pid), f"{pid} has ended")
+        if self.controller.pid in pids:
+            self.controller.wait(PATIENCE_S)
 
     def rank_lives(self) -> bool:
         return not select.select([self.ended], [], [], 0)[0]
@@ -134,7 +137,7 @@ def test_who_guards_a_run_has_neither_our_name_nor_our_place_in_its_command_line
 def test_the_next_start_ends_what_was_killed_with_all_its_guards(run: Run) -> None:
     sweep([run.boards])
     assert run.rank_lives(), "its controller and its guardian live"
-    os.kill(run.guardian, signal.SIGKILL)
+    run.kill(run.guardian)
     sweep([run.boards])
     assert run.rank_lives(), "its controller lives, and will replace the guardian"
     run.kill(run.controller.pid)
