@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,7 @@ _DYING_S = 0.1
 _MAX_CHILDREN = 8  # of one rank, whose stacks are taken
 _MAX_AT_ONCE = 32
 _UNHURRIED = 8  # so many questions at once fit into the plain limits
+_MOST_HURRIED = 3.0  # a question may stop the process it is about: not for longer than so many limits
 
 _Recorded = tuple[tuple[Collective, ...], bool]  # and whether the beat thread was asked
 _Threads = tuple[Stack, ...]
@@ -129,7 +131,7 @@ class Camera:
         """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
-        patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED)
+        patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED, _hurried())
         own = pool.submit(self._stacks, rank, process, board, patience)
         below = {
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
@@ -283,6 +285,11 @@ class Camera:
         trouble = Trouble(what=what, why=why[:500], rank=rank)
         if trouble not in self.trouble:
             self.trouble.append(trouble)
+
+
+def _hurried() -> float:
+    """How much longer a question takes where more wants to run than there are cores."""
+    return min(_MOST_HURRIED, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _left(pid: int) -> bool:
