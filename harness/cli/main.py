@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -106,16 +107,18 @@ def run_command_line(argv: Sequence[str]) -> int:
 
 def _of_another_program(argv: Sequence[str]) -> str | None:
     """The line that works, where options of a program or a launcher were given as ours."""
-    if "--" in argv or len(argv) < 2:
+    if "--" in argv or argv[:1] not in (["run"], ["watch"]):
+        return None
+    params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
+    ours = {name for param in params for name in param.opts}
+    foreign = [word for word in (word.partition("=")[0] for word in argv[1:]) if word.startswith("--")]
+    if all(word in ours or get_close_matches(word, ours) for word in foreign):
         return None
     if argv[0] == "watch":
-        return f"the command follows `--`: nsa-harness watch -- {shlex.join(argv[1:])}"
-    file = next((number for number, word in enumerate(argv) if word.endswith(".py")), None)
-    if argv[0] != "run" or file is None:
-        return None
-    return (
-        f"options of the program follow `--`, and --ranks says how many: nsa-harness run {argv[file]} --ranks 2 -- ..."
-    )
+        command = "COMMAND..." if argv[1].startswith("-") else shlex.join(argv[1:])
+        return f"the command follows `--`: nsa-harness watch -- {command}"
+    file = next((word for word in argv if word.endswith(".py")), "FILE.py")
+    return f"options of the program follow `--`, and --ranks says how many: nsa-harness run {file} --ranks 2 -- ..."
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -226,7 +226,7 @@ class GuestLines(Listener):
         """`quiet`: nothing at the start, nor of a failure, which the job itself has told."""
         self._stream = stream
         self._quiet = quiet
-        self._told: tuple[Status, str | None] | None = None
+        self._told: tuple[str, Status, str | None] | None = None  # of which attempt
         self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
 
     def begun(self, run_dir: Path) -> None:
@@ -239,17 +239,21 @@ class GuestLines(Listener):
     def released(self, attempt: str, text: str) -> None:  # noqa: ARG002
         self.say(f"moves: {text}")
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         """Whole, the first time; of a HANG that was told as it was proven nothing new is known at the end."""
         verdict = outcome.verdict
-        tells = verdict.status is Status.HANG or (verdict.status is Status.FAIL and not self._quiet)
-        if tells and (verdict.status, verdict.cause) != self._told:
-            self._told = verdict.status, verdict.cause
-            for line in answer_lines(outcome, self._columns):
-                self._line(line)
+        if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
+            return
+        told = (outcome.dir, verdict.status, verdict.cause)
+        if told == self._told:
+            self.still_there(outcome, run_dir, "the job has ended")
+            return
+        self._told = told
+        for line in answer_lines(outcome, self._columns):
+            self._line(line)
 
     def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
-        """What is proven of a job that has not ended."""
+        """What is proven of the job, without the answer, and where the report lies."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
         self.say(f"{name}; {then}; report: {run_dir}/SUMMARY.md")
 

@@ -38,20 +38,21 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
         for alike in classes.values()
     ]
     told.sort(key=lambda stack: (not set(stack.ranks) & set(blamed), stack.ranks))
-    aside = _aside(evidence, culprit) if not any(_holds(stack, culprit) for stack in told) else None
-    return (*([aside] if aside else []), *told)[:_MAX_STACKS]
-
-
-def _aside(evidence: Evidence, culprit: Culprit | None) -> CallStack | None:
-    """Where the culprit is not the thread that trains: the thread or child of its ranks that stands at its place."""
     place = culprit.place if culprit else None
-    for one in evidence.snapshots[-1].ranks if evidence.snapshots and culprit else ():
-        if culprit is None or one.rank not in culprit.ranks:
-            continue
-        for named, stack in _others(one):
-            if place and any((frame.file, frame.line) == (place.file, place.line) for frame in stack.frames):
-                return _told(evidence.sources, (one.rank,), stack.frames, named, one.proof)
-    return None
+    if place is not None and not any(_holds(stack.frames, place) for stack in told):
+        told = [*_aside(evidence, blamed, place), *told]
+    return tuple(told[:_MAX_STACKS])
+
+
+def _aside(evidence: Evidence, blamed: Sequence[int], place: Place) -> list[CallStack]:
+    """Where it is not the thread that trains that is to blame: the thread or child of its ranks that stands there."""
+    looked = (one for look in evidence.snapshots[-1:] for one in look.ranks if one.rank in blamed)
+    standing = ((one, *named) for one in looked for named in _others(one) if _holds(named[1].frames, place))
+    first = next(standing, None)
+    if first is None:
+        return []
+    one, name, stack = first
+    return [_told(evidence.sources, (one.rank,), stack.frames, name, one.proof)]
 
 
 def _others(one: RankSnapshot) -> Iterator[tuple[str, Stack]]:
@@ -60,9 +61,8 @@ def _others(one: RankSnapshot) -> Iterator[tuple[str, Stack]]:
         yield from ((f"process {pid}", stack) for stack in stacks)
 
 
-def _holds(stack: CallStack, culprit: Culprit | None) -> bool:
-    place = culprit.place if culprit else None
-    return place is None or any(frame.file == place.file and frame.line == place.line for frame in stack.frames)
+def _holds(frames: Sequence[Frame | Place], place: Place) -> bool:
+    return any((frame.file, frame.line) == (place.file, place.line) for frame in frames)
 
 
 def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:

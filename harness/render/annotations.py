@@ -17,8 +17,7 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 def github_annotations(report: Report, workspace: str) -> Iterator[str]:
     """What was not expected, worst first. `workspace`: the checkout, below which a file is named from there."""
     bad = [one for one in escaped(report).outcomes if one.final and not one.expected]
-    worst_first = sorted(bad, key=lambda one: words.LOUDEST_FIRST.index(one.verdict.status))
-    for outcome in worst_first[:MOST]:
+    for outcome in sorted(bad, key=words.worst_first)[:MOST]:
         facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.scenario}"}
         told = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in facts.items())
         level = "error" if outcome.verdict.status in (Status.HANG, Status.FAIL) else "warning"

@@ -95,6 +95,7 @@ def told_at_length(report: Report) -> list[tuple[int, Outcome]]:
 
 
 def went_well(outcome: Outcome) -> bool:
+    """Nothing of it needs more than a row: a PASS or SKIP as expected, or a look into another run."""
     if outcome.deepening and outcome.showed:
         return True
     passed = outcome.verdict.status in (Status.PASS, Status.SKIP)

@@ -192,10 +192,14 @@ def machine_line(facts: MachineFacts) -> str:
     return f"{torch} · {plural(facts.cpus, 'core')} · {gpus}"
 
 
+def worst_first(outcome: Outcome) -> tuple[bool, bool, int]:
+    """The key of an order: what was not expected and counts before all else, then the loudest verdict."""
+    return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
+
+
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
-    """The outcomes with their numbers from 1, those that passed last."""
-    numbered = enumerate(report.outcomes, start=1)
-    return sorted(numbered, key=lambda pair: pair[1].verdict.status is Status.PASS)
+    """The outcomes with their numbers from 1, worst first."""
+    return sorted(enumerate(report.outcomes, start=1), key=lambda pair: worst_first(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import case, ended, evidence, rank_evidence, whole
 
-from nsa_harness.core.diagnosis.rules import numerics
+from nsa_harness.core.diagnosis.rules import silent_faults
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Arrived, GivenUp, Looks, Unwaited
@@ -34,7 +34,9 @@ def arrived(**changes: Any) -> Looks:
 def test_a_line_whose_handles_nobody_asks_is_told_with_the_ranks_that_have_it() -> None:
     mine = Looks(unwaited=(Unwaited(op="all_reduce", place=LINE, calls=48),))
     both = Looks(unwaited=(*mine.unwaited, Unwaited(op="irecv", place=OTHER, calls=6)))
-    one = found(numerics.unwaited_collective, rank(0, mine), rank(1, both), rank(2, Looks(unwaited=both.unwaited[1:])))
+    one = found(
+        silent_faults.unwaited_collective, rank(0, mine), rank(1, both), rank(2, Looks(unwaited=both.unwaited[1:]))
+    )
     assert (one.code, one.ranks, one.place, one.confidence) == ("unwaited_collective", (0, 1), LINE, 0.85)
     assert one.claim == (
         "ranks 0, 1 started 48 asynchronous all_reduces at ada/train.py:18, and asked none of them whether it is done,"
@@ -46,7 +48,7 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
     lost = Looks(given_up=(GivenUp(type="IndexError", place=LINE, batches=2, step=4),))
     later = GivenUp(type="KeyError", place=OTHER, batches=1, step=9)
     one = found(
-        numerics.batches_given_up,
+        silent_faults.batches_given_up,
         rank(0, lost),
         rank(1, Looks(given_up=(later, *lost.given_up))),
         rank(2, Looks(given_up=(later,))),
@@ -61,18 +63,18 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
 def test_an_exception_that_reached_a_rank_as_it_was_ended_is_not_taken_for_one_that_was_caught() -> None:
     lost = Looks(given_up=(GivenUp(type="RuntimeError", place=LINE, batches=1, step=4),))
     ended_by_a_signal = replace(rank(0, lost), exit=ended(0, -15))
-    assert numerics.batches_given_up(case(evidence(ended_by_a_signal, rank(1, Looks())))) is None
+    assert silent_faults.batches_given_up(case(evidence(ended_by_a_signal, rank(1, Looks())))) is None
 
 
 def test_parameters_that_hold_what_nobody_begins_with_are_told() -> None:
     unset = arrived(unset=("0.scale", "0.shift"), unset_value="2.2e+32")
-    one = found(numerics.uninitialised_parameters, rank(0, unset), rank(1, arrived()))
+    one = found(silent_faults.uninitialised_parameters, rank(0, unset), rank(1, arrived()))
     assert (one.code, one.ranks, one.place.parameter) == ("uninitialised_parameters", (0,), "0.scale")
     assert one.claim.startswith("0.scale and 1 more parameter of Net held 2.2e+32 on rank 0 before the first step")
 
 
 def test_a_rank_whose_own_gradients_are_zero_is_told_though_the_sum_over_all_is_not() -> None:
-    one = found(numerics.no_gradient, rank(0, arrived()), rank(1, arrived(still=8)))
+    one = found(silent_faults.no_gradient, rank(0, arrived()), rank(1, arrived(still=8)))
     assert (one.code, one.ranks, one.place) == ("no_gradient", (1,), None)
     assert one.claim == (
         "each backward pass that was looked at, 6 of them, left Net on rank 1 with gradients that were all zero"
@@ -81,10 +83,10 @@ def test_a_rank_whose_own_gradients_are_zero_is_told_though_the_sum_over_all_is_
 
 def test_parameters_without_a_gradient_are_told_of_a_program_that_steps_by_hand() -> None:
     without = arrived(never=("encoder.0.weight", "encoder.0.bias"), never_count=5)
-    one = found(numerics.no_gradient, rank(0, without), rank(1, without))
+    one = found(silent_faults.no_gradient, rank(0, without), rank(1, without))
     assert (one.ranks, one.place.parameter) == ((0, 1), "encoder.0.weight")
     assert whole(one).endswith("; they are kept out of training on purpose, by detach")
-    alone = found(numerics.no_gradient, rank(0, arrived()), rank(1, without))
+    alone = found(silent_faults.no_gradient, rank(0, arrived()), rank(1, without))
     assert not whole(alone).endswith("by detach")
     assert (one.confidence, alone.confidence) == (0.75, 0.85)
     assert one.claim.startswith("5 parameters of Net never had a gradient at any of 6 looks on ranks 0, 1, although")
@@ -95,10 +97,10 @@ def test_parameters_without_a_gradient_are_told_of_a_program_that_steps_by_hand(
 )
 def test_nothing_is_said_of_what_was_seen_too_seldom_or_not_at_all(looks: Looks | None) -> None:
     rules = (
-        numerics.unwaited_collective,
-        numerics.batches_given_up,
-        numerics.uninitialised_parameters,
-        numerics.no_gradient,
+        silent_faults.unwaited_collective,
+        silent_faults.batches_given_up,
+        silent_faults.uninitialised_parameters,
+        silent_faults.no_gradient,
     )
     assert [found(one, rank(0, looks), rank(1, Looks())) for one in rules] == [None] * 4
 

@@ -180,6 +180,15 @@ def test_a_failure_to_paste_has_its_answer_first_and_is_never_long(report: Repor
         assert text.startswith(f"{told[0][1].verdict.status.value} {told[0][1].scenario}: ")
 
 
+def test_of_several_failures_the_worst_that_was_not_expected_is_the_one_to_paste() -> None:
+    hung = replace(DEADLOCK, expected=False)
+    for outcomes in ((ERRED, FAILED, hung), (hung, FAILED, ERRED), (replace(DEADLOCK, expected=True), ERRED, hung)):
+        assert prompt_text(replace(MIXED, outcomes=outcomes)).startswith("HANG branch_sel_only: ")
+    announced = replace(DEADLOCK, expected=True)
+    unforeseen = replace(FAILED, expected=False)
+    assert prompt_text(replace(MIXED, outcomes=(announced, unforeseen))).startswith("FAIL gc_baseline_full: ")
+
+
 def test_a_long_failure_is_cut_at_the_end_of_a_line_and_says_so() -> None:
     deep = replace(DEADLOCK.stacks[0], frames=DEADLOCK.stacks[0].frames * 200)
     text = prompt_text(replace(QUIET, outcomes=(replace(DEADLOCK, stacks=(deep,)),)))

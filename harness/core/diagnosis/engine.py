@@ -22,9 +22,9 @@ from nsa_harness.core.diagnosis.rules import (
     failures,
     group_waits,
     host_waits,
-    numerics,
     p2p,
     resources,
+    silent_faults,
     threads,
 )
 from nsa_harness.core.evidence.evidence import Evidence
@@ -37,7 +37,7 @@ _FAMILIES = (
     failures,
     group_waits,
     host_waits,
-    numerics,
+    silent_faults,
     p2p,
     resources,
     threads,

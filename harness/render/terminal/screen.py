@@ -202,7 +202,7 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
 
 def _failures(report: Report, width: int) -> Iterator[str]:
     """The only one with its whole answer, of several the sentence and the place of each."""
-    bad = sorted(filter(_went_wrong, report.outcomes), key=_worst_first)
+    bad = sorted(filter(_went_wrong, report.outcomes), key=words.worst_first)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
         yield ""
@@ -217,10 +217,6 @@ def _failures(report: Report, width: int) -> Iterator[str]:
 def _went_wrong(outcome: Outcome) -> bool:
     """Not as its scenario expected."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
-
-
-def _worst_first(outcome: Outcome) -> int:
-    return words.LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def _expectations(report: Report) -> str:
@@ -239,6 +235,6 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
     asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
-    outcomes = sorted(report.outcomes, key=lambda one: (one.expected, _worst_first(one)))
+    outcomes = [one for _, one in words.bad_news_first(report)]
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
     return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)
