@@ -84,12 +84,32 @@ def test_version_is_the_packages() -> None:
     assert nsa_harness("--version").stdout == f"nsa-harness {__version__}\n"
 
 
-def test_list_names_every_scenario_with_its_aliases() -> None:
-    lines = nsa_harness("list").stdout.splitlines()
-    assert lines[0].split()[:3] == ["ddp_onestep", "plan", "ddp"]
-    assert lines[0].endswith("One DDP step with every trace on  (also ddp_onestep_trace)")
-    names = [entry["name"] for entry in json.loads(nsa_harness("list", "--json").stdout)]
-    assert names == [line.split()[0] for line in lines]
+def test_list_names_every_scenario_by_folder_with_its_aliases() -> None:
+    lines = nsa_harness("list", COLUMNS="400").stdout.splitlines()
+    assert lines[:2] == [
+        "scenarios/",
+        "  ddp_onestep             One DDP step with every trace on [plan, ddp; also ddp_onestep_trace]",
+    ]
+    entries = json.loads(nsa_harness("list", "--json").stdout)
+    families = {entry["name"].partition("@")[0] for entry in entries}
+    assert {line.split()[0] for line in lines if line[:3].strip() and not line.endswith("/")} == families
+    members = {entry["name"].partition("@")[2] for entry in entries} - {""}
+    told = {member for line in lines if line.strip().startswith("@") for member in line.strip()[1:].split(", @")}
+    assert told == members
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_the_list_fits_the_terminal(columns: int) -> None:
+    lines = nsa_harness("list", COLUMNS=str(columns)).stdout.splitlines()
+    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+
+
+def test_options_of_a_command_stand_in_groups_and_their_variables_are_told_once() -> None:
+    told = nsa_harness("run", "--help").stdout
+    parts = [line for line in told.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert parts == ["Arguments:", "Your program:", "Which scenarios:", "How often:", "Report:", "Options:"]
+    assert told.count("NSA_HARNESS_") == 1
+    assert "Usage: nsa-harness attach [OPTIONS] [PID] [limits.KEY=SECONDS]..." in nsa_harness("attach", "-h").stdout
 
 
 def test_the_committed_schema_is_current() -> None:

@@ -228,8 +228,8 @@ COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.s
 def test_the_command_line_loads_nothing_but_typer_and_the_errors_before_a_command_runs(path: Path) -> None:
     ours = {f"nsa_harness.cli.{command.stem}" for command in COMMANDS}
     found = {name for name in top_level(path) if name.split(".")[0] not in sys.stdlib_module_names}
-    assert "typer" in found
-    assert found <= {"typer", "nsa_harness.errors", *ours}
+    assert {name.split(".")[0] for name in found} >= {"typer"}
+    assert found <= {"typer", "typer.core", "nsa_harness.errors", *ours}
 
 
 def test_faults_come_into_a_rank_by_one_door_and_only_when_it_is_opened() -> None:
@@ -300,6 +300,7 @@ OF_RUNS = ("harness/cli", "harness/commands", "harness/render", "harness/supervi
 PAST_THE_DOOR = {"open", ".open", ".read_text", ".read_bytes", ".write_text", ".write_bytes", ".glob", ".rglob"}
 PAST_THE_DOOR |= {".iterdir", ".scandir", ".walk", ".unlink", ".touch", ".rename", ".symlink_to", ".copyfile", ".copy2"}
 NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
+    "harness/cli/help.py": ({".write_text"}, "a paragraph of a help text"),
     "harness/commands/overhead.py": ({".write_text"}, "the file of a user's that `doctor --overhead` is told to write"),
     "harness/commands/selftest.py": ({".glob", ".read_text"}, "our own programs of tests/faults and their labels"),
     "harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),

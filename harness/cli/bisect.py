@@ -13,6 +13,8 @@ import typer
 from nsa_harness.cli import run as cli_run
 from nsa_harness.errors import UsageError
 
+QUESTION = {"rich_help_panel": "What is varied (one of these)"}
+SEARCH = {"rich_help_panel": "Search"}
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -21,88 +23,153 @@ def bisect(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCENARIO|KEY=VALUE]", help="The failing scenario.", autocompletion=cli_run.known_names
+            metavar="[SCENARIO|KEY=VALUE]",
+            help="What fails: a scenario, or your script.",
+            autocompletion=cli_run.known_names,
         ),
     ] = None,
     gc_range: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_GC_RANGE", metavar="[=A:B]", help="Which layers' gradient checkpointing."),
+        typer.Option(
+            envvar="NSA_HARNESS_GC_RANGE", metavar="[=A:B]", help="Layers that have gradient checkpointing.", **QUESTION
+        ),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_LAYERS", metavar="[=GOOD:[BAD]]", help="From how many layers on.")
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_LAYERS", metavar="[=GOOD:[BAD]]", help="Number of layers.", **QUESTION),
     ] = None,
     seq_len: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_SEQ_LEN", metavar="[=GOOD:[BAD]]", help="From how many tokens on.")
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_SEQ_LEN", metavar="[=GOOD:[BAD]]", help="Length of a sequence, in tokens.", **QUESTION
+        ),
     ] = None,
     world_size: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_WORLD_SIZE", metavar="[=GOOD:BAD]", help="From how many ranks on."),
+        typer.Option(envvar="NSA_HARNESS_WORLD_SIZE", metavar="[=GOOD:BAD]", help="Number of ranks.", **QUESTION),
     ] = None,
     branch: Annotated[
-        bool, typer.Option("--branch", envvar="NSA_HARNESS_BRANCH", help="Which branches of the attention.")
+        bool, typer.Option("--branch", envvar="NSA_HARNESS_BRANCH", help="Branches of the attention.", **QUESTION)
     ] = False,
     env: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_ENV", metavar="[=NAME,...]", help="Which declared environment variables."),
+        typer.Option(
+            envvar="NSA_HARNESS_ENV",
+            metavar="[=NAME,...]",
+            help="Environment variables that the scenario declares.",
+            **QUESTION,
+        ),
     ] = None,
     two: Annotated[
         str | None,
-        typer.Option("--set", envvar="NSA_HARNESS_SET", metavar="GOOD,BAD", help="Which keys that differ in them."),
+        typer.Option(
+            "--set",
+            envvar="NSA_HARNESS_SET",
+            metavar="GOOD,BAD",
+            help="Keys in which two scenarios differ.",
+            **QUESTION,
+        ),
     ] = None,
     commits: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_COMMITS", metavar="GOOD..BAD", help="Since which commit.")
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_COMMITS", metavar="GOOD..BAD", help="Commits between a good and a bad one.", **QUESTION
+        ),
     ] = None,
     any_key: Annotated[
         str | None,
         typer.Option(
-            "--any", envvar="NSA_HARNESS_ANY", metavar="KEY=[A,...]", help="From which number on; which words."
+            "--any",
+            envvar="NSA_HARNESS_ANY",
+            metavar="KEY=[A,...]",
+            help="Any key: a range of numbers or a list of words.",
+            **QUESTION,
         ),
     ] = None,
     script: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="Your program; its words follow `--`."),
+        typer.Option(
+            envvar="NSA_HARNESS_SCRIPT",
+            metavar="FILE",
+            help="The same as FILE.py; its arguments follow `--`.",
+            **cli_run.PROGRAM,
+        ),
     ] = None,
-    ranks: Annotated[int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of --script.")] = 2,
+    ranks: Annotated[
+        int,
+        typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of your script.", **cli_run.PROGRAM),
+    ] = 2,
     arg: Annotated[
         list[str] | None,
-        typer.Option(envvar="NSA_HARNESS_ARG", metavar="TEXT", help="A word with {layers}, {range} or {value} in it."),
+        typer.Option(
+            envvar="NSA_HARNESS_ARG",
+            metavar="TEXT",
+            help="An argument of your script that has {layers}, {range} or {value} in it.",
+            **cli_run.PROGRAM,
+        ),
     ] = None,
     env_arg: Annotated[
         list[str] | None,
-        typer.Option(envvar="NSA_HARNESS_ENV_ARG", metavar="NAME=TEXT", help="A variable with a placeholder in it."),
+        typer.Option(
+            envvar="NSA_HARNESS_ENV_ARG",
+            metavar="NAME=TEXT",
+            help="An environment variable with such a placeholder.",
+            **cli_run.PROGRAM,
+        ),
     ] = None,
     outcome: Annotated[
         str,
         typer.Option(
-            envvar="NSA_HARNESS_OUTCOME", metavar="KIND", help="What counts: same, hang, fail, fail:REGEX or any."
+            envvar="NSA_HARNESS_OUTCOME",
+            metavar="KIND",
+            help="What counts as bad: same, hang, fail, fail:REGEX or any.",
+            **SEARCH,
         ),
     ] = "same",
     budget: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_BUDGET", metavar="TIME", help="Start no probe after this: 90s, 20m, 2h."),
+        typer.Option(
+            envvar="NSA_HARNESS_BUDGET", metavar="TIME", help="Start no probe after this: 90s, 20m, 2h.", **SEARCH
+        ),
     ] = None,
     confidence: Annotated[
         float,
-        typer.Option(envvar="NSA_HARNESS_CONFIDENCE", metavar="P", min=0.5, max=0.999, help="Of a flaky answer."),
+        typer.Option(
+            envvar="NSA_HARNESS_CONFIDENCE",
+            metavar="P",
+            min=0.5,
+            max=0.999,
+            help="How sure an answer about a flaky failure must be.",
+            **SEARCH,
+        ),
     ] = 0.95,
     repeat: Annotated[
-        int, typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Runs of each proof.")
+        int, typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Runs of each proof.", **SEARCH)
     ] = 1,
     jobs: Annotated[
-        int, typer.Option(envvar="NSA_HARNESS_JOBS", metavar="N", min=1, max=64, help="Probes side by side.")
+        int, typer.Option(envvar="NSA_HARNESS_JOBS", metavar="N", min=1, max=64, help="Probes side by side.", **SEARCH)
     ] = 1,
     log: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_LOG", metavar="RUN", help="Show a stored bisection.")
+        Path | None,
+        typer.Option(envvar="NSA_HARNESS_LOG", metavar="RUN", help="Show a stored bisection.", **cli_run.REPORT),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the plan, launch nothing.")
+        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the plan, launch nothing.", **SEARCH)
     ] = False,
     fork: Annotated[
         bool,
-        typer.Option("--fork/--no-fork", envvar="NSA_HARNESS_FORK", help="Search with preloaded torch where safe."),
+        typer.Option(
+            "--fork/--no-fork",
+            envvar="NSA_HARNESS_FORK",
+            help="Search in processes that have torch loaded already, where safe.",
+            **SEARCH,
+        ),
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+        bool,
+        typer.Option(
+            "--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.", **cli_run.REPORT
+        ),
     ] = False,
     out: cli_run.Out = None,
     probe: cli_run.ProbeOption = cli_run.Probe.FULL,

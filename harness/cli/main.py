@@ -19,6 +19,7 @@ from nsa_harness.cli import health as cli_health
 from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
 from nsa_harness.cli.ci import app as ci_app
+from nsa_harness.cli.help import GroupedCommand
 from nsa_harness.errors import HarnessError, UsageError
 
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
@@ -57,12 +58,12 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=_epilog("run"))(cli_run.run)
-app.command(epilog=_epilog("bisect"))(cli_bisect.bisect)
-app.command(epilog=_epilog("watch"))(cli_watch.watch)
-app.command(epilog=_epilog("attach"))(cli_watch.attach)
-app.command()(cli_health.doctor)
-app.command()(cli_health.selftest)
+app.command(cls=GroupedCommand, epilog=_epilog("run"))(cli_run.run)
+app.command(cls=GroupedCommand, epilog=_epilog("bisect"))(cli_bisect.bisect)
+app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
+app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
+app.command(cls=GroupedCommand)(cli_health.doctor)
+app.command(cls=GroupedCommand)(cli_health.selftest)
 app.add_typer(ci_app)
 
 
@@ -71,7 +72,7 @@ def main() -> NoReturn:
         # A name that the terminal's encoding lacks must not end the program.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    from nsa_harness.supervisor.launch.launch import keep_private
+    from nsa_harness.supervisor.launch.umask import keep_private
 
     keep_private()
     code = run_command_line(sys.argv[1:])
@@ -181,21 +182,21 @@ def _options(
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
 
 
-@app.command("list")
+@app.command("list", cls=GroupedCommand)
 def list_scenarios(
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="A JSON list.")] = False,
 ) -> None:
-    """List every scenario, yours in ./scenarios first."""
+    """List every scenario by folder, with what it asks, its tags and other names."""
     from nsa_harness.cli.text import catalog_json, catalog_lines
     from nsa_harness.supervisor.launch.planning import every_scenario
 
     items, notes = every_scenario(Path.cwd())
-    _print([catalog_json(items)] if as_json else catalog_lines(items))
+    _print([catalog_json(items)] if as_json else catalog_lines(items, shutil.get_terminal_size().columns))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def explain(
     context: typer.Context,
     words: Annotated[
@@ -223,7 +224,7 @@ def explain(
         raise UsageError(f"{error}\ncauses of that name: {', '.join(causes)}" if causes else str(error)) from None
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def report(
     stored: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
@@ -252,7 +253,7 @@ def report(
     raise typer.Exit(rejudge(stored, telling=telling, strict=strict, out=out, redact=not no_redact, verbose=verbose))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def bundle(
     stored: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
@@ -272,7 +273,7 @@ def bundle(
     print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
     from nsa_harness.core.scenario.scenario import json_schema

@@ -28,18 +28,34 @@ class Probe(StrEnum):
     FULL = "full"
 
 
+# The groups of options in a command's help.
+PROGRAM = {"rich_help_panel": "Your program"}
+SELECTION = {"rich_help_panel": "Which scenarios"}
+ATTEMPTS = {"rich_help_panel": "How often"}
+REPORT = {"rich_help_panel": "Report"}
+
 # Options of several commands.
-Out = Annotated[Path | None, typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="In place of ./reports.")]
-ProbeOption = Annotated[Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="What rides in the ranks.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="Where reports go: ./reports unless given.", **REPORT),
+]
+ProbeOption = Annotated[
+    Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="How much instrumentation the ranks load.", **REPORT)
+]
 
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", envvar="NSA_HARNESS_VERBOSE", help="Above the answer, what it rests on.")
+    bool,
+    typer.Option(
+        "-v", "--verbose", envvar="NSA_HARNESS_VERBOSE", help="Above the answer, the evidence it rests on.", **REPORT
+    ),
 ]
 NoRedact = Annotated[
-    bool, typer.Option("--no-redact", envvar="NSA_HARNESS_NO_REDACT", help="Leave secrets in what is written.")
+    bool,
+    typer.Option("--no-redact", envvar="NSA_HARNESS_NO_REDACT", help="Leave secrets in what is written.", **REPORT),
 ]
 GitDiff = Annotated[
-    bool, typer.Option("--git-diff", envvar="NSA_HARNESS_GIT_DIFF", help="env.json keeps what is not committed.")
+    bool,
+    typer.Option("--git-diff", envvar="NSA_HARNESS_GIT_DIFF", help="Store uncommitted changes in env.json.", **REPORT),
 ]
 
 
@@ -70,85 +86,128 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[FILE.py|PATTERN|KEY=VALUE]",
-            help="Your script; or a scenario's name, alias, glob, YAML file or spec.json.",
+            help="Your script; or scenarios by name, glob, YAML file or spec.json, with keys to change.",
             autocompletion=known_names,
         ),
     ] = None,
     script: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_SCRIPT", metavar="FILE", help="The same as FILE.py; its words follow `--`."),
+        typer.Option(
+            envvar="NSA_HARNESS_SCRIPT",
+            metavar="FILE",
+            help="The same as FILE.py; its arguments follow `--`.",
+            **PROGRAM,
+        ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option("-m", envvar="NSA_HARNESS_M", metavar="MODULE", help="Run a module, as python -m does."),
+        typer.Option(
+            "-m", envvar="NSA_HARNESS_M", metavar="MODULE", help="Run a module, as python -m does.", **PROGRAM
+        ),
     ] = None,
     ranks: Annotated[
-        int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of your script.")
+        int, typer.Option(envvar="NSA_HARNESS_RANKS", metavar="N", min=1, help="Ranks of your script.", **PROGRAM)
     ] = 2,
     python: Annotated[
         str | None,
         typer.Option(
             envvar="NSA_HARNESS_PYTHON",
             metavar="PATH",
-            help="Interpreter of your script: the active environment's, or the python on PATH, if it has torch.",
+            help="Interpreter of your script. Unless given: the active environment's or the python on PATH, if it has"
+            " torch, else our own.",
+            **PROGRAM,
         ),
     ] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option(
-            "-t", "--tag", envvar="NSA_HARNESS_TAG", help="Scenarios with this tag.", autocompletion=known_tags
+            "-t",
+            "--tag",
+            envvar="NSA_HARNESS_TAG",
+            help="Scenarios with this tag.",
+            metavar="TAG",
+            autocompletion=known_tags,
+            **SELECTION,
         ),
     ] = None,
     expression: Annotated[
         str | None,
-        typer.Option("-k", envvar="NSA_HARNESS_K", metavar="EXPR", help="Words with and, or, not and brackets."),
+        typer.Option(
+            "-k",
+            envvar="NSA_HARNESS_K",
+            metavar="EXPR",
+            help="Names and tags that match, as in pytest: 'ddp and not nccl'.",
+            **SELECTION,
+        ),
     ] = None,
     matrix: Annotated[
         list[str] | None,
-        typer.Option(envvar="NSA_HARNESS_MATRIX", metavar="KEY=A,B", help="One scenario for each value."),
+        typer.Option(envvar="NSA_HARNESS_MATRIX", metavar="KEY=A,B", help="One run for each value.", **SELECTION),
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_SHARD", metavar="K/N", help="Every N-th scenario, from the K-th.")
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_SHARD", metavar="K/N", help="Every N-th scenario, from the K-th.", **SELECTION
+        ),
     ] = None,
     last_failed: Annotated[
-        bool, typer.Option("--lf", envvar="NSA_HARNESS_LF", help="What the newest run did not end as expected.")
+        bool, typer.Option("--lf", envvar="NSA_HARNESS_LF", help="Only what failed in the newest run.", **SELECTION)
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(envvar="NSA_HARNESS_RESUME", metavar="[=RUN]", help="Go on with a run that was cut short."),
+        typer.Option(
+            envvar="NSA_HARNESS_RESUME", metavar="[=RUN]", help="Go on with a run that was interrupted.", **SELECTION
+        ),
     ] = None,
     repeat: Annotated[
-        int, typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Attempts of each scenario.")
+        int,
+        typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Attempts of each scenario.", **ATTEMPTS),
     ] = 1,
     retries: Annotated[
         int,
         typer.Option(
-            envvar="NSA_HARNESS_RETRIES", metavar="N", min=0, help="More attempts of what is not as expected."
+            envvar="NSA_HARNESS_RETRIES",
+            metavar="N",
+            min=0,
+            help="More attempts where the result is not the expected one.",
+            **ATTEMPTS,
         ),
     ] = 0,
     deepen: Annotated[
         bool,
         typer.Option(
-            "--deepen", envvar="NSA_HARNESS_DEEPEN", help="Where a run leaves a question: up to 3 with one change each."
+            "--deepen",
+            envvar="NSA_HARNESS_DEEPEN",
+            help="Where a run leaves a question, up to 3 more, one change each.",
+            **ATTEMPTS,
         ),
     ] = False,
     maxfail: Annotated[
         int | None,
-        typer.Option(envvar="NSA_HARNESS_MAXFAIL", metavar="N", min=1, help="Start nothing more after so many."),
+        typer.Option(envvar="NSA_HARNESS_MAXFAIL", metavar="N", min=1, help="Stop after so many failures.", **ATTEMPTS),
     ] = None,
     jobs: Annotated[
-        str, typer.Option(envvar="NSA_HARNESS_JOBS", metavar="N|auto", help="Runs side by side, if memory allows.")
+        str,
+        typer.Option(
+            envvar="NSA_HARNESS_JOBS", metavar="N|auto", help="Runs side by side, as memory allows.", **ATTEMPTS
+        ),
     ] = "1",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the commands, launch nothing.")
+        bool,
+        typer.Option("--dry-run", envvar="NSA_HARNESS_DRY_RUN", help="Print the commands, launch nothing.", **ATTEMPTS),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.", **REPORT)
     ] = False,
     out: Out = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
+        typer.Option(
+            "--strict",
+            envvar="NSA_HARNESS_STRICT",
+            help="Exit with 125 after a SKIP, with 1 after a silent fault.",
+            **REPORT,
+        ),
     ] = False,
     probe: ProbeOption = Probe.FULL,
     verbose: Verbose = False,
@@ -156,10 +215,15 @@ def run(
     git_diff: GitDiff = False,
     git_bisect: Annotated[  # noqa: ARG001 - main chooses the exit code by it, also where typer refuses another option
         bool,
-        typer.Option("--git-bisect", envvar="NSA_HARNESS_GIT_BISECT", help="For `git bisect run`: a mistake is 125."),
+        typer.Option(
+            "--git-bisect",
+            envvar="NSA_HARNESS_GIT_BISECT",
+            help="For `git bisect run`: exit with 125 on a mistake.",
+            **REPORT,
+        ),
     ] = False,
 ) -> None:
-    """Run scenarios and judge them."""
+    """Run your script or scenarios under torchrun, and tell PASS, FAIL or HANG with the cause."""
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
     from nsa_harness.supervisor.launch.machine import machine_facts

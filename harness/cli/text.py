@@ -12,7 +12,7 @@ from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import HangKind, MachineFacts
 from nsa_harness.core.scenario.explain import explained, resolved_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
-from nsa_harness.render.terminal.layout import labelled
+from nsa_harness.render.terminal.layout import NARROW, labelled, paragraph
 from nsa_harness.render.words import MEANING
 from nsa_harness.supervisor.launch.launch import command_line
 from nsa_harness.supervisor.launch.planning import (
@@ -25,14 +25,34 @@ from nsa_harness.supervisor.launch.planning import (
 )
 from nsa_harness.supervisor.store.redaction import Redaction
 
+_NAME_COLUMNS = 22
 
-def catalog_lines(items: Sequence[SelectedScenario]) -> Iterator[str]:
-    """One line a scenario: name, tags, what it asks; aliases behind."""
-    name_width = max((len(item.name) for item in items), default=0)
-    tags_width = max((len(" ".join(item.tags)) for item in items), default=0)
+
+def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
+    """A part for each folder, a row for each family: its name, what it asks, tags, other names, and its members."""
+    by_folder: dict[str, dict[str, list[SelectedScenario]]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
-        aliases = f"  (also {', '.join(item.aliases)})" if item.aliases else ""
-        yield f"{item.name:<{name_width}}  {' '.join(item.tags):<{tags_width}}  {_about(item)}{aliases}".rstrip()
+        by_folder.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
+    column = min(max((len(item.family) for item in items), default=0), _NAME_COLUMNS) + 4
+    for number, (folder, families) in enumerate(by_folder.items()):
+        if number:
+            yield ""
+        yield f"{folder}/"
+        for family, members in families.items():
+            yield from _family_lines(family, members, column, width)
+
+
+def _family_lines(family: str, members: Sequence[SelectedScenario], column: int, width: int) -> Iterator[str]:
+    first = members[0]
+    names = [", ".join(member.name.removeprefix(family) for member in members)] if first.name != family else []
+    marks = "; ".join([*filter(None, (", ".join(first.tags),)), *(f"also {alias}" for alias in first.aliases)])
+    texts = [f"{_about(first)} [{marks}]" if marks else _about(first), *names]
+    indent = " " * (column if width >= NARROW else 4)
+    beside = width >= NARROW and len(family) <= column - 4
+    if not beside:
+        yield f"  {family}"
+    for number, text in enumerate(texts):
+        yield from paragraph(text, width, f"  {family:<{column - 2}}" if beside and number == 0 else indent, indent)
 
 
 def catalog_json(items: Sequence[SelectedScenario]) -> str:

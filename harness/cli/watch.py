@@ -23,21 +23,29 @@ def watch(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[limits.KEY=SECONDS]... -- COMMAND...", help="Limits; the command follows `--`."),
+        typer.Argument(
+            metavar="[limits.KEY=SECONDS]... -- COMMAND...",
+            help="Limits such as limits.stall_s=60; your command follows `--`.",
+        ),
     ] = None,
     on_hang: Annotated[
         str,
         typer.Option(
             envvar="NSA_HARNESS_ON_HANG",
             metavar="report|exec CMD|kill",
-            help="What follows a proven HANG, beside the report; `exec CMD` gives CMD the outcome on its input.",
+            help="What to do at a proven HANG, beside the report; `exec CMD` gives CMD the outcome on stdin.",
         ),
     ] = "report",
     deadline: Annotated[
         float | None,
-        typer.Option(envvar="NSA_HARNESS_DEADLINE", metavar="SECONDS", min=0.001, help="None unless given."),
+        typer.Option(
+            envvar="NSA_HARNESS_DEADLINE",
+            metavar="SECONDS",
+            min=0.001,
+            help="A job that takes longer counts as a hang; none unless given.",
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="Told is only a hang.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="Say nothing but a hang.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.")
     ] = False,
@@ -75,7 +83,7 @@ def attach(
     pid: Annotated[
         int | None,
         typer.Argument(
-            metavar="PID", min=1, help="torchrun, a rank, or a process above them; without it the job of this user."
+            metavar="PID", min=1, help="torchrun, a rank, or a process above them; unless given, your only job here."
         ),
     ] = None,
     words: Annotated[

@@ -191,7 +191,7 @@ def test_what_is_written_is_for_its_owner_alone(run: RunDir) -> None:
 
 
 def test_the_umask_is_ours_and_that_of_a_program_is_known_however_often_it_is_set() -> None:
-    told = "import os; os.umask(0o022); from nsa_harness.supervisor.launch.launch import keep_private, program_umask;"
+    told = "import os; os.umask(0o022); from nsa_harness.supervisor.launch.umask import keep_private, program_umask;"
     told += "print(program_umask()); keep_private(); keep_private(); print(oct(program_umask()), oct(os.umask(0)))"
     said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["-1", "0o22", "0o77"]

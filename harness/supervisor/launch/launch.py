@@ -24,6 +24,7 @@ from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.launch.guardian import Process, process_of
 from nsa_harness.supervisor.launch.keeper import Keeper, start_guardian, sweep
 from nsa_harness.supervisor.launch.machine import device_words
+from nsa_harness.supervisor.launch.umask import program_umask
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -34,21 +35,6 @@ _MEMORY = Path("/dev/shm")
 _BOARDS = "nsa-harness-"  # how each directory of boards is called, before its tag
 _PR_SET_CHILD_SUBREAPER = 36
 KEEPER = Keeper()  # of this process, for all its runs
-
-
-_given: list[int] = []  # the umask of this process before ours, of one that has set it
-
-
-def keep_private() -> None:
-    """From here on nobody else may read what this process writes, nor what it starts without saying otherwise."""
-    before = os.umask(0o077)
-    if not _given:
-        _given.append(before)
-
-
-def program_umask() -> int:
-    """What a program is launched with, as Popen takes it: the umask that it would have anyway; -1 leaves ours."""
-    return _given[0] if _given else -1
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:

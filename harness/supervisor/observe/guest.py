@@ -26,9 +26,9 @@ from nsa_harness.supervisor.launch.launch import (
     Guarded,
     boards_dir,
     probe_environment,
-    program_umask,
     this_process,
 )
+from nsa_harness.supervisor.launch.umask import program_umask
 from nsa_harness.supervisor.observe.guest_guardian import GuestGuardian
 from nsa_harness.supervisor.observe.ranks import is_python_command
 from nsa_harness.supervisor.store.rundir import AttemptDir
