@@ -32,7 +32,7 @@ def rows(name: str, *head: str) -> list[list[str]]:
 
 
 def words(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
+    return re.findall(r"(?<!`)`([^`]+)`(?!`)", cell)
 
 
 def blocks(name: str, language: str) -> list[str]:

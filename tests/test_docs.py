@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
 from nsa_harness.core.scenario.scenario import ScenarioFile
@@ -208,6 +209,21 @@ def test_the_codemap_has_one_line_for_every_folder_and_for_nothing_else() -> Non
     held = [path for path in folders if any(one.is_file() for one in path.iterdir())]
     real = [f"{path.relative_to(REPOSITORY)}/" for path in held if path.name != "__pycache__"]
     assert sorted(shown) == sorted(real)
+
+
+def test_every_page_begins_with_a_command_that_there_is() -> None:
+    known = {name.split()[0] for name in command_parameters()}
+    for page in sorted((REPOSITORY / "docs").glob("*.md")):
+        begins = re.match(r"# [^\n]+\n\n```(?:text|sh)\n(.*?)^```$", page.read_text(), re.M | re.S)
+        assert begins, f"{page.name} begins with no command"
+        for line in begins[1].splitlines():
+            program, first = line.split()[:2]
+            assert (program, first in known) == ("nsa-harness", True) or (REPOSITORY / first).exists(), line
+
+
+def test_the_index_of_causes_leads_to_each_of_them() -> None:
+    index = text("docs/findings.md").partition("| I see | look at |")[2].partition("\n## ")[0]
+    assert {one.value for one in Cause} == set(re.findall(r"\]\(#(\w+)\)", index))
 
 
 def test_every_link_of_a_document_leads_to_a_file() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsa_harness.cli.help import GroupedCommand
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def matrix(
     tag: Annotated[
         list[str] | None, typer.Option("-t", "--tag", envvar="NSA_HARNESS_TAG", help="Scenarios with this tag: plan.")
@@ -63,7 +64,7 @@ def matrix(
         print(line)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def summary(
     directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Where the runs lie, at any depth.")],
     matrix_file: Annotated[
