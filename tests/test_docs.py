@@ -211,6 +211,28 @@ def test_the_codemap_has_one_line_for_every_folder_and_for_nothing_else() -> Non
     assert sorted(shown) == sorted(real)
 
 
+def test_every_phrase_that_a_user_can_see_was_read_once_more_after_its_change() -> None:
+    assert text("docs/phrases.md") == tool("make_phrases").page(), (
+        "python tools/make_phrases.py, and read the difference"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ('say(f"rank {rank} waits{where}")', ["rank {...} waits{...}"]),
+        ('say("one part " "and another")', ["one part and another"]),
+        ("say(f\"it is {x or 'not known yet'}\")", ["it is {...}", "not known yet"]),
+        ('"""A docstring of words."""', []),
+        ('re.compile("two words")', []),
+        ('mode: "str | None" = "rb"', []),
+        ('say("word")', []),
+    ],
+)
+def test_a_phrase_is_what_reads_like_words_for_people(source: str, told: list[str]) -> None:
+    assert list(tool("make_phrases").phrases(source)) == told
+
+
 def test_every_page_begins_with_a_command_that_there_is() -> None:
     known = {name.split()[0] for name in command_parameters()}
     for page in sorted((REPOSITORY / "docs").glob("*.md")):

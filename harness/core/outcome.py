@@ -83,7 +83,7 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
     if WaitKind.TRANSPORT not in kinds:
         yield "network (the ranks are not all in the same collective)"
     if not kinds & _FILES:
-        yield "data and files (no rank stands in a read or write)"
+        yield "data and files (no rank is blocked in a read or write)"
     if not any(rank.raised for rank in evidence.ranks):
         yield "errors (no rank raised, none died)"
 
@@ -131,7 +131,8 @@ _OUTSIDE = {
 
 def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
     mark = rank.board.training or rank.board.newest if rank.board else None
-    place = f"{mark.kind} {mark.name}".strip() if mark else "no mark was written"
+    # A module that has no name of its own is called by its number.
+    place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.by_us
     return Standing(
         rank=rank.rank,
@@ -558,7 +559,7 @@ def _forward(rank: RankEvidence) -> Finding | None:
 def _forward_claim(debugged: Debugged, frame: Frame, place: Place) -> str:
     where = f"{at(place)[4:]} in {frame.function}"
     if debugged.recomputed:
-        instead = f"called {debugged.instead} instead" if debugged.instead else "did not come to it"
+        instead = f"called {debugged.instead} instead" if debugged.instead else "did not reach it"
         return f"the recomputation parts from the forward pass at {where}: {debugged.operation}, and it {instead}"
     return f"the forward line is {where} ({debugged.operation})"
 

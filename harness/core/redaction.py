@@ -173,7 +173,7 @@ def shell_line(words: Iterable[str], environment: Iterable[tuple[str, str]] = ()
 
 def where_to_set(text: str, where: str) -> tuple[str, ...]:
     """A line for each placeholder of a printed command. `where`: the file that holds the values."""
-    return tuple(f"# export {name}=...: the value stands in {where}" for name in placeholders([text]))
+    return tuple(f"# export {name}=...: the value is in {where}" for name in placeholders([text]))
 
 
 def placeholders(texts: Iterable[str]) -> tuple[str, ...]:

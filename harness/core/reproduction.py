@@ -314,7 +314,7 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
     elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
     if elsewhere:
-        return None, f"rank {elsewhere[0]} stood outside every recorded call, where a script of calls cannot bring it"
+        return None, f"rank {elsewhere[0]} was outside every recorded call, where a script of calls cannot bring it"
     recorded = all(rank.collectives for rank in evidence.ranks)
     try:
         calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not recorded)

@@ -72,7 +72,7 @@ def stack_lines(stack: CallStack) -> Iterator[str]:
             yield f"    {words.statement(frame)}"
     if stack.library:
         where = f"; {stack.proof} has all" if stack.proof else ""
-        yield f"  {words.plural(stack.library, 'frame')} of libraries left out{where}"
+        yield f"  {words.plural(stack.library, 'frame')} of libraries not shown{where}"
 
 
 def cause_of(outcome: Outcome) -> Finding | None:

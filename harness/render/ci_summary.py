@@ -114,7 +114,7 @@ def _surprises(summary: NightSummary) -> list[str]:
         )
         for job, outcome in surprises(summary)
     ]
-    head = ("verdict", "scenario", "job", "kind or cause", "in one sentence")
+    head = ("verdict", "scenario", "job", "cause", "summary")
     return ["## Not as expected", "", *markdown_table(head, rows)] if rows else []
 
 

@@ -121,7 +121,7 @@ def _cut(text: str) -> str:
     if len(text) <= LIMIT:
         return text
     head, tail = text[: LIMIT * 3 // 4].rstrip(), text[-LIMIT // 6 :].lstrip()
-    return f"{head} … {len(text) - len(head) - len(tail)} characters left out … {tail}"
+    return f"{head} … {len(text) - len(head) - len(tail)} characters cut … {tail}"
 
 
 def _walk(value: object) -> object:

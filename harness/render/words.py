@@ -173,17 +173,19 @@ def remarks(outcome: Outcome) -> Iterator[str]:
     if outcome.deepening:
         yield f"looks into attempt {outcome.deepening.of}: {outcome.deepening.says}"
     if not outcome.final:
-        yield "does not count"
+        yield "superseded by a later attempt"
     if outcome.flaky:
         yield "flaky: its attempts disagree"
 
 
 def counts_line(report: Report) -> str:
-    """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first."""
+    """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
     given = counts(report.outcomes)
     total = sum(given.values())
+    attempts = sum(outcome.deepening is None for outcome in report.outcomes)
+    tried = f" in {attempts} attempts" if attempts > total else ""
     parts = " · ".join(f"{given[status]} {status.value}" for status in LOUDEST_FIRST if given[status])
-    return f"{plural(total, 'run')}: {parts}" if parts else "0 runs: nothing was judged"
+    return f"{plural(total, 'run')}{tried}: {parts}" if parts else "0 runs: nothing was judged"
 
 
 def machine_line(facts: MachineFacts) -> str:

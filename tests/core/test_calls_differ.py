@@ -147,7 +147,7 @@ def test_fewer_rounds_of_a_loop_are_told_of_the_rank_that_left_it() -> None:
 def test_two_ranks_in_their_first_step_leave_open_which_of_them_is_wrong() -> None:
     found = main(stood(run([REDUCE], [GATHER])))
     assert (found.code, found.ranks, found.confidence) == ("collective_order_mismatch", (0, 1), OPEN)
-    assert whole(found).endswith("; which of them is wrong the run does not show")
+    assert whole(found).endswith("; the run does not show which of them is wrong")
 
 
 def test_a_rank_that_is_only_late_makes_no_cause_of_its_own() -> None:
@@ -564,7 +564,7 @@ def test_below_python_the_recorder_shows_the_mismatch_and_leaves_open_who_is_wro
     assert (found.code, found.ranks, found.confidence) == ("shape_mismatch", (0, 1), OPEN)
     assert whole(found) == (
         "all_reduce #9 has 4 elements at ada/train.py:40 on rank 0, 6 elements at ada/train.py:40 on rank"
-        " 1; which of them is wrong the run does not show"
+        " 1; the run does not show which of them is wrong"
     )
 
 
@@ -942,7 +942,7 @@ def test_a_module_that_one_rank_left_out_is_told_with_the_branch_around_its_call
     found = main(other_modules(op))
     assert (found.code, found.ranks, found.place and found.place.line) == (code, (1,), 21)
     assert found.claim.startswith(
-        "in step 2 rank 1 left out module blocks.1, which rank 0 entered at ada/model.py:22, if self.keeps(x);"
+        "in step 2 rank 1 skipped module blocks.1, which rank 0 entered at ada/model.py:22, if self.keeps(x);"
     )
     bare = main(other_modules(op, source=False))
     assert (bare.ranks, bare.place and bare.place.line) == ((1,), 22)
@@ -950,7 +950,7 @@ def test_a_module_that_one_rank_left_out_is_told_with_the_branch_around_its_call
 
 def test_a_module_too_much_and_one_in_place_of_another_are_told_as_such() -> None:
     more = main(other_modules("all_reduce", other=(*NET[:3], "extra", *NET[3:])))
-    assert "rank 1 entered module extra at ada/model.py:23, which rank 0 left out" in more.claim
+    assert "rank 1 entered module extra at ada/model.py:23, which rank 0 skipped" in more.claim
     instead = main(other_modules("all_reduce", other=(*NET[:3], "extra", "head")))
     assert "rank 1 entered module extra, and rank 0 blocks.1 at ada/model.py:22" in instead.claim
 

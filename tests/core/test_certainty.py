@@ -61,7 +61,7 @@ CROSSED = stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6
 
 
 def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wrong() -> None:
-    open_end = "; which of them is wrong the run does not show"
+    open_end = "; the run does not show which of them is wrong"
     assert weighed(CROSSED, said("shape_mismatch", 0, 1)) == (LIKELY, f"so it is{open_end}")
     assert weighed(CROSSED, said("shape_mismatch", 0, 1, left_open=(open_end[2:],))) == (
         LIKELY,

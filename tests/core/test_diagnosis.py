@@ -189,7 +189,7 @@ def test_an_endless_loop_is_named_with_the_users_line_that_most_samples_show() -
     found = main(spinning(39, user=50))
     assert short(found) == ("infinite_loop", (0,), line(50), ())
     assert whole(found) == (
-        "rank 0 computes without end in step at ada/train.py:50: only line 39 in every sample, no mark, no step;"
+        "rank 0 computes without end in step at ada/train.py:50: only line 39 in every sample, no progress, no step;"
         " a call of that line does not return"
     )
 
@@ -440,7 +440,7 @@ def test_a_rank_that_chose_to_leave_with_a_code_is_a_bad_exit_with_its_last_word
 def test_a_collateral_abort_alone_has_no_known_cause() -> None:
     found = main(evidence(left(0, -6, error_lines=("Connection closed by peer",))))
     assert short(found) == ("unknown", (0,), None, ("output.log",))
-    assert found.claim == "no rule names the cause; seen: rank 0 was ended by SIGABRT (Connection closed by peer)"
+    assert found.claim == "no rule names the cause; seen: rank 0 was terminated by SIGABRT (Connection closed by peer)"
 
 
 def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:
@@ -452,7 +452,9 @@ def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:
 def test_a_survivors_sigterm_is_not_named_for_the_end_of_a_rank_that_nobody_saw() -> None:
     found = main(evidence(left(0, -15, at_s=5.0), left(1, None, at_s=6.0), launcher=ended(None, 1)))
     assert short(found) == ("unknown", (1,), None, ("output.log",))
-    assert found.claim == "no rule names the cause; seen: rank 1 ended; nobody saw how; rank 0 was ended by SIGTERM"
+    assert (
+        found.claim == "no rule names the cause; seen: rank 1 ended; nobody saw how; rank 0 was terminated by SIGTERM"
+    )
 
 
 def test_a_launcher_that_failed_alone_has_no_known_cause() -> None:

@@ -164,7 +164,9 @@ def test_who_gave_up_waiting_names_the_rank_by_the_key_it_waited_for() -> None:
     gave_up = rank_evidence(0, raised=raised(0, "torch.distributed.DistStoreError", message), exit=ended(0, 1))
     code, ranks, claim = told(evidence(gave_up, rank_evidence(1)))
     assert (code, ranks) == ("rendezvous_missing_rank", (1,))
-    assert claim == ("rank 1 never came to the making of a process group; rank 0 waited for it and gave up: " + message)
+    assert claim == (
+        "rank 1 never reached the creation of a process group; rank 0 waited for it and gave up: " + message
+    )
     own = rank_evidence(
         0,
         raised=raised(0, "torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: mine"),
@@ -180,8 +182,8 @@ def test_two_receives_that_wait_for_each_other_are_named_both_with_their_lines()
     assert told(crossed_receives()) == (
         "p2p_unmatched",
         (0, 1),
-        "no rank makes the other half of a transfer: rank 0 is blocked in recv from rank 1 at ada/train.py:40, and"
-        " rank 1 is blocked in recv from rank 0 at ada/train.py:40; which of them is wrong the run does not show",
+        "no rank calls the matching half of a transfer: rank 0 is blocked in recv from rank 1 at ada/train.py:40, and"
+        " rank 1 is blocked in recv from rank 0 at ada/train.py:40; the run does not show which of them is wrong",
     )
 
 
@@ -201,7 +203,7 @@ def test_a_key_that_nobody_sets_is_named() -> None:
         "store_key_missing",
         (1,),
         "rank 0 waits for the store key mine at ada/train.py:37; nobody has set it and every other rank waits too;"
-        " rank 1 went past it; who should have set it the run does not show",
+        " rank 1 went past it; the run does not show who should have set it",
     )
 
 
@@ -270,7 +272,7 @@ def test_a_worker_of_the_data_loader_that_never_ends_is_named_with_its_line() ->
     assert (found.code, found.ranks, found.place and found.place.line) == ("infinite_loop", (0,), 85)
     assert whole(found) == (
         "rank 0 waits for a batch, and its data loader worker 300 computes without end in step at ada/train.py:85 (and"
-        " so does 1 other): only line 91 in every sample, no mark, no step; a call of that line does not return"
+        " so does 1 other): only line 91 in every sample, no progress, no step; a call of that line does not return"
     )
 
 

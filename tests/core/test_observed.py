@@ -106,7 +106,7 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
     assert rows(replace(found, snapshots=moved))[0] == ("moving in step", "", 40.0)
     left = (replace(everyone[0], exit=exited(0, 3)), everyone[1])
     assert rows(replace(found, ranks=left, exits=(exited(0, 3),)))[0][0].startswith("ended with exit code 3")
-    assert rows(replace(found, ending=Ending.INTERRUPTED))[0] == ("no mark was written", "", 40.0)
+    assert rows(replace(found, ending=Ending.INTERRUPTED))[0] == ("nothing recorded", "", 40.0)
 
 
 def test_a_job_that_was_found_runs_on_and_nothing_is_said_of_its_processes():

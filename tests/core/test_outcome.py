@@ -227,7 +227,10 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
     assert told.last_step == {0: 0, 1: 2}
     assert told.exit_codes == {0: None, 1: None}, "as before our own kill"
     assert told.timing == Timing(launch_s=2.0, wall_s=20.5, quiet_s=10.0, detected_s=11.0, teardown_s=0.5)
-    assert told.why == "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart"
+    assert (
+        told.why
+        == "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart"
+    )
     assert told.standings == (
         Standing(rank=0, stands_in="all_reduce #6", waits_for="rank 1", quiet_s=12.0, culprit=False),
         Standing(rank=1, stands_in="a lock in hook", waits_for="its own process", quiet_s=11.0, culprit=True),
@@ -235,7 +238,7 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
     assert told.ruled_out == (
         "slow (no rank computes)",
         "network (the ranks are not all in the same collective)",
-        "data and files (no rank stands in a read or write)",
+        "data and files (no rank is blocked in a read or write)",
         "errors (no rank raised, none died)",
     )
     assert told.checked == ("no process left",)
@@ -363,7 +366,7 @@ def test_what_a_hang_shows_is_not_ruled_out() -> None:
     stuck = outcome(stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)), at_s=400.0))
     assert stuck.ruled_out == (
         "slow (no rank computes)",
-        "data and files (no rank stands in a read or write)",
+        "data and files (no rank is blocked in a read or write)",
         "errors (no rank raised, none died)",
     )
 
@@ -386,13 +389,13 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
     assert outcome(evidence(*ranks)).standings == (
         Standing(
             rank=0,
-            stands_in="was ended by SIGKILL · last in forward blocks.1",
+            stands_in="was terminated by SIGKILL · last in forward blocks.1",
             waits_for="",
             quiet_s=None,
             culprit=True,
         ),
         Standing(rank=1, stands_in="optimizer", waits_for="", quiet_s=23.0, culprit=False),
-        Standing(rank=2, stands_in="no mark was written", waits_for="", quiet_s=None, culprit=False),
+        Standing(rank=2, stands_in="nothing recorded", waits_for="", quiet_s=None, culprit=False),
     )
 
 

@@ -107,7 +107,7 @@ def test_a_rank_that_was_at_work_when_the_others_gave_up_waiting_came_too_late()
     assert main.place is not None
     assert (main.place.file, main.place.line, main.place.function) == (USER, 20, "evaluate")
     assert main.claim.startswith(
-        "rank 0 had not come to barrier at ada/train.py:45 of step 3 when ranks 1, 2 gave up waiting for it there"
+        "rank 0 had not reached barrier at ada/train.py:45 of step 3 when ranks 1, 2 gave up waiting for it there"
     )
     assert found.culprit is not None
     assert found.culprit.step == 3

@@ -46,7 +46,7 @@ def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
     looks = twice(*CROSSED)
     assert proof_of(looks, quiet_s=5.0) == Proof(
         kind=HangKind.DEADLOCK,
-        reason="a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+        reason="2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
         graph=wait_for(*looks, (), "gloo"),
     )
 
@@ -54,7 +54,7 @@ def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
 def test_one_rank_alone_may_deadlock() -> None:
     assert told(proof_of(twice(locked_in_backward(0)))) == (
         HangKind.DEADLOCK,
-        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+        "one rank waits, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
 
 
@@ -72,7 +72,7 @@ def test_of_many_looks_the_newest_that_is_far_enough_away_is_compared() -> None:
     looks = [snapshot(number, at_s, *CROSSED) for number, at_s in ((2, 18.0), (3, 19.0), (4, 20.0))]
     assert told(proof_of([snapshot(1, 10.0, other), *looks])) == (
         HangKind.DEADLOCK,
-        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+        "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
 
 
@@ -91,7 +91,7 @@ def test_a_stopped_rank_makes_it_stopped_and_not_a_deadlock() -> None:
     stopped = rank_snapshot(1, frame(95), process=process(101, state="T"))
     assert told(proof_of(twice(in_all_reduce(0, collective(6)), stopped))) == (
         HangKind.STOPPED,
-        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+        "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_has_left_closes_the_wait_of_the_others() -> None:
     proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, backend="gloo", gone=[1])
     assert told(proof) == (
         HangKind.DEADLOCK,
-        "a closed wait of 2 ranks; no mark, CPU or bytes in 2 samples 2 s apart",
+        "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
     assert proof is not None
     assert [root.rank for root in proof.graph.roots] == [1]
@@ -286,7 +286,7 @@ def test_an_open_root_keeps_a_closed_one_from_being_a_deadlock() -> None:
 def test_a_sleep_past_the_deadline_is_closed_and_one_before_it_is_waited_for() -> None:
     assert told(proof_of(twice(asleep(601.0)))) == (
         HangKind.STARVED,
-        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+        "one rank waits, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
     assert proof_of(twice(asleep(600.0)), quiet_s=5000.0) is None
 
@@ -301,7 +301,7 @@ def test_a_sleep_without_a_readable_end_or_without_a_deadline_is_an_open_wait() 
 def test_a_sleep_after_a_sleep_on_the_same_line_is_a_loop_that_polls_and_no_readable_end() -> None:
     first, *looks = snapshot(1, 10.0, asleep(11.0)), *twice(asleep(21.0))
     assert proof_of([first, *looks], quiet_s=299.0) is None
-    said = "a loop that sleeps and looks again on one line, for 300 s"
+    said = "a polling loop on one line, for 300 s"
     assert told(proof_of([first, *looks], quiet_s=300.0)) == (HangKind.LIVELOCK, said)
     elsewhere = snapshot(1, 10.0, replace(asleep(11.0), stacks=(stack(frame(77)),)))
     assert proof_of([elsewhere, *looks], quiet_s=5000.0) is None, "another sleep, on another line"
@@ -354,7 +354,7 @@ def test_a_stopped_child_makes_it_stopped() -> None:
     waiting = process(tasks=(task(100, syscall="wait4", held_by=(300,)),))
     assert told(proof_of(twice(rank_snapshot(0, frame(5), process=waiting, children=(child,))))) == (
         HangKind.STOPPED,
-        "a closed wait of one rank; no mark, CPU or bytes in 2 samples 2 s apart",
+        "one rank waits, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
     )
 
 

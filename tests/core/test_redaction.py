@@ -149,8 +149,8 @@ def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
         'HF_TOKEN="$SECRET_MORE" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
     )
     assert where_to_set("$SECRET_1 $SECRET_2", "spec.json") == (
-        "# export SECRET_1=...: the value stands in spec.json",
-        "# export SECRET_2=...: the value stands in spec.json",
+        "# export SECRET_1=...: the value is in spec.json",
+        "# export SECRET_2=...: the value is in spec.json",
     )
 
 

@@ -170,7 +170,7 @@ def test_a_call_without_a_form_in_the_script_is_the_reason_for_none() -> None:
 def test_a_rank_that_stood_elsewhere_is_the_reason_for_none() -> None:
     told = recorded((open_(1),), (done(1),))
     assert stands_elsewhere(told) == (1,)
-    assert made(told, hung()).why_not.startswith("rank 1 stood outside every recorded call")
+    assert made(told, hung()).why_not.startswith("rank 1 was outside every recorded call")
     gone = evidence_of(*(replace(rank, exit=ended(rank.rank)) for rank in told.ranks))
     assert stands_elsewhere(gone) == ()
 

@@ -89,7 +89,7 @@ def unmatched(*made: tuple[str, int]) -> Evidence:
 def test_the_rank_that_left_out_its_half_of_a_transfer_is_blamed_and_not_the_one_that_waits() -> None:
     found = main(unmatched(SEND, MEET, SEND, MEET, MEET))
     assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (0,), line(30), 0.9)
-    assert found.claim.endswith("; rank 0 left out send at ada/train.py:30 in its round")
+    assert found.claim.endswith("; rank 0 skipped send at ada/train.py:30 in its round")
 
 
 def test_the_step_of_a_transfer_that_was_left_out_is_that_of_the_call_in_its_place() -> None:
@@ -136,7 +136,7 @@ def test_the_rank_whose_transfer_turned_to_another_partner_is_blamed() -> None:
     looks = tuple(rank_snapshot(rank, leaf, frame(31), board=one) for rank, one in enumerate(boards))
     found = main(stalled(*looks, ranks=tuple(rank_evidence(rank, board=one) for rank, one in enumerate(boards))))
     assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (2,), line(31), 0.9)
-    assert found.claim.endswith("; rank 2 had another partner each time before in recv at ada/train.py:31")
+    assert found.claim.endswith("; rank 2 had another peer each time before in recv at ada/train.py:31")
 
 
 @pytest.mark.parametrize("peers", [(1, 1, 1), (1, 0, 2), (1, 0)], ids=["the same", "each round another", "only once"])
@@ -147,7 +147,7 @@ def test_a_partner_that_was_never_the_usual_one_proves_nothing(peers: tuple[int,
 def test_without_rounds_before_the_rank_that_went_past_is_named_as_likely() -> None:
     found = main(unmatched(MEET))
     assert (found.code, found.ranks, found.confidence) == ("p2p_unmatched", (0,), 0.8)
-    assert found.claim.endswith("; rank 0 went past it without its half, unless rank 1 makes one too many")
+    assert found.claim.endswith("; rank 0 went past it without the matching call, unless rank 1 makes one too many")
 
 
 def sending(rank: int, *posted: Call) -> Any:

@@ -345,9 +345,9 @@ def test_a_launcher_that_we_ended_is_no_failure() -> None:
         (None, "ended; nobody saw how"),
         (0, "ended with exit code 0"),
         (3, "ended with exit code 3"),
-        (-9, "was ended by SIGKILL"),
-        (-64, "was ended by SIGRTMAX"),
-        (-99, "was ended by signal 99"),
+        (-9, "was terminated by SIGKILL"),
+        (-64, "was terminated by SIGRTMAX"),
+        (-99, "was terminated by signal 99"),
     ],
 )
 def test_how_a_process_ended_in_words(status: int | None, words: str) -> None:

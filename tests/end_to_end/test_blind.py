@@ -97,4 +97,4 @@ def test_a_rank_that_nobody_may_look_into_is_still_blamed_and_every_missing_sour
     assert outcome["culprit"]["place"]["function"] == "hide_and_lock"
     stacks, kernel = trouble_of(outcome, "stacks", 1), trouble_of(outcome, "kernel", 1)
     assert stacks.endswith("; taken by faulthandler instead")
-    assert "the system call it stands in, bytes read and written, open descriptors" in kernel
+    assert "the system call it is blocked in, bytes read and written, open descriptors" in kernel

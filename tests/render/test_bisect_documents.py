@@ -182,7 +182,7 @@ def test_an_issue_takes_every_document_whole() -> None:
     text = bisect_md(replace(NINETY_SIX, probes=many), stacks)
     assert len(text) <= LIMIT
     assert text.startswith("# It hangs with layer 63 alone.")
-    assert "The rest is left out" in text
+    assert "The rest is cut" in text
     assert text.count("```") % 2 == 0
 
 

@@ -14,6 +14,7 @@ from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_pro
 from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_s
 from nsa_harness.core.report import Status
 from nsa_harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
+from nsa_harness.render.terminal.screen import news_line
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 
@@ -230,4 +231,13 @@ def test_where_nobody_watches_or_nothing_can_move_lines_are_plain(environ: dict[
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={**COLOUR, **environ})
     terminal.phase("one", "step 1", PROGRESS)
     terminal.close()
-    assert stream.getvalue() == "  one · step 1 · 4.2 s of at most 10 min · rank 0 no progress for 0.40 s\n"
+    assert stream.getvalue() == "  one · step 1 · 4.2 s of at most 10 min\n"
+
+
+def test_a_rank_without_progress_is_told_once_it_says_something() -> None:
+    def told(quiet_s: float) -> str:
+        (line,) = news_line("one", "step 1", replace(PROGRESS, ranks=(rank_progress(0, quiet_s=quiet_s),)), 80)
+        return line
+
+    assert told(1.9).endswith("of at most 10 min")
+    assert told(2.0).endswith(" · rank 0 no progress for 2.0 s")

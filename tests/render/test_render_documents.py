@@ -75,7 +75,10 @@ def test_no_document_guesses(document: str) -> None:
 
 
 def test_the_first_line_of_the_summary_is_the_verdict_or_the_counts() -> None:
-    assert summary_md(MIXED, PLAYBOOK).split("\n")[0] == "# 7 runs: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
+    assert (
+        summary_md(MIXED, PLAYBOOK).split("\n")[0]
+        == "# 7 runs in 8 attempts: 2 HANG · 2 FAIL · 1 ERROR · 1 SKIP · 1 PASS"
+    )
     assert summary_md(QUIET, PLAYBOOK).split("\n")[0] == "# PASS ddp_onestep: 4.6 s"
 
 
@@ -277,7 +280,7 @@ def test_junit_fails_where_the_exit_code_does() -> None:
 def test_junit_shows_earlier_attempts_and_the_paths_of_the_proof() -> None:
     suite = next(iter(JUnitXml.fromstring(junit_xml(MIXED).encode())))
     output = {case.name: case.system_out for case in suite}
-    assert "attempt 1 (does not count): HANG deadlock: rank 1 skipped" in output["ddp_gloo"]
+    assert "attempt 1 (superseded): HANG deadlock: rank 1 skipped" in output["ddp_gloo"]
     assert "attempt 2: FAIL: attempt 1 hung, attempt 2 passed" in output["ddp_gloo"]
     assert "proof: branch_sel_only/dumps/rank1.txt:8" in output["branch_sel_only"]
 

@@ -149,7 +149,7 @@ def test_what_means_something_to_markdown_is_shown_as_it_is() -> None:
 def test_a_long_text_keeps_both_ends_and_says_what_is_left_out() -> None:
     text = escape("a" * 3000 + "b" * 10_000)
     assert len(text) <= LIMIT
-    assert text.startswith("a" * 3000 + " … 9333 characters left out … bbb")
+    assert text.startswith("a" * 3000 + " … 9333 characters cut … bbb")
 
 
 def test_a_long_block_keeps_its_last_lines() -> None:

@@ -42,7 +42,7 @@ def test_a_large_log_keeps_both_ends_and_the_run_says_what_is_left_out(attempt: 
     left_out = len(whole) - 2 * HALF
     for log in (attempt.output, of_a_rank):
         kept = log.read_bytes()
-        assert kept == whole[:HALF] + f"\n[{left_out} bytes are left out here]\n".encode() + whole[-HALF:]
+        assert kept == whole[:HALF] + f"\n[{left_out} bytes were cut here]\n".encode() + whole[-HALF:]
     assert small.read_text() == "whole\n"
     why = f"{left_out} bytes in its middle were not kept; a log keeps its first and its last 65536 bytes"
     assert told(attempt) == [("output.log", why), ("logs/id/attempt_0/0/stdout.log", why)]

@@ -181,7 +181,7 @@ def test_a_run_is_repeated_and_gone_on_with_by_the_command_as_it_was_given(run: 
     assert plan_to_resume(run).plan == (leaking_spec(),)
     command = (run.attempt("ddp_onestep").repro / "command.txt").read_text()
     assert '"$SECRET_1"' in command
-    assert "# export SECRET_1=...: the value stands in spec.json" in command
+    assert "# export SECRET_1=...: the value is in spec.json" in command
 
 
 def test_what_is_written_is_for_its_owner_alone(run: RunDir) -> None:

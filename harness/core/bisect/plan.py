@@ -301,7 +301,7 @@ def _caveat(found: Sequence[FailingSet], rest_passes: bool) -> str:
     if not rest_passes:
         return "everything but the answer was not seen to pass, so there may be more"
     if any(culprit.sampled for culprit in found):
-        return "not each member was left out by itself, but both ends and a sample"
+        return "not each member was taken away by itself, but both ends and a sample"
     return ""
 
 

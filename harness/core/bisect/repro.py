@@ -61,7 +61,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
     """What was taken out of the words and the environment, which whoever runs the script has to know."""
     for variable in placeholders((*args, *env.values())):
-        yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value stands in a probe's spec.json"
+        yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
         yield f"for name in {[*env]!a}:"
         yield f"    os.environ[name] = os.environ[name].replace('${variable}', secret)"

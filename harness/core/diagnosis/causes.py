@@ -910,7 +910,7 @@ class Cause(StrEnum):
         Where nobody works, it names the rank that all others wait for. *Certain* it is only while one step follows the
         other, and with 30 samples or more.
         So it is, and *likely* at most, where the wait of the others in a collective ran out (the timeout of the process
-        group) and the rank that had not come to it was still at work: the line is where it was seen last.
+        group) and the rank that had not come to it was still busy: the line is where it was seen last.
         """,
         proven_by="""
         `profile.txt`: each rank's lines by how often they were seen, and the autograd nodes of its first backward pass.

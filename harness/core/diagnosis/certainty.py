@@ -46,7 +46,7 @@ def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:
     blamed = set(explanation.ranks)
     everyone = [rank.rank for rank in case.evidence.ranks] if explanation.parties is None else explanation.parties
     alone = len(blamed) > 1 and blamed.issuperset(everyone)
-    return "which of them is wrong the run does not show" if alone else None
+    return "the run does not show which of them is wrong" if alone else None
 
 
 def _some_rank_stands_elsewhere(case: Case, explanation: Explanation) -> str | None:
@@ -123,7 +123,7 @@ def _a_lost_wake_up(case: Case, explanation: Explanation) -> str | None:
     root = next((one for one in case.roots if one.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")
-    return "why nobody ends that wait the stacks do not show" if waits else None
+    return "the stacks do not show why nobody ends that wait" if waits else None
 
 
 def _of_a_loop_without_a_beat(case: Case, explanation: Explanation) -> str | None:
@@ -152,7 +152,7 @@ _LEFT_OPEN: dict[Doubt, Check | str] = {
     Doubt.ENDED_IN_A_COLLECTIVE: _ended_in_a_collective,
     Doubt.NO_LINE_OF_THE_PROGRAM: _no_line_of_the_program,
     Doubt.CAUGHT_SOMETHING: _caught_something,
-    Doubt.WAITS_FOR_ANYBODY: "who should have set it the run does not show",
+    Doubt.WAITS_FOR_ANYBODY: "the run does not show who should have set it",
     Doubt.LOST_WAKE_UP: _a_lost_wake_up,
     Doubt.LOCK_OF_ITS_OWN: "that process took it twice itself",
     Doubt.LOOP_WITHOUT_A_BEAT: _of_a_loop_without_a_beat,

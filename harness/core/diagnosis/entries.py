@@ -98,7 +98,7 @@ def unseen(group: str, lost: Sequence[int], *, parted_before: bool) -> tuple[str
     """Why what is seen of the group may not be where its ranks parted; empty = nothing speaks for that."""
     of_group = f"group {group or '0'}"
     if parted_before:
-        return (f"their calls of {of_group} parted before the oldest ones that are kept",)
+        return (f"their calls of {of_group} diverged before the oldest ones that are kept",)
     if lost:
         return (f"the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}",)
     return ()

@@ -15,7 +15,7 @@ class RankProgress:
     rank: int
     phase: str
     step: int  # optimizer step in progress, 1-based
-    quiet_s: float | None  # age of the newest mark; None = no mark yet
+    quiet_s: float | None  # age of the newest mark; None = nothing yet
     rss_bytes: int | None  # the peak so far
     module: str | None
 

@@ -70,7 +70,7 @@ def prove(
         kind = HangKind.LIVELOCK
         reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
     elif all(episode.sleeps_again(root) for root in open_roots):
-        kind, reason = HangKind.LIVELOCK, f"a loop that sleeps and looks again on one line, for {quiet_s:.0f} s"
+        kind, reason = HangKind.LIVELOCK, f"a polling loop on one line, for {quiet_s:.0f} s"
     return Proof(kind=kind, reason=reason, graph=graph)
 
 
@@ -209,8 +209,8 @@ def _closed_kind(roots: Sequence[Wait]) -> HangKind:
 
 def _closed_reason(graph: WaitFor, span_s: float) -> str:
     count = len(graph.waits)
-    ranks = "one rank" if count == 1 else f"{count} ranks"
-    return f"a closed wait of {ranks}; no mark, CPU or bytes in 2 samples {span_s:.0f} s apart"
+    wait = "one rank waits" if count == 1 else f"{count} ranks wait"
+    return f"{wait}, and nobody is left to end that; no progress, CPU time or I/O in two samples {span_s:.0f} s apart"
 
 
 def _number(limit_s: float | None) -> float:

@@ -352,4 +352,4 @@ def how_it_ended(status: int | None) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
     names = {one.value: one.name for one in signal.Signals}
-    return f"was ended by {names.get(-status, f'signal {-status}')}"
+    return f"was terminated by {names.get(-status, f'signal {-status}')}"

@@ -17,7 +17,7 @@ _GRID_COLUMNS = 110
 _STACK_LINES = 24  # of each file
 _PROBE_ROWS = 120
 _CELL = 200  # columns of one cell; bisect.json has the whole
-_OMITTED = "\n\nThe rest is left out, because an issue takes 65,536 characters; all of it is in the run directory.\n"
+_OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all of it is in the run directory.\n"
 
 
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
@@ -122,7 +122,7 @@ def _probes(report: BisectReport) -> list[str]:
         return []
     rows = [_row(report, probe) for probe in report.probes[:_PROBE_ROWS]]
     omitted = len(report.probes) - len(rows)
-    more = ["", f"{omitted} more stand in bisect.json."] if omitted else []
+    more = ["", f"{omitted} more are in bisect.json."] if omitted else []
     return [f"## All {words.plural(len(report.probes), 'probe')}", "", *markdown_table(_HEAD, rows), *more]
 
 

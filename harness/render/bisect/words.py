@@ -204,7 +204,7 @@ def purpose_word(subject: Subject, probe: ProbeReport) -> str:
             return f"shape: {_few(subject, sorted(probe.places))} alone"
         case Purpose.DROP_ONE:
             missing = sorted(set(range(*probe.open)) - probe.places)
-            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one left out"
+            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
         case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
             return f"proof, {probe.launcher}"
     return _PURPOSES[probe.purpose]

@@ -98,7 +98,7 @@ def _output(outcome: Outcome, attempts: list[Outcome]) -> Iterator[str]:
     yield from words.remarks(outcome)
     for other in attempts if len(attempts) > 1 else ():
         tag = f" {other.verdict.kind.value}" if other.verdict.kind else ""
-        counted = "" if other.final else " (does not count)"
+        counted = "" if other.final else " (superseded)"
         yield f"attempt {other.attempt}{counted}: {other.verdict.status.value}{tag}: {other.verdict.summary}"
     yield f"directory: {outcome.dir}"
     yield from (f"proof: {path}" for finding in outcome.findings for path in finding.proof)

@@ -104,7 +104,7 @@ def _no_gate(counting: Sequence[Outcome]) -> str:
     told = " · ".join(f"{number} {status.value}" for status, number in given.items() if number)
     announced = any(one.verdict.status in (Status.FAIL, Status.HANG) for one in counting)
     runs = words.plural(len(counting), "run")
-    return f"No gate fired: {runs}, {told}{'; every failure was announced by its scenario' if announced else ''}."
+    return f"No gate fired: {runs}, {told}{'; every failure was expected' if announced else ''}."
 
 
 def _unchecked(decisions: Sequence[Decision]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _claims(report: Report, playbook: Playbook, numbers: dict[int, int]) -> Tabl
     shown = [row for row in rows if row not in rest]
     if not shown:
         return None
-    nothing_failed = "No run failed unannounced: ruled out means that the setting breaks none of these runs."
+    nothing_failed = "No run failed unexpectedly: ruled out means that the setting breaks none of these runs."
     return Table(
         title="Supported and ruled out",
         said=(

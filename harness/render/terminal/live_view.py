@@ -168,4 +168,4 @@ def _column(cells: Sequence[str], least: int) -> list[str]:
 
 
 def _quiet(rank: RankProgress) -> str:
-    return "no mark yet" if rank.quiet_s is None else f"no progress {words.seconds(rank.quiet_s)}"
+    return "nothing yet" if rank.quiet_s is None else f"no progress {words.seconds(rank.quiet_s)}"

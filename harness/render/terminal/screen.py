@@ -17,6 +17,7 @@ from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, la
 from nsa_harness.render.text import escape, escaped
 
 BAR_COLUMNS = 20
+WORTH_TELLING_S = 2.0  # without progress; less says nothing
 STANDINGS = 16  # rows of a table; SUMMARY.md has all
 
 
@@ -40,7 +41,7 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
     """Where each line stays: the phase, the time against the deadline, and the rank that is quiet for longest."""
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
-    known = [rank for rank in progress.ranks if rank.quiet_s is not None]
+    known = [rank for rank in progress.ranks if (rank.quiet_s or 0.0) >= WORTH_TELLING_S]
     quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
     quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
     text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
@@ -109,7 +110,7 @@ def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
         yield ""
         yield from table(head, rows[:STANDINGS], width)
     if len(rows) > STANDINGS:
-        yield from paragraph(f"{len(rows) - STANDINGS} more ranks stand in SUMMARY.md", width, "  ")
+        yield from paragraph(f"{len(rows) - STANDINGS} more ranks are in SUMMARY.md", width, "  ")
 
 
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
@@ -195,6 +196,9 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
         yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
         yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
+    elif report.outcomes[0].verdict.status is Status.PASS:
+        log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
+        yield from command("output", escape(log), width, LABEL_WIDTH)
     yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, LABEL_WIDTH)
     if report.outcomes:
         yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, LABEL_WIDTH)
@@ -210,7 +214,7 @@ def _failures(report: Report, width: int) -> Iterator[str]:
         for outcome in bad[:FAILURES]:
             yield from outcome_line(outcome, width)
         if len(bad) > FAILURES:
-            yield from paragraph(f"{len(bad) - FAILURES} more stand in SUMMARY.md", width, "      ")
+            yield from paragraph(f"{len(bad) - FAILURES} more are in SUMMARY.md", width, "      ")
         yield ""
 
 
@@ -220,11 +224,14 @@ def _went_wrong(outcome: Outcome) -> bool:
 
 
 def _expectations(report: Report) -> str:
+    """Empty where every run was to pass, and did."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     met = sum(outcome.expected for outcome in final)
     if not final:
         return "no run"
-    return "every run" if met == len(final) else f"{met} of {words.plural(len(final), 'run')}"
+    if met == len(final):
+        return "" if all(outcome.verdict.status is Status.PASS for outcome in final) else "every run"
+    return f"{met} of {words.plural(len(final), 'run')}"
 
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:

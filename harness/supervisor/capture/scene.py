@@ -60,7 +60,7 @@ def _hidden(process: Process) -> str | None:
     if main is None or process.state in "ZX":
         return None
     unread = {
-        "the system call it stands in": not main.syscall,
+        "the system call it is blocked in": not main.syscall,
         "bytes read and written": process.io_bytes is None,
         "open descriptors": not readable_descriptors(process.pid),
     }

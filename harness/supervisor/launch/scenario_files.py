@@ -85,7 +85,7 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
         reader.raise_mistakes()
     catalog = _shadowed(found)
     # Files that nobody asked for: what is wrong in them is said, and what was asked for runs.
-    return replace(catalog, notes=(*catalog.notes, *(f"left out: {mistake}" for mistake in reader.messages())))
+    return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:

@@ -75,7 +75,7 @@ def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSEr
     for source, name in [*_logs(attempt, rank), *_boards(attempt, pid)]:
         try:
             if left_out := attempt.door.copy_ends(source, home / name, _MAX_HALF_BYTES):
-                attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} are left out")
+                attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} were skipped")
         except OSError as error:
             yield error
 

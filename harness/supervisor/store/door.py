@@ -258,7 +258,7 @@ class Door:
             left_out = size - 2 * half_bytes
             written.writelines(_pieces(read, size if left_out <= 0 else half_bytes))
             if left_out > 0:
-                written.write(f"\n[{left_out} bytes are left out here]\n".encode())
+                written.write(f"\n[{left_out} bytes were cut here]\n".encode())
                 read.seek(size - half_bytes)
                 written.writelines(_pieces(read, half_bytes))
         return max(0, left_out)

@@ -77,7 +77,7 @@ class Reason(StrEnum):
     """What the ranks that left their routine did just before."""
 
     CAUGHT = "an exception was caught"
-    SKIPPED = "a batch was left out"
+    SKIPPED = "a batch was skipped"
     EXHAUSTED = "its batches were at their end"
     OTHER_PACE = "a step takes another number of batches"
     FEWER_GRADIENTS = "parameters had no gradient"
@@ -425,11 +425,11 @@ def _other_modules(case: Case, found: Difference) -> _Why | None:
 def _modules_text(one: OtherModules, found: Difference) -> str:
     who, others = ranks_text(one.ranks), ranks_text([rank for rank in found.everyone if rank not in one.ranks])
     if one.ranks == found.everyone:
-        return f"the ranks part in their modules: {one.expected.name}{at(one.expected.place)}, {one.entered.name}"
+        return f"the ranks diverge in their modules: {one.expected.name}{at(one.expected.place)}, {one.entered.name}"
     if one.skipped:
-        return f"{who} left out module {one.expected.name}, which {others} entered{at(one.expected.place)}"
+        return f"{who} skipped module {one.expected.name}, which {others} entered{at(one.expected.place)}"
     if one.besides:
-        return f"{who} entered module {one.entered.name}{at(one.entered.place)}, which {others} left out"
+        return f"{who} entered module {one.entered.name}{at(one.entered.place)}, which {others} skipped"
     return f"{who} entered module {one.entered.name}, and {others} {one.expected.name}{at(one.expected.place)}"
 
 
@@ -447,7 +447,7 @@ def _reduced_less(case: Case, found: Difference) -> _Why | None:
     return _Why(
         reason=R.FEWER if not reduces else R.FEWER_GRADIENTS if fewer else R.NOT_REDUCED,
         ranks=ranks,
-        said=f"{ranks_text(ranks)} {what} otherwise than the rest in step {less.step} ({less.op} of group"
+        said=f"{ranks_text(ranks)} {what} differently from the rest in step {less.step} ({less.op} of group"
         f" {less.group}: {counts_text(less.counts)}){': fewer gradients there than on the others' if fewer else ''};"
         " from there on collectives of different steps were paired",
         place=_left_out_at(case, less, ranks) or next((one for one in shows if one is not None), None),
@@ -478,7 +478,7 @@ def _left_backward(case: Case, found: Difference) -> _Why | None:
         return None
     skipped_part = all((event.position or 0) < (at or 0) for (_, event), at in zip(left, usual, strict=True))
     ranks = tuple(rank for rank, _ in left)
-    either = ("a part of the model was left out there", "no_sync was on there, or nothing required a gradient")
+    either = ("a part of the model was skipped there", "no_sync was on there, or nothing required a gradient")
     likely, other = either if skipped_part else either[::-1]
     return _Why(
         reason=R.FEWER_GRADIENTS if skipped_part else R.NOT_REDUCED,
@@ -545,7 +545,7 @@ def _seen(case: Case, found: Difference, *, sure: bool) -> Seen:
 
 
 def _in_order_of_lines(case: Case, found: Difference) -> bool:
-    """The ranks stand in one function, those that left the call out further down: they do not make it afterwards."""
+    """The ranks stand in one function, those that skipped the call further down: they do not make it afterwards."""
     others = [rank for rank in found.everyone if rank not in found.ranks]
     ways = turn_between(case, found.ranks[0], others[0]) if others else None
     if ways is None or ways.reached is None or ways.stands is None or not ways.in_one_function:
@@ -776,7 +776,7 @@ def _fields(case: Case, found: Difference, of_step: str) -> str:
 def _alternatives(found: Difference) -> tuple[str, ...]:
     """What the run leaves open of who is wrong."""
     if found.symmetric:
-        return ("which of them is wrong the run does not show",)
+        return ("the run does not show which of them is wrong",)
     others = tuple(rank for rank in found.everyone if rank not in found.ranks)
     if found.who:
         return ("they call both, in another order",) if found.or_swapped else ()

@@ -41,6 +41,7 @@ from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait_graph import wait_for
 
 _ENOUGH_SAMPLES = 30
+_SHORT_S = 0.1  # of a step; below, tenths of a second say nothing
 _SAME = 0.6  # of the time of two ranks
 _SAME_STEP = 5  # times the median: no other work than the steps before
 _LONG_STEP = 50  # times the median of those before it: slower work is possible, and so is a loop without end
@@ -103,9 +104,9 @@ def came_too_late(case: Case, first: Failure, _: re.Match[str]) -> Explanation |
     of_step = "" if call.step is None else f" of step {call.step}"
     return explained(
         Cause.SLOW,
-        f"rank {rank} had not come to {call.op}{at(call.place)}{of_step} when {waiting} gave up waiting for it there"
-        f" ({shorten(first.text, 120)}); {'it was still at work' if moved else 'it was seen last'}{at(place)}, or it"
-        " left the call out",
+        f"rank {rank} had not reached {call.op}{at(call.place)}{of_step} when {waiting} gave up waiting for it there"
+        f" ({shorten(first.text, 120)}); {'it was still busy' if moved else 'it was seen last'}{at(place)}, or it"
+        " skipped the call",
         ranks=late.ranks,
         place=place,
         step=call.step,
@@ -138,8 +139,8 @@ def never_arrived(case: Case, first: Failure, said: re.Match[str]) -> Explanatio
     place = last_place(case, late[0])
     return explained(
         Cause.SLOW,
-        f"{ranks_text(late)} never came to where rank {first.rank} gave up waiting ({shorten(first.text, 120)}); the"
-        f" last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
+        f"{ranks_text(late)} never reached the point where rank {first.rank} gave up waiting"
+        f" ({shorten(first.text, 120)}); the last that was seen of rank {late[0]} is{at(place) or ' nothing'}",
         ranks=late,
         place=place,
         seen=Seen.ABSENCE,
@@ -208,9 +209,10 @@ def _pace(speed: Pace | None) -> str:
         return "no board to count its steps"
     words = counted(speed.done, "step") + " done"
     if speed.step_s is not None:
-        words += f", {speed.step_s:.1f} s a step"
+        short = speed.step_s < _SHORT_S
+        words += f", {speed.step_s * 1000:.1f} ms a step" if short else f", {speed.step_s:.1f} s a step"
     if speed.left_s is not None:
-        words += f", {speed.left_s:.0f} s short of all {speed.planned}"
+        words += f", {speed.left_s:.0f} s more for all {speed.planned}"
     return words
 
 

@@ -141,7 +141,7 @@ def store_given_up(case: Case) -> Explanation | None:
         return _unset(case, key[1], [first.rank], place, " in time", Seen.RAISED, (raised.proof,)) if key else None
     return explained(
         Cause.RENDEZVOUS_MISSING_RANK,
-        f"rank {absent} never came to the making of a process group; rank {first.rank} waited for it and gave up:"
+        f"rank {absent} never reached the creation of a process group; rank {first.rank} waited for it and gave up:"
         f" {shorten(raised.message, 120)}",
         ranks=(absent,),
         place=place,

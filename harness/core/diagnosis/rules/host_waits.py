@@ -266,7 +266,7 @@ def infinite_loop(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation
     return explained(
         Cause.INFINITE_LOOP,
         f"{_computes(case, root, ranks, place)}: only line{'s' if len(lines) > 1 else ''}"
-        f" {', '.join(map(str, lines))} in every sample, no mark, no step",
+        f" {', '.join(map(str, lines))} in every sample, no progress, no step",
         ranks=ranks,
         place=place,
         seen=Seen.SAMPLES,

@@ -43,7 +43,7 @@ def p2p_unmatched(case: Case) -> Explanation | None:
     why = f"; rank {departed[0]} {departed[2]}" if departed else ""
     return explained(
         Cause.P2P_UNMATCHED,
-        f"no rank makes the other half of a transfer: {', and '.join(waits)}{more}{why}",
+        f"no rank calls the matching half of a transfer: {', and '.join(waits)}{more}{why}",
         ranks=ranks,
         place=(departed[1] if departed else _made_otherwise(case, roots)) or wait_place(case, roots[0]),
         step=departed[3] if departed else None,
@@ -90,14 +90,14 @@ def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str
     left = {rank: one for rank, one in left.items() if one.due.transfer}
     if len(left) == 1:
         ((rank, found),) = left.items()
-        why = f"left out {found.due.op}{at(found.due.place)} in its round"
+        why = f"skipped {found.due.op}{at(found.due.place)} in its round"
         way = tuple(reversed(found.due.chain))
         off = turned_off_at(case, rank, way, own=True) if way else None
         return rank, off or _decided_at(case, found.due.place), why, found.made.step
     turned = {rank: call for rank in lines if rank in case.boards and (call := other_partner(case.boards[rank]))}
     if len(turned) == 1:
         ((rank, call),) = turned.items()
-        return rank, call.place, f"had another partner each time before in {call.op}{at(call.place)}", call.step
+        return rank, call.place, f"had another peer each time before in {call.op}{at(call.place)}", call.step
     return None if gone or left or turned else _went_past(case, roots)
 
 
@@ -109,7 +109,7 @@ def _went_past(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, st
     made = _transfers(case, rank, waiting) or _transfers(case, waiting, rank)
     way = tuple(reversed(made[-1].chain)) if made else own_frames(case, waiting)
     place = turned_off_at(case, rank, way)
-    return rank, place, f"went past it without its half, unless rank {waiting} makes one too many", None
+    return rank, place, f"went past it without the matching call, unless rank {waiting} makes one too many", None
 
 
 def _transfers(case: Case, rank: int, partner: int) -> list[Event]:

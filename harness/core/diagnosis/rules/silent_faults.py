@@ -202,7 +202,7 @@ _TOLD = {
     "outside": "changed parameters outside of an optimizer step, and the others did not",
     "extra step": "took another number of optimizer steps than backward passes",
     "fewer": "came out of it unlike the others",
-    "": "came out of it unequal, and which one departed cannot be told",
+    "": "came out of it unequal, and which one changed cannot be told",
 }
 
 

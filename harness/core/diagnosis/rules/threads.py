@@ -99,7 +99,7 @@ def livelock(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation | No
     place = loop_place(case, root)
     return explained(
         Cause.LIVELOCK,
-        f"rank {root.rank} sleeps and looks again{in_function(root)}{at(place)}, over and over: what it looks for never"
+        f"rank {root.rank} polls{in_function(root)}{at(place)}, over and over: what it looks for never"
         " comes, and no step is done",
         ranks=ranks,
         place=place,
@@ -240,7 +240,7 @@ def native_busy_loop(case: Case, root: Wait, stack: Stack) -> Explanation:
     return explained(
         Cause.NATIVE_BUSY_LOOP,
         f"rank {root.rank} computes without end in native code ({_called(stack)}), called{in_function(root)}"
-        f"{at(place)}: no mark, no step",
+        f"{at(place)}: no progress, no step",
         ranks=(root.rank,),
         place=place,
         seen=Seen.STACKS if stack.gil else Seen.SAMPLES,  # a lock that is kept is a fault of its own
