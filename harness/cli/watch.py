@@ -120,9 +120,7 @@ def attach(
 
 
 def read(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR|FILE...", help="Logs and dumps, or folders that hold some.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs and dumps, or folders that hold some.")],
     as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
     out: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ ADDED = {
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
     "commands: run -m", "commands: run --python", "commands: report --prompt",
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
-    "commands: read", "commands: read <DIR|FILE...>", "commands: read --json", "commands: read --out",
+    "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact",
 }  # fmt: skip
 # A command that gave it goes on as before.

@@ -110,7 +110,8 @@ def left_file(name: str, data: bytes, changed_ns: int = 0) -> LeftFile:
     if data.startswith(_PACKED):
         return replace(known, why="it is packed; unpack it first")
     head = data[:_SNIFFED]
-    if sum(byte < 9 or 13 < byte < 27 for byte in head) > _BINARY * len(head) or b"\0\0" in head:
+    strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
+    if strange > _BINARY * len(head) or b"\0\0" in head:
         return replace(known, why="binary, and no dump that is known")
     if _json_like(head) and (document := _document(known, data)):
         return document

@@ -42,7 +42,7 @@ from nsa_harness.core.report import CollectiveRef, Place, Status
 from nsa_harness.core.verdict.motion import BUSY_SHARE
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait import Wait
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import FOR_RANKS, wait_for
 
 _ENOUGH_SAMPLES = 30
 _SAME = 0.6  # of the time of two ranks
@@ -148,11 +148,12 @@ def _waited_in_vain(case: Case) -> tuple[list[Wait], list[int]] | None:
     """Of a hang that nobody watched: who waited for other ranks, and who was in no such wait."""
     if case.evidence.ending is not Ending.UNWATCHED or case.judgement.status is not Status.HANG:
         return None
-    waiting = [wait for wait in case.waits.values() if wait.peers]
+    waiting = [wait for wait in case.waits.values() if wait.kind in FOR_RANKS]
     inside = {wait.rank for wait in waiting}
-    members = {peer for wait in waiting for peer in wait.peers} if any(one.collective for one in waiting) else set()
-    elsewhere = {rank.rank for rank in case.evidence.ranks}
-    absent = sorted((members or elsewhere) - inside)
+    said = [words["absent"] for rank in case.evidence.ranks if (words := gave_up_as(rank)) and words["absent"]]
+    named = {int(rank) for words in said for rank in words.split(", ")}
+    members = {peer for wait in waiting for peer in wait.peers if wait.collective}
+    absent = sorted((named or members or {rank.rank for rank in case.evidence.ranks}) - inside)
     return (waiting, absent) if waiting and absent else None
 
 
@@ -161,7 +162,7 @@ def rank_absent(case: Case, waiting: list[Wait], absent: list[int]) -> Explanati
     """They waited for ranks that were elsewhere; where, a dump of these tells, else the last call they recorded."""
     last = waiting[0]
     gave_up = next((said[0] for wait in waiting if (rank := case.rank(wait.rank)) and (said := gave_up_as(rank))), "")
-    stood = [case.waits[rank] for rank in absent if rank in case.waits]
+    stood = [wait for rank in absent if (wait := case.waits.get(rank)) and wait.leaf]
     line = case.timelines.get(absent[0])
     before = line.events[-1] if line and line.events else None
     if stood:
