@@ -40,6 +40,10 @@ nsa-harness watch --on-hang=kill -- python train.py""",
     "attach": """
 nsa-harness attach 4711             torchrun, a rank, or what started them
 nsa-harness attach 4711 --for 300   look for five minutes""",
+    "read": """
+nsa-harness read ./logs                          all that is below it
+nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
+nsa-harness read logs stacks/rank3.txt --out reports""",
     "bisect": """
 nsa-harness bisect fault_gc_layer --gc-range
 nsa-harness bisect train.py --gc-range=0:8 --arg '--gc-layers={layers}'""",
@@ -62,6 +66,7 @@ app.command(cls=GroupedCommand, epilog=_epilog("run"))(cli_run.run)
 app.command(cls=GroupedCommand, epilog=_epilog("bisect"))(cli_bisect.bisect)
 app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
 app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
+app.command(cls=GroupedCommand, epilog=_epilog("read"))(cli_watch.read)
 app.command(cls=GroupedCommand)(cli_health.doctor)
 app.command(cls=GroupedCommand)(cli_health.selftest)
 app.add_typer(ci_app)

@@ -1,10 +1,11 @@
-"""`nsa-harness watch` and `nsa-harness attach`: jobs that somebody else starts, observed."""
+"""`nsa-harness watch`, `attach` and `read`: jobs that somebody else starts, observed or known by what they left."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -116,6 +117,31 @@ def attach(
         verbose=verbose,
     )
     raise typer.Exit(run_attach(request))
+
+
+def read(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs and dumps, or folders that hold some.")],
+    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(envvar="NSA_HARNESS_OUT", metavar="DIR", help="Write a report below it; else none is written."),
+    ] = None,
+    verbose: Verbose = False,
+    no_redact: NoRedact = False,
+) -> None:
+    """Judge a job that nobody watched, from the logs and dumps that it left: torchrun's, Slurm's, NCCL's, py-spy's."""
+    from nsa_harness.commands.read import ReadRequest
+    from nsa_harness.commands.read import read as read_files
+
+    request = ReadRequest(
+        paths=tuple(paths),
+        out=out,
+        json=as_json,
+        verbose=verbose,
+        typed=shlex.join(["nsa-harness", *sys.argv[1:]]),
+        redact=not no_redact,
+    )
+    raise typer.Exit(read_files(request))
 
 
 def _ask(jobs: Sequence[str]) -> int | None:

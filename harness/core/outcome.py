@@ -22,6 +22,7 @@ from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
+    UNWATCHED,
     Artifact,
     Culprit,
     Finding,
@@ -37,7 +38,7 @@ from nsa_harness.core.report import (
 from nsa_harness.core.verdict.motion import rank_stack, task_of
 from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import left_waiting, wait_for
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
@@ -109,6 +110,8 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
 def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
     """Of a job that was only looked at: where its ranks stood at the end, though nothing is proven by it."""
     looks = evidence.snapshots[-2:]
+    if evidence.ending is Ending.UNWATCHED and judgement.status is Status.ERROR:
+        return left_waiting(evidence).waits
     if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
         return ()
     return wait_for(looks[0], looks[1], (), evidence.backend).waits
@@ -134,14 +137,22 @@ def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | No
     # A module that has no name of its own is called by its number.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.by_us
+    stands_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return Standing(
         rank=rank.rank,
-        stands_in=f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place,
+        stands_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else stands_in,
         waits_for="",
         quiet_s=None if left else _quiet_s(evidence, rank.rank),
         culprit=_blamed(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
+
+
+def _left_as(rank: RankEvidence) -> str:
+    """Of a rank that nobody watched, as far as a file says it."""
+    raised = f"raised {rank.raised.type}" if rank.raised else ""
+    exited = how_it_ended(rank.exit.status) if rank.exit else ""
+    return " · ".join(one for one in (raised, exited) if one) or "nothing that was read says it"
 
 
 def _waits_for(wait: Wait, places: Meshes) -> str:
@@ -196,6 +207,8 @@ def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
 def ended(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
+    if evidence.ending is Ending.UNWATCHED:
+        return UNWATCHED
     left = _left(evidence.undead)
     if _runs_on(evidence):
         return RUNS_ON if evidence.attached or evidence.ending is Ending.DETACHED else "not by us"

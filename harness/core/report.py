@@ -42,6 +42,8 @@ class Status(StrEnum):
 RUNS_ON = "not by us: it runs on"  # how a job ended that was only found
 SUSPECTED = "suspected"  # a job that was only looked at, and did not move
 STILL_RUNNING = "still_running"  # a job that was only looked at, and moves: nobody has seen its end
+INCONCLUSIVE = "inconclusive"  # a job that nobody watched, and its files show neither a failure nor a hang
+UNWATCHED = "nobody watched it"  # how a job ended of which there are files alone
 
 
 class HangKind(StrEnum):

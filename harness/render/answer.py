@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsa_harness.core.comparison.severity import silent_faults
-from nsa_harness.core.report import SUSPECTED, CallStack, Finding, Outcome, Place, Report, Standing, Status
+from nsa_harness.core.report import (
+    INCONCLUSIVE,
+    SUSPECTED,
+    UNWATCHED,
+    CallStack,
+    Finding,
+    Outcome,
+    Place,
+    Report,
+    Standing,
+    Status,
+)
 from nsa_harness.render import words
 
 
@@ -25,11 +36,15 @@ def title(outcome: Outcome) -> str:
     """ "deadlock · likely cause · 7.0 s after the last progress"."""
     verdict, timing = outcome.verdict, outcome.timing
     if words.verdict(outcome) != verdict.status.value:
-        return "not proven" if verdict.cause == SUSPECTED else "no hang, and not at its end"
+        return {SUSPECTED: "not proven", INCONCLUSIVE: "nothing proven"}.get(
+            verdict.cause or "", "no hang, and not at its end"
+        )
     said = cause_of(outcome)
     sure = f"{words.certainty(said.confidence)} cause" if said else ""
     parts = [words.headline_tag(outcome), sure]
-    if verdict.status is not Status.HANG:
+    if outcome.ended == UNWATCHED:
+        parts.append("from its files")
+    elif verdict.status is not Status.HANG:
         parts.append(words.wall_time(outcome))
     elif timing.detected_s is not None:
         parts.append(f"{words.seconds(timing.detected_s)} after the last progress")

@@ -11,8 +11,10 @@ from itertools import islice
 from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import (
+    INCONCLUSIVE,
     STILL_RUNNING,
     SUSPECTED,
+    UNWATCHED,
     HangKind,
     MachineFacts,
     Outcome,
@@ -33,6 +35,8 @@ def verdict(outcome: Outcome) -> str:
 def meaning(outcome: Outcome) -> str:
     """What the verdict says, and what it does not say, in the same words everywhere."""
     verdict = outcome.verdict
+    if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
+        return "Its ranks stood in waits for each other that, by the files, could not end. More time would not help."
     if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
         return row_of(verdict.cause).verdict_means or MEANING[verdict.status]
     return MEANING[verdict.kind or verdict.status]
@@ -51,7 +55,7 @@ MEANING: dict[HangKind | Status, str] = {
 }
 
 
-_LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL"}
+_LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
 UNKNOWN = "not known"
 # The order in which people want to hear it.
 LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)

@@ -14,7 +14,9 @@ ADDED = {
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
     "commands: run -m", "commands: run --python", "commands: report --prompt",
-    *(f"commands: {name} -v" for name in ("run", "attach", "report")),
+    *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
+    "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
+    "commands: read --no-redact",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -104,8 +104,12 @@ def _within_what_is_known(
     return replace(found, where=False, or_swapped=False, parted_before=parted, lost=lost)
 
 
-def groups_of(timelines: Mapping[int, Timeline], boards: Mapping[int, Board]) -> dict[str, tuple[Members, ...]]:
+def groups_of(
+    timelines: Mapping[int, Timeline], boards: Mapping[int, Board], told: Mapping[str, Members] | None = None
+) -> dict[str, tuple[Members, ...]]:
     """Every group that was entered and its members: as the boards say, else who entered it; all of the default one.
+
+    `told`: what something else than a board says of them.
 
     Two groups may share a name on different ranks; then they are two.
     """
@@ -115,6 +119,7 @@ def groups_of(timelines: Mapping[int, Timeline], boards: Mapping[int, Board]) ->
             members for rank, board in boards.items() if rank in (members := tuple(sorted(board.groups.get(group, ()))))
         }
         entered = tuple(rank for rank, line in sorted(timelines.items()) if line.of_group(group))
+        declared = declared or {one for one in [tuple((told or {}).get(group, ()))] if one}
         found[group] = tuple(sorted(declared)) or ((tuple(sorted(timelines)) if group in _DEFAULT else entered),)
     return found
 

@@ -134,14 +134,14 @@ def timeline(
 def stacked(rank: int, frames: Sequence[Frame], at_s: float) -> Timeline:
     """Of a rank without any record: the one call that its stack, innermost frame first, stands in, if it is in one."""
     named = group_call(frames)
-    chain = tuple(one for one in frames if not is_library(one.file) and not one.file.startswith("<"))
+    chain = _own_lines(frames)
     if named is None:
         return Timeline(rank=rank, events=(), whole=False)
     event = Event(
         group=UNTOLD_GROUP,
         op=named.text,
         called=not named.by,
-        place=Place(file=chain[0].file, line=chain[0].line, function=chain[0].function) if chain else None,
+        place=_line_of(chain),
         elements=0,
         dtype="",
         root=None,
@@ -154,6 +154,14 @@ def stacked(rank: int, frames: Sequence[Frame], at_s: float) -> Timeline:
         chain=chain,
     )
     return Timeline(rank=rank, events=(event,), whole=False)
+
+
+def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    return tuple(one for one in frames if not is_library(one.file) and not one.file.startswith("<"))
+
+
+def _line_of(chain: Sequence[Frame]) -> Place | None:
+    return Place(file=chain[0].file, line=chain[0].line, function=chain[0].function) if chain else None
 
 
 def _training_tid(board: Board) -> int | None:
@@ -208,11 +216,16 @@ def _entered(board: Board | None, one: Collective, call: Call | None) -> Event:
     if call is not None:
         from_python = _called(call, frozenset())
         return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
+    # Of a rank with a board its calls say which collectives are the program's own.
+    named = None if board else group_call(one.frames)
+    called = named is not None and not named.by
+    chain = _own_lines(one.frames) if called else ()
     return Event(
         group=one.group,
         op=one.op,
-        called=False,
-        place=None,
+        called=called,
+        place=_line_of(chain),
+        chain=chain,
         elements=elements(one),
         dtype="/".join(one.dtypes),
         root=None,

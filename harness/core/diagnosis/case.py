@@ -21,7 +21,16 @@ from nsa_harness.core.alignment.reasons import StepDifference, first_step_of_dif
 from nsa_harness.core.alignment.timeline import Timeline, comparable, stacked, timeline
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen, confidence
-from nsa_harness.core.evidence.evidence import Board, Collective, Evidence, Frame, Raised, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import (
+    Board,
+    Collective,
+    Ending,
+    Evidence,
+    Frame,
+    Raised,
+    RankEvidence,
+    RankSnapshot,
+)
 from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
@@ -106,7 +115,11 @@ class Case:
         if self.stacks_only:
             found = difference_of_stacks(self.timelines)
             return (found,) if found else ()
-        return differences(self.timelines, groups_of(self.timelines, self.boards), self.boards)
+        return differences(self.timelines, self._groups, self.boards)
+
+    @property
+    def _groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        return groups_of(self.timelines, self.boards, self.evidence.groups)
 
     @property
     def difference(self) -> Difference | None:
@@ -115,7 +128,7 @@ class Case:
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
-        return cycle(self.timelines, groups_of(self.timelines, self.boards))
+        return cycle(self.timelines, self._groups)
 
     @cached_property
     def backend(self) -> str:
@@ -204,6 +217,8 @@ def last_line(case: Case, rank: int | None) -> str:
 def last_seen(case: Case, rank: int | None) -> str:
     board = case.board(rank)
     mark = board.training or board.newest if board else None
+    if mark is None and case.evidence.ending is Ending.UNWATCHED:
+        return "and no file says where it was"
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
     name = f" {mark.name}" if mark.name else ""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from re import Match, Pattern
 
 from nsa_harness.core.diagnosis.grades import Seen
-from nsa_harness.core.report import STILL_RUNNING, SUSPECTED, HangKind, Severity, Status
+from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, HangKind, Severity, Status
 
 
 class Doubt(StrEnum):
@@ -889,6 +889,29 @@ class Cause(StrEnum):
         remedy="""
         look at the arguments of that call: a size, a tolerance, a lock it spins on. Repeat it alone with a native
         debugger.
+        """,
+    )
+
+    RANK_ABSENT = Row(
+        code="rank_absent",
+        verdicts=(Status.HANG,),
+        kinds=(HangKind.DEADLOCK,),
+        second_run=None,
+        shown_by=(by_test("tests/core/test_aftermath.py", "of a job that nobody watched; a run of ours says more"),),
+        advice=(
+            "Look at what the named rank does before that call. Under `nsa-harness watch` the next one is told with the"
+            " line where it stands."
+        ),
+        means="""
+        of a job that nobody watched: its other ranks waited in a call for this one, until they gave up or were ended,
+        and it never came. Why not the files do not say: it was slow, blocked elsewhere, or on another way.
+        """,
+        proven_by="""
+        the dumps of those who waited, or what they said as they gave up; and the stack of this rank, or the last call
+        that its flight recorder has. It is *likely* at most.
+        """,
+        remedy="""
+        look at what that rank does before the call. `nsa-harness watch -- COMMAND` names the line of the next one.
         """,
     )
 
@@ -1827,6 +1850,27 @@ class Cause(StrEnum):
         """,
         remedy="""
         attach again with a longer `--for`: without marks a stall takes 20 s, an open wait five minutes.
+        """,
+    )
+
+    INCONCLUSIVE = Row(
+        code=INCONCLUSIVE,
+        verdicts=(Status.ERROR,),
+        verdict_means="Its files show neither a failure nor ranks that could not go on.",
+        second_run=None,
+        blames=False,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/core/test_aftermath.py", "of a job that nobody watched, with too few files"),),
+        advice="Add what is missing to what is read: the log of each rank, and a stack or recorder dump of each.",
+        means="""
+        `read` was given files that a job left, and they show neither a failure nor ranks that could not go on. What
+        each rank stood in is told as far as it is known. The verdict is ERROR and the exit code 125.
+        """,
+        proven_by="""
+        nothing is proven. The answer lists what is missing.
+        """,
+        remedy="""
+        add the logs and dumps of the other ranks. `read` says how to get them next time.
         """,
     )
 

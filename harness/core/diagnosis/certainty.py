@@ -12,7 +12,7 @@ from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike,
 from nsa_harness.core.diagnosis.causes import Doubt
 from nsa_harness.core.diagnosis.grades import CERTAIN, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.evidence.evidence import RankSnapshot
+from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -26,6 +26,9 @@ _TO_THE_EYE = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # the kernel says so
 Check = Callable[[Case, Explanation], "str | None"]
 
 
+_UNWATCHED = "nobody watched it: the files may lack what came first"
+
+
 def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     """The finding as it is, or likely, with what else is possible."""
     found = explanation.finding
@@ -34,7 +37,8 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     doubts = explanation.cause.row.doubts
     asked = (_LEFT_OPEN[doubt] for doubt in Doubt if doubt in doubts)
     answers = (one if isinstance(one, str) else one(case, explanation) for one in asked)
-    left_open = next((words for words in answers if words is not None), None)
+    unwatched = _UNWATCHED if case.evidence.ending is Ending.UNWATCHED else None
+    left_open = next((words for words in answers if words is not None), unwatched)
     if left_open is None:
         return found
     sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)

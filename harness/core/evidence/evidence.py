@@ -142,6 +142,7 @@ class Ending(StrEnum):
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
     RESTARTED = "restarted"  # these ranks of an observed job have left, and it has started others in their place
     DETACHED = "detached"  # the harness only looked, and the job runs on
+    UNWATCHED = "unwatched"  # nobody looked: it is known by the files that it left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,7 @@ class Collective:
     retired: bool
     created_ns: int  # CLOCK_REALTIME
     started: bool | None = None  # on the device; None = the recorder does not say (gloo)
+    frames: tuple[Frame, ...] = ()  # that entered it, innermost first; of a dump that somebody else took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +276,7 @@ class RankSnapshot:
     collectives: tuple[Collective, ...] = ()  # newest of each group, and all that are not retired
     asked_bytes: int = 0  # part of process.io_bytes that our own earlier questions cost
     proof: str | None = None  # file with the stacks, relative to the attempt
+    dumped: bool = False  # known by what others took of it at one moment: of its process nothing is known, and it stood
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,3 +446,4 @@ class Evidence:
     reported: tuple[dict[str, float | str], ...] = ()  # by the program, of what its own rules alone read
     sources: tuple[Source, ...] = ()  # of the lines that all of this names
     disk_full: str | None = None  # how the guardian met the end of the run's disk; None = it did not
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members, as a dump says, where no board does

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised
+from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised, RankEvidence
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import Place
@@ -63,6 +63,19 @@ def original(raised: Raised) -> Raised:
     if not own:
         return raised
     return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
+
+
+# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+GAVE_UP = re.compile(
+    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
+)
+
+
+def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
+    """What the rank said as it gave up waiting for others; None where it did not."""
+    raised = (f"{rank.raised.type}: {rank.raised.message}",) if rank.raised else ()
+    return next((said for text in (*raised, *rank.error_lines) if (said := GAVE_UP.search(text))), None)
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ import json
 import pickle
 import pickletools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from nsa_harness.core.evidence.evidence import Collective
+from nsa_harness.core.evidence.evidence import Collective, Frame
 
 _MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
 # None of these imports or calls anything: what consists of them alone is safe to unpickle, whoever has written it.
@@ -69,6 +69,7 @@ _MAX_GROUPS = 4096
 _MAX_TENSORS = 64  # of one coalesced operation
 _MAX_RANKS = 1 << 16
 _MAX_TEXT = 200
+_MAX_FRAMES = 64
 _PICKLED = b"\x80"
 
 
@@ -79,6 +80,8 @@ class FlightDump:
     collectives: tuple[Collective, ...]
     transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they say nothing about the others' order
     groups: dict[str, tuple[int, ...]]  # process group -> global ranks, where the dump says so (NCCL)
+    # (group, number) -> who entered it, innermost first; a dump in JSON has none
+    frames: dict[tuple[str, int], tuple[Frame, ...]] = field(default_factory=dict)
 
 
 def parse_dump(data: bytes) -> FlightDump:
@@ -127,14 +130,32 @@ def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
     entries = _list(dump.get("entries"), "entries")[-_MAX_ENTRIES:]
     collectives: list[Collective] = []
     transfers: list[Collective] = []
+    frames: dict[tuple[str, int], tuple[Frame, ...]] = {}
     for number, entry in enumerate(entries):
         where = f"entry {number}"
         point_to_point = _truth(_dict(entry, where).get("is_p2p"))
-        (transfers if point_to_point else collectives).append(_collective(entry, where, point_to_point))
+        one = _collective(entry, where, point_to_point)
+        (transfers if point_to_point else collectives).append(one)
+        if not point_to_point:
+            frames[one.group, one.seq] = _frames(entry, where)
     return FlightDump(
         collectives=tuple(collectives),
         transfers=tuple(transfers),
         groups=_groups(_dict(dump.get("pg_config") or {}, "pg_config")),
+        frames={key: some for key, some in frames.items() if some},
+    )
+
+
+def _frames(entry: Mapping[Any, Any], where: str) -> tuple[Frame, ...]:
+    where = f"{where}: frames"
+    some = [_dict(one, where) for one in _list(entry.get("frames"), where)[:_MAX_FRAMES]]
+    return tuple(
+        Frame(
+            file=_string(one.get("filename"), where),
+            line=_whole(one.get("line"), where),
+            function=_string(one.get("name"), where),
+        )
+        for one in some
     )
 
 

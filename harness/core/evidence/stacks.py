@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
@@ -56,6 +57,55 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not the form of py-spy dump --json: {error!r}") from error
+
+
+_PY_SPY_PROCESS = re.compile(r"^Process (\d{1,10}): ")
+_PY_SPY_THREAD = re.compile(r'^Thread (?:(\d{1,10})|0x[0-9A-Fa-f]+) \(([^)]{1,40})\)(?:: "(.*)")?$')
+_PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
+
+
+def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
+    """The threads of each process that `py-spy dump` printed for people, the process it was asked of first.
+
+    Its files are short names unless --full-filenames was given: those of torch and of the standard library are given a
+    folder, by which they are told from the program's own.
+    """
+    found: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
+    threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
+    for line in text.splitlines():
+        if process := _PY_SPY_PROCESS.match(line):
+            threads = found[int(process[1])] = []
+        elif threads is None:
+            continue
+        elif thread := _PY_SPY_THREAD.match(line):
+            threads.append((thread[3] or "", int(thread[1]) if thread[1] else None, thread[2], []))
+        elif threads and (frame := _PY_SPY_FRAME.match(line)) and len(threads[-1][3]) < _MAX_FRAMES:
+            file = _in_its_folder(frame[2])
+            threads[-1][3].append(Frame(file=file, line=int(frame[3] or 0), function=frame[1]))
+    return {
+        pid: tuple(
+            Stack(
+                thread=name,
+                tid=tid,
+                active="active" in state,
+                frames=tuple(frames),
+                source="py-spy",
+                gil="gil" in state,
+            )
+            for name, tid, state, frames in some[:_MAX_THREADS]
+        )
+        for pid, some in found.items()
+        if some
+    }
+
+
+def _in_its_folder(short: str) -> str:
+    top = short.partition("/")[0].removesuffix(".py")
+    if short.startswith(("/", "<")):
+        return short
+    if top in _MACHINERY:
+        return f"/site-packages/{short}"
+    return f"/lib/python3.0/{short}" if top in sys.stdlib_module_names else short
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:

@@ -56,7 +56,15 @@ class JobState:
         return tuple(sorted(self.seen - {rank}))
 
 
-def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> JobState:
+def job_of(
+    ranks: Sequence[RankSnapshot],
+    gone: Iterable[int],
+    backend: str,
+    *,
+    world_size: int = 0,
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+) -> JobState:
+    """`world_size`, `groups`: where they are known without a board."""
     left = frozenset(gone)
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
@@ -65,8 +73,8 @@ def job_of(ranks: Sequence[RankSnapshot], gone: Iterable[int], backend: str) -> 
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
-        groups={name: members for board in boards for name, members in board.groups.items() if members},
-        world_size=max(sizes, default=0),
+        groups={**(groups or {}), **{name: some for board in boards for name, some in board.groups.items() if some}},
+        world_size=max(sizes, default=world_size),
         # Only a device's recorder says what has started; a program of unknown backend is told by it.
         spins="nccl" in known or (known != "gloo" and any(one is not None for one in recorded)),
     )

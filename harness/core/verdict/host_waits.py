@@ -110,7 +110,7 @@ def host_wait(
 ) -> Stand:
     """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
     if rank.process is None:
-        return Stand(kind=WaitKind.UNKNOWN)
+        return Stand(kind=WaitKind.LOADER if stack and _awaits_batch(stack.frames) else WaitKind.UNKNOWN)
     was = before.process if before else None
     actors = {rank.pid: _Actor(process=rank.process, before=was, stacks=rank.stacks, stack=stack)}
     earlier = {child.pid: child for child in before.children} if before else {}

@@ -29,6 +29,8 @@ class Motion(StrEnum):
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
     """What one rank did between two looks, collectives aside."""
+    if after.dumped:
+        return Motion.WAITING
     if after.process is None or after.process.state in "ZX":
         return Motion.GONE
     if _stopped(before, after.process):

@@ -28,7 +28,7 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # of one process, oldest
 class Proof:
     """Why this run moves no more."""
 
-    kind: HangKind
+    kind: HangKind | None  # None: of a job that nobody watched it is known that it stood, and not always in what
     reason: str
     graph: WaitFor
 

@@ -23,13 +23,14 @@ from nsa_harness.core.evidence.evidence import (
     Sample,
     Stack,
 )
-from nsa_harness.core.evidence.exit_messages import original
+from nsa_harness.core.evidence.exit_messages import gave_up_as, original
 from nsa_harness.core.evidence.stacks import in_function
-from nsa_harness.core.report import Status
+from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.verdict.limits import last_progress_s
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
-from nsa_harness.core.verdict.wait import WaitKind
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import FOR_RANKS, left_waiting
 
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
@@ -110,6 +111,7 @@ _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
     r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
     r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
+    r"|ncclRemoteError|Detected mismatch between collectives on ranks"
 )
 _OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # the program's own, which may break too
 # gloo aborts the rank that received a message of another collective: it is the one that called the right one.
@@ -158,6 +160,8 @@ def judge(evidence: Evidence) -> Judgement:
     """A rank that died explains the ranks that wait for it: FAIL goes before HANG."""
     proof = _proof(evidence)
     failures = _failures(evidence, proof)
+    if evidence.ending is Ending.UNWATCHED:
+        return _of_files(evidence, failures)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
     if failures or evidence.ending is Ending.DEADLINE:
@@ -176,6 +180,44 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.DETACHED: looked_at(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
+
+
+def _of_files(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
+    """Of a job that nobody watched. That its ranks gave up waiting for each other, or were asked to end, is how a hang
+    ends, and no failure of its own.
+    """
+    own = [one for one in failures if not one.collateral and one.status not in _ASKED_TO_END]
+    proof = None if own else _stood(evidence)
+    if proof is not None:
+        return Judgement(status=Status.HANG, failures=(), proof=proof)
+    if failures:
+        return Judgement(status=Status.FAIL, failures=failures, proof=None)
+    return Judgement(status=Status.ERROR, failures=(), proof=None, error=_nothing_shown(evidence))
+
+
+def _stood(evidence: Evidence) -> Proof | None:
+    """Ranks gave up waiting for others; or each was dumped in a wait for others, and not all in the same call."""
+    graph = left_waiting(evidence)
+    waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
+    closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
+    if gave_up := [rank.rank for rank in evidence.ranks if gave_up_as(rank)]:
+        kind = HangKind.DEADLOCK if waiting and closed else None
+        return Proof(kind=kind, reason=f"{_ranks_text(gave_up)} gave up waiting for the others", graph=graph)
+    if not len(waiting) == evidence.world_size > 1 or not closed or len({_call(wait) for wait in waiting}) == 1:
+        return None
+    reason = f"each of {len(waiting)} ranks was dumped in a wait for others, and not all of them in the same call"
+    return Proof(kind=HangKind.DEADLOCK, reason=reason, graph=graph)
+
+
+def _call(wait: Wait) -> tuple[object, ...]:
+    """Without its line: two lines may make one call."""
+    return (wait.stands_in, wait.user if wait.collective is None else None)
+
+
+def _nothing_shown(evidence: Evidence) -> str:
+    waits = left_waiting(evidence).waits
+    seen = "; ".join(f"rank {wait.rank} is blocked in {wait.stands_in}" for wait in waits)
+    return f"what was read shows neither a failure nor that it cannot go on{f': {seen}' if seen else ''}"
 
 
 def ended_well(evidence: Evidence) -> str | None:
@@ -212,7 +254,11 @@ def _unseen_end(evidence: Evidence) -> str:
 
 
 def _ranks(some: Sequence[RankEvidence]) -> str:
-    return f"rank{'s' * (len(some) > 1)} {_listed([one.rank for one in some])}"
+    return _ranks_text([one.rank for one in some])
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
 
 
 def _without_us(evidence: Evidence) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
 from nsa_harness.core.evidence.stacks import group_call, in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
@@ -46,9 +46,19 @@ class WaitFor:
 
 def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
     """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
+    return _graph(before, after, job_of(after.ranks, gone, backend))
+
+
+def left_waiting(evidence: Evidence) -> WaitFor:
+    """The wait-for graph of a job that nobody watched, as the dumps show it that somebody took of its ranks."""
+    look = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
+    job = job_of(look.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
+    return _graph(look, look, job)
+
+
+def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
     earlier = {rank.rank: rank for rank in before.ranks}
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
-    job = job_of(after.ranks, gone, backend)
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
     waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
     waits += [
@@ -149,14 +159,14 @@ _WORDS = {
     WaitKind.NOTHING: "moving",
     WaitKind.UNKNOWN: "a wait of unknown kind",
 }
-_FOR_RANKS = (
+FOR_RANKS = (
     WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.TRANSPORT,
 )  # fmt: skip
 
 
 def _stands_in(rank: RankSnapshot, stack: Stack | None, found: Stand) -> str:
     frames = stack.frames if stack else ()
-    if found.kind in _FOR_RANKS:
+    if found.kind in FOR_RANKS:
         return _group_words(found, frames)
     task, user = task_of(rank, stack), user_frame(frames)
     words = _WORDS.get(found.kind) or (task.syscall if task else "io")

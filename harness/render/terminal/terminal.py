@@ -43,6 +43,7 @@ _STYLES = (
     (_VERDICT + r"SKIP(?= )", "bold cyan"),
     (_VERDICT + r"MOVES(?= )", "bold green"),
     (_VERDICT + r"STALL(?= )", "bold yellow"),
+    (_VERDICT + r"OPEN(?= )", "bold yellow"),
     (r"^(?:    )?stall(?=  )", "yellow"),
     (r"^moves(?=  )", "green"),
     (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),

@@ -45,7 +45,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule
 from nsa_harness.core.diagnosis.progress import frames_of, own_frames
 from nsa_harness.core.diagnosis.ways import turn_between, turned_off_at
-from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame
+from nsa_harness.core.evidence.evidence import Board, CaughtException, Ending, Frame, Stack
 from nsa_harness.core.evidence.origins import Origin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.evidence.sources import (
     Branch,
@@ -137,6 +137,8 @@ def calls_differ(case: Case) -> Explanation | None:
         return None
     if found is None:
         return _out_of_batches(case)
+    case = _as_they_parted(case, found)
+    found = case.difference or found  # the same one, with the events of that case's own timelines
     stands = _stands(case, found)
     found, branch = _by_rank(case, found)
     if branch is not None:
@@ -197,6 +199,25 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
 def _link_text(case: Case, link: Link) -> str:
     who = f"rank {link.waits_for}{', which never entered that group' if link.never_entered else ''}"
     return f"rank {link.rank} is blocked in {event_text(case, link.rank, link.event)} for {who}"
+
+
+def _as_they_parted(case: Case, found: Difference) -> Case:
+    """With each rank where its recorder says that it stood as they parted: it may have gone on from there."""
+    frames = {rank: event.collective.frames for rank, event in found.entered if event.collective}
+    if len(frames) < len(found.entered) or not all(frames.values()) or not case.looked:
+        return case
+    last = case.evidence.snapshots[-1]
+    looked = [
+        replace(
+            one,
+            stacks=(Stack(thread="MainThread", tid=None, active=False, frames=frames[one.rank], source="recorder"),),
+        )
+        if one.rank in frames
+        else one
+        for one in last.ranks
+    ]
+    snapshots = (*case.evidence.snapshots[:-1], replace(last, ranks=tuple(looked)))
+    return replace(case, evidence=replace(case.evidence, snapshots=snapshots))
 
 
 def _explains(case: Case) -> bool:

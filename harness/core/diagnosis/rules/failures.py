@@ -12,6 +12,7 @@ from nsa_harness.core.diagnosis.case import (
     Explanation,
     at,
     counted,
+    dump_proof,
     explained,
     failed_as,
     last_line,
@@ -26,19 +27,22 @@ from nsa_harness.core.diagnosis.case import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.entries import event_text
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
+from nsa_harness.core.evidence.exit_messages import GAVE_UP, gave_up_as
 from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.evidence.sources import loop_around, statement
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
 from nsa_harness.core.verdict.motion import BUSY_SHARE
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait import Wait
+from nsa_harness.core.verdict.wait_graph import FOR_RANKS, wait_for
 
 _ENOUGH_SAMPLES = 30
 _SHORT_S = 0.1  # of a step; below, tenths of a second say nothing
@@ -75,17 +79,10 @@ def slow(case: Case) -> Explanation | None:
     )
 
 
-# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
-_TIMED_OUT = re.compile(
-    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
-    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
-)
-
-
 def _gave_up(case: Case) -> tuple[Failure, re.Match[str]] | None:
     """What failed first, where it had waited for the others."""
     first = case.first_failure
-    said = _TIMED_OUT.search(first.text) if first else None
+    said = GAVE_UP.search(first.text) if first else None
     return (first, said) if first and said else None
 
 
@@ -145,6 +142,48 @@ def never_arrived(case: Case, first: Failure, said: re.Match[str]) -> Explanatio
         place=place,
         seen=Seen.ABSENCE,
         proof=("output.log",),
+    )
+
+
+def _waited_in_vain(case: Case) -> tuple[list[Wait], list[int]] | None:
+    """Of a hang that nobody watched: who waited for other ranks, and who was in no such wait."""
+    if case.evidence.ending is not Ending.UNWATCHED or case.judgement.status is not Status.HANG:
+        return None
+    waiting = [wait for wait in case.waits.values() if wait.kind in FOR_RANKS]
+    inside = {wait.rank for wait in waiting}
+    said = [words["absent"] for rank in case.evidence.ranks if (words := gave_up_as(rank)) and words["absent"]]
+    named = {int(rank) for words in said for rank in words.split(", ")}
+    members = {peer for wait in waiting for peer in wait.peers if wait.collective}
+    absent = sorted((named or members or {rank.rank for rank in case.evidence.ranks}) - inside)
+    return (waiting, absent) if waiting and absent else None
+
+
+@rule_given(_waited_in_vain, RulePhase.FALLBACK, Cause.RANK_ABSENT, outranks=("unknown",))
+def rank_absent(case: Case, waiting: list[Wait], absent: list[int]) -> Explanation:
+    """They waited for ranks that were elsewhere; where, a dump of these tells, else the last call they recorded."""
+    last = waiting[0]
+    gave_up = next((said[0] for wait in waiting if (rank := case.rank(wait.rank)) and (said := gave_up_as(rank))), "")
+    stood = [wait for rank in absent if (wait := case.waits.get(rank)) and wait.leaf]
+    line = case.timelines.get(absent[0])
+    before = line.events[-1] if line and line.events else None
+    if stood:
+        place, where = wait_place(case, stood[0]), f"rank {stood[0].rank} stood in {stood[0].stands_in}"
+    elif before is not None:
+        place, where = (
+            before.place,
+            f"the last call that rank {absent[0]} recorded is {event_text(case, absent[0], before)}",
+        )
+    else:
+        place, where = None, f"nothing that was read says where {ranks_text(absent)} stood"
+    return explained(
+        Cause.RANK_ABSENT,
+        f"{ranks_text(absent)} never came to {last.stands_in}{at(wait_place(case, last))}, where"
+        f" {ranks_text([wait.rank for wait in waiting])} waited{f' ({gave_up})' if gave_up else ''}; {where}"
+        f"{at(place) if stood else ''}",
+        ranks=tuple(absent),
+        place=place,
+        seen=Seen.STACKS if stood else Seen.ABSENCE,
+        proof=dump_proof(case, stood[0] if stood else last),
     )
 
 
@@ -371,7 +410,8 @@ def killed(case: Case) -> Explanation | None:
     sent = [one for one in case.evidence.signals if one.signal == name and one.sender != "harness"]
     job = next((one for one in sent if not one.pid), None)
     sender = job or next((one for one in sent if one.rank == first.rank), None)
-    by = f"by {sender.sender}" if sender else "from outside the harness"
+    unknown = "by nobody that a file names" if case.evidence.ending is Ending.UNWATCHED else "from outside the harness"
+    by = f"by {sender.sender}" if sender else unknown
     return explained(
         Cause.KILLED,
         f"{who} was killed by {name}, sent {by}{' to the whole job' if job else ''}, {last_seen(case, first.rank)}"
@@ -421,7 +461,13 @@ def bad_exit(case: Case, first: Failure) -> Explanation:
 
 
 @rule(
-    RulePhase.NOT_JUDGED, Cause.INTERRUPTED, Cause.HARNESS_ERROR, Cause.DISK_FULL, Cause.STILL_RUNNING, Cause.SUSPECTED
+    RulePhase.NOT_JUDGED,
+    Cause.INTERRUPTED,
+    Cause.HARNESS_ERROR,
+    Cause.DISK_FULL,
+    Cause.STILL_RUNNING,
+    Cause.SUSPECTED,
+    Cause.INCONCLUSIVE,
 )
 def not_judged(case: Case) -> Explanation | None:
     if case.judgement.status is not Status.ERROR:
@@ -433,6 +479,7 @@ def not_judged(case: Case) -> Explanation | None:
     detached = Cause.STILL_RUNNING if still_moving(case.evidence) else Cause.SUSPECTED
     cause, proof = {
         Ending.DETACHED: (detached, ("watch.jsonl",)),
+        Ending.UNWATCHED: (Cause.INCONCLUSIVE, ()),
         Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
         Ending.ABANDONED: (Cause.INTERRUPTED, () if case.evidence.observed else ("interrupted",)),
     }.get(case.evidence.ending, (Cause.HARNESS_ERROR, ()))

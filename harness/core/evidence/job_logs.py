@@ -1,0 +1,283 @@
+"""What the logs of a job say that nobody watched: taken apart by rank, timeouts of collectives, and what Slurm did."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.evidence.evidence import Collective
+
+MAX_RANKS = 4096  # a higher number in a log is the number of something else
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(r"\[([A-Za-z_]{1,40}?)_?(\d{1,6})\]: ?")  # torchrun's --tee, and torch's own of a traceback
+_LABEL = re.compile(r"^ *(\d{1,6}): ?")  # srun --label
+_BY_NCCL = re.compile(r"\[(?:PG [^\]]{1,120} )?Rank (\d{1,6})\]")
+_GLOBAL = "rank"
+_LABELLED = 0.8  # of the lines, where srun labels them: a line may be torn
+_FEWEST_LABELLED = 3
+_MAX_LINE = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLog:
+    """One file, by rank."""
+
+    lines: dict[int | None, tuple[str, ...]]  # None: without a word of a rank, as a launcher writes
+    local: dict[int, int]  # local rank -> rank, where one line has both
+
+
+def by_rank(text: str) -> JobLog:
+    """The lines of each rank, without what stood before them. Of an interleaved file each rank's stay in order."""
+    lines = [_COLOUR.sub("", line[:_MAX_LINE]).rstrip("\r") for line in text.split("\n")]
+    local: dict[int, int] = {}
+    found: dict[int | None, list[str]] = {}
+    for task, some in _tasks(lines):
+        told = list(map(_told, some))
+        local |= {own: rank for own, rank, _ in told if own is not None and rank is not None}
+        of_torchrun = any(own is not None or rank is not None for own, rank, _ in told)
+        for own, rank, line in told:
+            known = rank if rank is not None else local.get(own, own) if own is not None else None
+            whose = known if known is not None or of_torchrun else task
+            found.setdefault(whose, []).append(line)
+    return JobLog(lines={rank: tuple(some) for rank, some in found.items()}, local=local)
+
+
+def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
+    """The lines of each task of Slurm's, where they are labelled; else all of them."""
+    labels = [_LABEL.match(line) for line in lines]
+    written = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
+    labelled = [label for label in written if label and int(label[1]) < MAX_RANKS]
+    if len(labelled) < max(_FEWEST_LABELLED, _LABELLED * len(written)):
+        yield None, list(lines)
+        return
+    tasks: dict[int | None, list[str]] = {}
+    for label, line in zip(labels, lines, strict=True):
+        task = int(label[1]) if label and int(label[1]) < MAX_RANKS else None
+        tasks.setdefault(task, []).append(line[label.end() :] if label else line)
+    yield from tasks.items()
+
+
+def _told(line: str) -> tuple[int | None, int | None, str]:
+    """(local rank, rank, what it says): "[default1]:[rank3]: text" is of local rank 1, which is rank 3."""
+    own = rank = None
+    at = 0
+    while found := _PREFIX.match(line, at):
+        number = int(found[2])
+        if number >= MAX_RANKS:
+            break
+        if found[1] == _GLOBAL:
+            rank = number
+        elif own is None and rank is None:
+            own = number
+        else:
+            break
+        at = found.end()
+    if rank is None and (said := _BY_NCCL.search(line)) and int(said[1]) < MAX_RANKS:
+        rank = int(said[1])
+    return own, rank, line[at:]
+
+
+_OF_FILE = (
+    re.compile(r"(?:^|\n)\s*(?:declare -x |export )?RANK[=:] ?[\"']?(\d{1,6})\b"),
+    re.compile(r"[\"']RANK[\"']: ?[\"']?(\d{1,6})\b"),
+)
+_WORLD_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[=:] ?[\"']?(\d{1,6})\b|\bworld[_ ]size[=:] ?(\d{1,6})\b")
+_OF_LAUNCHER = re.compile(
+    r"torch/distributed/(?:elastic|run\.py|launcher)|ChildFailedError|^(?:srun|slurmstepd): ", re.M
+)
+
+
+def rank_said(text: str) -> int | None:
+    """The rank that a file says it is of, where it names one alone."""
+    named = {int(found[1]) for words in _OF_FILE for found in words.finditer(text)}
+    return named.pop() if len(named) == 1 and max(named) < MAX_RANKS else None
+
+
+def world_size_said(text: str) -> int:
+    """The one said most often; 0 where none is."""
+    said = Counter(int(one[1] or one[2]) for one in _WORLD_SIZE.finditer(text))
+    known = [(count, size) for size, count in said.items() if 0 < size <= MAX_RANKS]
+    return max(known, default=(0, 0))[1]
+
+
+def is_of_launcher(text: str) -> bool:
+    """Some of it is torchrun's or Slurm's own."""
+    return _OF_LAUNCHER.search(text) is not None
+
+
+_LOCAL_PATH = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]+$")
+_RANK_PATH = re.compile(r"(?:^|[/_.\-])rank[_\-.]?(\d{1,6})(?=[/_.\-]|$)", re.I)
+_LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1,8}){0,2}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRank:
+    """What the path of a file says of whose it is; None where it says nothing."""
+
+    rank: int | None = None
+    local: int | None = None  # of torchrun's --log-dir: the local rank
+    launch: str = ""  # torchrun's folder of that launch
+    attempt: int = 0  # of it
+    number: int | None = None  # at the end of the name: a rank, or the number of a process
+
+
+def rank_of_path(name: str) -> PathRank:
+    if found := _LOCAL_PATH.search(name):
+        return PathRank(local=_rank(found[2]), launch=name[: found.start()], attempt=int(found[1]))
+    named = _RANK_PATH.findall(name)
+    last = _LAST_NUMBER.search(name)
+    return PathRank(rank=_rank(named[-1]) if named else None, number=int(last[1]) if last else None)
+
+
+def _rank(digits: str) -> int | None:
+    return int(digits) if int(digits) < MAX_RANKS else None
+
+
+# NCCL's watchdog, in the words of torch 1.13 to 2.13; older ones leave out the sizes, and the group.
+_TIMEOUT = re.compile(
+    r"\[(?:PG [^\]]{1,120} )?Rank (?P<rank>\d{1,6})\].{0,200}?Watchdog caught collective operation timeout:"
+    r" WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60})(?:, NumelIn=(?P<count>\d{1,18}))?"
+)
+_PROGRESS = re.compile(
+    r"\[PG (?:ID )?(?P<id>\d{1,9})(?: PG GUID (?P<group>[^\s(\]]{1,60})(?:\([^)\]]{0,60}\))?)? Rank (?P<rank>\d{1,6})\]"
+    r".{0,200}?(?:at work(?: sequence id)?: (?P<seq>\d{1,18}).{0,60}?)?"
+    r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d{1,18}), last completed(?: NCCL)? work: (?P<completed>-?\d{1,18})"
+)
+# The recorder's names of what the watchdog names as C++ does.
+_OPERATIONS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "allreduce_coalesced",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "_all_gather_base",
+    "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+}
+_TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED"})
+_MAX_TIMEOUTS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a rank had come in a group when a watchdog spoke."""
+
+    rank: int
+    group: str
+    enqueued: int
+    completed: int
+
+
+def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
+    """(rank, the collective that NCCL's watchdog gave up) with the first number of each rank in each group."""
+    groups = {
+        (int(one["rank"]), int(one["seq"])): one["group"] or one["id"]
+        for one in _some(_PROGRESS, text)
+        if one["seq"] is not None
+    }
+    first: dict[tuple[int, str], Collective] = {}
+    for one in _some(_TIMEOUT, text):
+        rank, seq = int(one["rank"]), int(one["seq"])
+        if rank >= MAX_RANKS or one["op"] in _TRANSFERS:
+            continue
+        group = groups.get((rank, seq), "0")
+        known = first.get((rank, group))
+        if known is None or seq < known.seq:
+            first[rank, group] = _open(group, seq, one["op"], one["count"])
+    return tuple((rank, collective) for (rank, _), collective in first.items())
+
+
+def progress(text: str) -> tuple[Progress, ...]:
+    """What the watchdogs say of each rank and group, the last word of each."""
+    said = {
+        (int(one["rank"]), one["group"] or one["id"]): (int(one["enqueued"]), int(one["completed"]))
+        for one in _some(_PROGRESS, text)
+        if int(one["rank"]) < MAX_RANKS
+    }
+    return tuple(
+        Progress(rank=rank, group=group, enqueued=enqueued, completed=completed)
+        for (rank, group), (enqueued, completed) in said.items()
+    )
+
+
+def _open(group: str, seq: int, op: str, count: str | None) -> Collective:
+    return Collective(
+        group=group,
+        seq=seq,
+        op=_OPERATIONS.get(op, op.lower()),
+        sizes=((int(count),),) if count else (),
+        dtypes=(),
+        retired=False,
+        created_ns=seq,  # the log has the time of the end alone; in the order of their numbers they were made
+        started=True,
+    )
+
+
+def _some(words: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    return (one for one, _ in zip(words.finditer(text), range(_MAX_TIMEOUTS), strict=False))
+
+
+_TASKS = re.compile(r"srun: error: (?:\S{1,200}: )?tasks? (?P<tasks>[\d,\-]{1,400}): (?P<how>[^\n]{1,80})")
+_CODE = re.compile(r"Exited with exit code (\d{1,3})")
+_HOW = (("Out Of Memory", -9), ("Killed", -9), ("Segmentation fault", -11), ("Aborted", -6), ("Terminated", -15))
+_OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n]{0,120}")
+
+
+def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
+    """(task, status) as srun says it; where one task is one rank, these are the ranks'."""
+    return tuple(
+        (task, status)
+        for one in _some(_TASKS, text)
+        if (status := _status(one["how"])) is not None
+        for task in _numbers(one["tasks"])
+    )
+
+
+def _status(how: str) -> int | None:
+    if code := _CODE.match(how):
+        return int(code[1])
+    return next((status for words, status in _HOW if how.startswith(words)), None)
+
+
+def _numbers(listed: str) -> Iterator[int]:
+    """ "0-2,5": 0, 1, 2, 5."""
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            yield from range(min(int(first), MAX_RANKS), min(int(last or first) + 1, MAX_RANKS))
+
+
+def killed_for_memory(text: str) -> tuple[str, ...]:
+    """What Slurm and the kernel say of it, each once."""
+    return tuple(dict.fromkeys(one[0].strip() for one in _some(_OUT_OF_MEMORY, text)))
+
+
+_SAID_BY_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout[^\n]{0,200}")
+
+
+def watchdog_lines(text: str) -> tuple[str, ...]:
+    """The first words of NCCL's watchdog, which names an error only further down."""
+    return tuple(one[0] for one, _ in zip(_SAID_BY_WATCHDOG.finditer(text), range(4), strict=False))
+
+
+# TORCH_DISTRIBUTED_DEBUG=DETAIL: the two sides that it found unlike, in the words of torch 2.11 to 2.13.
+_FINGERPRINT = re.compile(
+    r"Rank (?P<rank>\d{1,6}) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>\d{1,18}), ?)?"
+    r"OpType=(?P<op>\w{1,60})(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?(?:, TensorDtypes=(?P<dtype>\w{1,40}))?"
+)
+
+
+def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
+    """(rank, the collective that it was in) of both sides, as the ranks themselves report that they differ."""
+    found: dict[int, Collective] = {}
+    for one in _some(_FINGERPRINT, text):
+        rank = int(one["rank"])
+        # A rank that has come further names a sequence of its own; what is compared is the one of the report.
+        if rank < MAX_RANKS:
+            shape = tuple(int(size) for size in re.findall(r"\d{1,18}", one["shape"] or ""))
+            opened = _open("0", int(one["seq"] or 0), one["op"], None)
+            found[rank] = replace(
+                opened, sizes=(shape,) if shape else (), dtypes=(one["dtype"],) if one["dtype"] else ()
+            )
+    return tuple(found.items())
