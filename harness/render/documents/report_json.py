@@ -47,6 +47,7 @@ _OUTCOME_DETAIL = (
     "deepening",
     "showed",
     "stacks",
+    "divergence",
 )
 _REPORT_DETAIL = ("command", "interrupted", "not_run")
 
