@@ -57,7 +57,7 @@ _FRAMES = tuple(
 
 
 def crowded() -> Report:
-    """Names that are too long for any screen, ranks of which many stand apart, and steps of several branches."""
+    """Names that are too long for any screen, ranks of which many stand apart, and calls of six columns."""
     stacks = tuple(
         CallStack(
             ranks=(rank, rank + 50),
