@@ -72,7 +72,8 @@ def _rearrange_outcome(known: Schema) -> None:
     detail["place_text"] = {"type": "object"}
     place = known["Place"]
     known["SourceLine"] = {**place, "description": "A place with its statement."}
-    known["CallStack"] = _pointing(known["CallStack"], "Place", "SourceLine")
+    for of_people in ("CallStack", "EnteredCall"):
+        known[of_people] = _pointing(known[of_people], "Place", "SourceLine")
     without_text = {key: value for key, value in place["properties"].items() if key != "text"}
     known["Place"] = _closed(without_text, place["description"])
     verdict["cause"] = outcome_cause = _or_null(_words(Cause))
@@ -395,6 +396,19 @@ _ABOUT = {
     "deepening": "the question of another attempt that this one was made to answer; it never counts; or null",
     "showed": "of a deepening what it says about that attempt; or null",
     "stacks": "call stacks, the culprit's first",
+    "divergence": "the collectives of one group around the first one at which its ranks part; or null",
+    "Divergence.ranks": "of each column, the culprit's first",
+    "Divergence.rows": "oldest first; null: nothing was entered there",
+    "Divergence.group": "the process group",
+    "shared": "so many rows at the beginning were the same on every rank",
+    "EnteredCall.op": "the collective",
+    "EnteredCall.seq": "the recorder's number in the group; null when unknown",
+    "EnteredCall.step": "the optimizer step; null when unknown",
+    "EnteredCall.place": "null: below Python, as DDP's own ones",
+    "elements": "of all its tensors",
+    "dtype": "of its tensors",
+    "peer": "the root, where it has one; or null",
+    "inside": "they have not come out of it",
     "place_text": "the statements at the places of culprit and findings",
     "stands_in": "what it is blocked in, or did last",
     "waits_for": "whom or what it waits for; empty: nothing",
