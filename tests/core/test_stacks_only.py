@@ -8,14 +8,14 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from builders import BACKWARD, C10D, SITE, board, case, frame, mark, rank_snapshot, stalled
+from builders import BACKWARD, C10D, SITE, board, case, ended, frame, mark, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.grades import LIKELY
-from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.evidence.stacks import group_call
-from nsa_harness.core.report import Culprit, Place
+from nsa_harness.core.report import Culprit, Place, Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -147,6 +147,79 @@ def test_ranks_that_all_receive_are_a_transfer_without_its_other_half() -> None:
 def test_a_receive_beside_a_barrier_is_told_as_the_transfer_it_is() -> None:
     barrier = (c10d("barrier"), WRAPPER, frame(21, file=FILE, function="half"))
     assert blamed(hung(within("recv", "dist.recv", "half"), barrier))[0] == "p2p_unmatched"
+
+
+def told(op: str, text: str, function: str = "main", *, rank: int, **arguments: int) -> RankSnapshot:
+    """A rank of which the source of its stack told with which root or partner it called."""
+    look = rank_snapshot(rank, *within(op, text, function))
+    return replace(look, stacks=tuple(replace(one, arguments=arguments) for one in look.stacks))
+
+
+def test_ranks_that_take_another_one_for_the_root_of_a_call_are_told_with_it() -> None:
+    apart = seen(told("broadcast", "dist.broadcast", rank=0, src=1), told("broadcast", "dist.broadcast", rank=1, src=0))
+    assert blamed(apart)[:2] == ("root_mismatch", (0, 1))
+    claim = diagnose(apart, judge(apart)).findings[0].claim
+    assert claim == "broadcast has root 1 at ada/train.py:14 on rank 0, root 0 at ada/train.py:14 on rank 1"
+    most = [told("broadcast", "dist.broadcast", rank=rank, src=3 if rank == 3 else 0) for rank in range(4)]
+    assert blamed(seen(*most))[:2] == ("root_mismatch", (3,))
+
+
+def test_groups_may_have_a_root_each_and_one_call_has_one() -> None:
+    roots = (0, 0, 2, 2)
+    groups = [told("broadcast", "dist.broadcast", rank=rank, src=root) for rank, root in enumerate(roots)]
+    assert case(seen(*groups)).difference is None
+    assert case(seen(*[told("broadcast", "dist.broadcast", rank=rank, src=0) for rank in (0, 1)])).difference is None
+
+
+def test_a_receive_waits_for_the_partner_that_it_names_and_for_nobody_else() -> None:
+    ring = [told("recv", "dist.recv", "half", rank=rank, src=(rank + 1) % 3, tag=0) for rank in range(3)]
+    waits = case(seen(*ring)).waits
+    assert {rank: (wait.peers, wait.stands_in) for rank, wait in waits.items()} == {
+        0: ((1,), "recv with rank 1"),
+        1: ((2,), "recv with rank 2"),
+        2: ((0,), "recv with rank 0"),
+    }
+    assert blamed(seen(*ring))[0] == "p2p_unmatched"
+    anybody = case(seen(*[told("recv", "dist.recv", "half", rank=rank, tag=0) for rank in range(3)])).waits
+    assert anybody[0].peers == (1, 2)
+
+
+def test_a_rank_that_has_ended_is_the_finding_while_the_others_wait() -> None:
+    stands = [rank_snapshot(rank, *IN_SAVE) for rank in (0, 2)]
+    everyone = tuple(rank_evidence(rank, exit=None) for rank in range(3))
+    for status, how in (
+        (0, "rank 1 ended with exit code 0 while the others still needed it"),
+        (None, "rank 1 has ended, nobody saw how, and the others still need it"),
+    ):
+        found = seen(*stands, attached=True, observed=True, ranks=everyone, exits=(ended(1, status, at_s=1.0),))
+        answer = diagnose(found, judge(found))
+        assert (judge(found).status, answer.cause) == (Status.FAIL, "early_exit")
+        assert answer.findings[0].claim == f"{how}; ranks 0, 2 are blocked in barrier at ada/train.py:4"
+        assert answer.findings[0].proof == ("watch.jsonl",)
+    assert answer.findings[0].confidence < LIKELY  # how it ended would say more
+    found = seen(
+        *stands,
+        attached=True,
+        observed=True,
+        ranks=tuple(replace(one, exit=ended(1, 3, at_s=1.0)) if one.rank == 1 else one for one in everyone),
+    )
+    assert diagnose(found, judge(found)).findings[0].claim == (
+        "rank 1 ended with exit code 3, before it was looked at; ranks 0, 2 are blocked in barrier at ada/train.py:4"
+    )
+
+
+def test_of_a_job_that_is_only_looked_at_the_proof_is_what_there_is() -> None:
+    found = replace(hung(IN_BACKWARD, IN_BACKWARD), observed=True, attached=True)
+    found = replace(found, snapshots=tuple(with_dumps(one) for one in found.snapshots))
+    first = diagnose(found, judge(found)).findings[0]
+    assert (first.code, first.proof) == ("unknown", ("dumps/rank0.2.txt", "dumps/rank1.2.txt"))
+    assert "output.log" not in first.advice
+
+
+def with_dumps(look: Snapshot) -> Snapshot:
+    return replace(
+        look, ranks=tuple(replace(one, proof=f"dumps/rank{one.rank}.{look.number}.txt") for one in look.ranks)
+    )
 
 
 def test_ranks_in_one_call_of_one_line_do_not_differ() -> None:

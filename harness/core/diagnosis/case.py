@@ -95,7 +95,7 @@ class Case:
         if self.stacks_only:
             at_s = self.evidence.snapshots[-1].at_s
             stacks = {rank: rank_stack(one) for rank, one in self.looked.items()}
-            return {rank: stacked(rank, stack.frames if stack else (), at_s) for rank, stack in stacks.items()}
+            return {rank: stacked(rank, stack, at_s) for rank, stack in stacks.items()}
         return comparable(
             {
                 rank.rank: timeline(
@@ -219,6 +219,8 @@ def last_seen(case: Case, rank: int | None) -> str:
     mark = board.training or board.newest if board else None
     if mark is None and case.evidence.ending is Ending.UNWATCHED:
         return "and no file says where it was"
+    if mark is None and rank is not None and case.evidence.attached:
+        return "before it was looked at"
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
     name = f" {mark.name}" if mark.name else ""

@@ -173,7 +173,7 @@ class Camera:
     def _stacks(self, rank: int, process: Process | None, board: Board | None, patience: float) -> _Stacks:
         if process is None or process.state in "ZX":
             return (), ""
-        sources = StackSources(process=process, boards=self.boards, patience=patience)
+        sources = StackSources(process=process, boards=self.boards, patience=patience, arguments=board is None)
         stacks, raw = sources.stacks()
         if not stacks and _left(process.pid):
             return (), ""

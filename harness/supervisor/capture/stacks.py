@@ -17,7 +17,13 @@ from pathlib import Path
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
-from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
+from nsa_harness.core.evidence.stacks import (
+    parse_faulthandler,
+    parse_native,
+    parse_py_spy,
+    parse_pystack,
+    without_variables,
+)
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
 from nsa_harness.supervisor.launch.guardian import process_of
@@ -37,6 +43,7 @@ class StackSources:
     process: Process
     boards: Path
     patience: float = 1.0
+    arguments: bool = False  # of the call between ranks it stands in: no board says them
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +68,9 @@ class StackSources:
         return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
 
     def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
-        return py_spy(self.process.pid, ["--nonblocking"], self.failures, self._left_s(_NONBLOCKING_S))
+        # It shortens what variables hold, so that it takes no longer with them.
+        options = ["--nonblocking", *(["--locals"] if self.arguments else [])]
+        return py_spy(self.process.pid, options, self.failures, self._left_s(_NONBLOCKING_S))
 
     def _blocking(self) -> tuple[tuple[Stack, ...], str]:
         if self.process.state in "DTt":  # ptrace cannot seize a stopped process, and waits for one in the kernel
@@ -106,11 +115,14 @@ class StackSources:
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """The stacks of a process, and the dump they were read from; a failure is appended to `failures`."""
-    source = " ".join(["py-spy", *options])
+    """The stacks of a process, and the dump they were read from, which holds no variable of the program.
+
+    A failure is appended to `failures`.
+    """
+    source = " ".join(["py-spy", *(one for one in options if one != "--locals")])
     try:
         raw = _py_spy(pid, options, limit_s)
-        return parse_py_spy(raw, source), raw
+        return parse_py_spy(raw, source), without_variables(raw) if "--locals" in options else raw
     except (CommandFailed, ValueError) as error:
         failures.append(f"{source}: {str(error).removeprefix('py-spy: ')}")
         return (), ""

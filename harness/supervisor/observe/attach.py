@@ -51,7 +51,7 @@ class RunningJob:
     ranks: Mapping[int, int]
     boards: Path | None  # of a job that nsa-harness itself observes or runs
     origin_ns: int  # when its oldest rank was started, on the monotonic clock
-    missing: tuple[int, ...] = ()  # ranks of this node that have no process
+    missing: Mapping[int, int | None] = field(default_factory=dict)  # ranks of this node without a process: exit code
 
 
 def find_job(pid: int) -> RunningJob:
@@ -76,7 +76,7 @@ def find_job(pid: int) -> RunningJob:
         ranks=ranks,
         boards=_boards_of(ranks),
         origin_ns=_started_ns(ranks),
-        missing=missing_ranks(ranks, procfs.environment(min(ranks.values()))),
+        missing=_how_ended(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
     )
 
 
@@ -86,6 +86,19 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
         return ()
     return tuple(rank for rank in range(int(size)) if rank not in ranks)
+
+
+def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
+    """Exit code of each, or minus its signal; None where nothing shows it.
+
+    A process that has ended shows it until its parent asks. torchrun asks at once, and ends all others unless it was 0.
+    """
+    parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
+    ended = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
+    if missing and len(ended) == len(missing):  # they were started in the order of their ranks
+        return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended, strict=True)}
+    by_agent = bool(parents) and all(starts_ranks(procfs.command_words(parent)) for parent in parents)
+    return dict.fromkeys(missing, 0 if by_agent else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +265,8 @@ class Onlooker:
         for descriptor in ended:
             self._poll.unregister(descriptor)
             os.close(descriptor)
-        return [{"event": "exit", "pid": self._watched.pop(descriptor)} for descriptor in ended]
+        pids = [self._watched.pop(descriptor) for descriptor in ended]
+        return [{"event": "exit", "pid": pid, "status": procfs.exit_status(pid)} for pid in pids]
 
     def tell(self, **_: object) -> None:
         return
@@ -302,8 +316,10 @@ def look(
         attempt=attempt,
         audience=audience,
         interrupted=interrupted,
-        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True, guarded=False),
     )
     watch.write("attached")
+    for rank, status in guarded.job.missing.items():
+        watch.left(rank, None, status)
     begun_s = watch.now_s()
     return watch.run()

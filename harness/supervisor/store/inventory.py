@@ -68,15 +68,23 @@ def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
 
 def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
+    probed = any(rank.board for rank in evidence.ranks)
+    unmarked = "" if probed or not evidence.attached else "the job was started without the probe, which writes it"
     for pattern, counted_in, absent in (
         ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
-        ("heartbeat_rank*.jsonl", lines, "not reached: no optimizer step was done"),
+        ("heartbeat_rank*.jsonl", lines, unmarked or "not reached: no optimizer step was done"),
         ("dumps/rank*.txt", files, _no_dumps(evidence)),
         ("profile.txt", lines, _no_dumps(evidence)),
-        ("step_ledger.txt", lines, "no rank has both finished steps and a flight recorder"),
-        ("rank*/flight.json", files, "torch.distributed was not used, or the rank died before its exit"),
-        ("rank*/raised.json", files, "no rank raised"),
-        ("rank*/stacks.txt", files, "no rank died of a fatal signal"),
+        ("step_ledger.txt", lines, unmarked or "no rank has both finished steps and a flight recorder"),
+        (
+            "rank*/flight.json",
+            files,
+            "the job offers none that could be asked"
+            if evidence.attached
+            else "torch.distributed was not used, or the rank died before its exit",
+        ),
+        ("rank*/raised.json", files, unmarked or "no rank raised"),
+        ("rank*/stacks.txt", files, unmarked or "no rank died of a fatal signal"),
         ("env.json", files, "it could not be written"),
     ):
         yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
