@@ -8,7 +8,20 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from builders import BACKWARD, C10D, SITE, board, case, ended, frame, mark, rank_evidence, rank_snapshot, stalled
+from builders import (
+    BACKWARD,
+    C10D,
+    SITE,
+    board,
+    case,
+    collective,
+    ended,
+    frame,
+    mark,
+    rank_evidence,
+    rank_snapshot,
+    stalled,
+)
 
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.grades import LIKELY
@@ -85,10 +98,10 @@ def hung(*stacks: Sequence[Frame], sources: bool = True, **changes: Any) -> Evid
     return seen(*looks, sources=sources, **changes)
 
 
-def seen(*looks: RankSnapshot, sources: bool = True, **changes: Any) -> Evidence:
+def seen(*looks: RankSnapshot, sources: bool = True, at_s: float = 20.0, **changes: Any) -> Evidence:
     lines = {one.line for look in looks for stack in look.stacks for one in stack.frames if one.file == FILE}
     kept = tuple(excerpts(FILE, PROGRAM, lines)) if sources else ()
-    return replace(stalled(*looks), sources=kept, **changes)
+    return replace(stalled(*looks, at_s=at_s), sources=kept, **changes)
 
 
 def blamed(found: Evidence) -> tuple[str | None, tuple[int, ...], int | None, float]:
@@ -162,6 +175,8 @@ def test_ranks_that_take_another_one_for_the_root_of_a_call_are_told_with_it() -
     assert claim == "broadcast has root 1 at ada/train.py:14 on rank 0, root 0 at ada/train.py:14 on rank 1"
     most = [told("broadcast", "dist.broadcast", rank=rank, src=3 if rank == 3 else 0) for rank in range(4)]
     assert blamed(seen(*most))[:2] == ("root_mismatch", (3,))
+    crossed = [told("broadcast", "dist.broadcast", rank=rank, src=root) for rank, root in enumerate((2, 2, 0, 0))]
+    assert blamed(seen(*crossed))[0] == "root_mismatch"  # no group has another one's root
 
 
 def test_groups_may_have_a_root_each_and_one_call_has_one() -> None:
@@ -286,3 +301,26 @@ def test_no_rule_says_more_than_likely_by_stacks_alone() -> None:
                 told = diagnose(hung(one, other), judge(hung(one, other)))
                 assert told.cause != "unknown", (one, other)
                 assert told.findings[0].confidence <= LIKELY, told.findings[0]
+
+
+def recorded(*sizes: int, op: str = "all_reduce", at_s: float = 20.0, roots: Sequence[int] = (0, 0)) -> Evidence:
+    """Ranks in one call of one line whose recorders were read, and no board."""
+    looks = []
+    for rank, size in enumerate(sizes):
+        entries = (collective(1, retired=True), collective(2, op, sizes=((size,),), retired=False))
+        looks.append(replace(told(op, f"dist.{op}", rank=rank, src=roots[rank]), collectives=entries))
+    return seen(*looks, at_s=at_s)
+
+
+def test_recorders_that_a_job_offers_by_itself_tell_unlike_tensors_of_one_call_of_one_line() -> None:
+    found = recorded(4, 8)
+    assert not case(found).stacks_only
+    assert blamed(found)[:2] == ("shape_mismatch", (0, 1))
+
+
+def test_where_recorders_are_alike_the_stacks_decide() -> None:
+    late_s = 400.0  # all of them are in it, so that only time shows that it does not end
+    found = recorded(4, 4, op="broadcast", at_s=late_s, roots=(1, 0))
+    assert case(found).stacks_only
+    assert blamed(found)[:2] == ("root_mismatch", (0, 1))
+    assert blamed(recorded(4, 4, op="broadcast", at_s=late_s))[0] != "root_mismatch"

@@ -24,7 +24,7 @@ from nsa_harness.supervisor.capture.commands import CommandFailed
 from nsa_harness.supervisor.capture.node import gpu_state
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
-from nsa_harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.supervisor.capture.worker_server import ask_flight, ask_own_flight, own_server
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import write_document
 from nsa_harness.supervisor.store.sources import text_as_launched
@@ -101,6 +101,7 @@ class Camera:
     asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
     stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
     trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, where its training thread stood last
+    servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
 
     def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True) -> Snapshot:
         """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to."""
@@ -111,7 +112,7 @@ class Camera:
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
             asked = [self._asked(pool, scene, rank, pid, written=written) for rank, pid in sorted(ranks.items())]
-            seen = tuple(received(number) for received in asked)
+            seen = without_lone_recorders([received(number) for received in asked])
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -132,11 +133,16 @@ class Camera:
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED, _hurried())
-        own = pool.submit(self._stacks, rank, process, board, patience)
+        server = self._own_server(process) if process and board is None else None
+        own = pool.submit(self._stacks, rank, process, board, server, patience)
         below = {
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
         }
-        recorded = pool.submit(self._flight, rank, pid, board, written)
+        recorded = (
+            pool.submit(self._flight, rank, pid, written)
+            if board is not None
+            else pool.submit(self._own_flight, rank, pid, server)
+        )
 
         def received(number: int) -> RankSnapshot:
             stacks, raw = own.result()
@@ -170,10 +176,21 @@ class Camera:
             now = procfs.io_bytes(process.pid) or process.io_bytes
             self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
 
-    def _stacks(self, rank: int, process: Process | None, board: Board | None, patience: float) -> _Stacks:
+    def _own_server(self, process: Process) -> Path | int | None:
+        """Looked for once: a port that is no such server is not tried again."""
+        if process.pid not in self.servers:
+            environment = procfs.environment(process.pid)
+            self.servers[process.pid] = own_server(process.pid, environment, process.sockets)
+        return self.servers[process.pid]
+
+    def _stacks(
+        self, rank: int, process: Process | None, board: Board | None, server: Path | int | None, patience: float
+    ) -> _Stacks:
         if process is None or process.state in "ZX":
             return (), ""
-        sources = StackSources(process=process, boards=self.boards, patience=patience, arguments=board is None)
+        sources = StackSources(
+            process=process, boards=self.boards, patience=patience, arguments=board is None, server=server
+        )
         stacks, raw = sources.stacks()
         if not stacks and _left(process.pid):
             return (), ""
@@ -220,14 +237,24 @@ class Camera:
 
     # The flight recorder.
 
-    def _flight(self, rank: int, pid: int, board: Board | None, needed: bool) -> _Recorded:
+    def _own_flight(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
+        """Of a rank without the probe, by the worker server that its program has started; written down as ours are."""
+        if server is None:
+            return (), False
+        try:
+            text, recorded = ask_own_flight(server)
+        except (OSError, ValueError) as error:
+            self._note("flight recorder", f"worker server: {error}", rank)
+            return (), False
+        write_document(self._flight_file(pid), text)
+        return essential(recorded), False
+
+    def _flight(self, rank: int, pid: int, needed: bool) -> _Recorded:
         """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
 
         The answer lies in the boards directory in either case: after the run it is read from there. Where nothing is
         proven by it, a rank that begins or ends and has no time to answer is no trouble.
         """
-        if board is None:
-            return (), False
         refused = self._by_server(pid)
         if refused and not self._ask(pid):
             if needed:
@@ -285,6 +312,14 @@ class Camera:
         trouble = Trouble(what=what, why=why[:500], rank=rank)
         if trouble not in self.trouble:
             self.trouble.append(trouble)
+
+
+def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+    """Of ranks without a board all recorders or none: one that was not read would look as if it had not come."""
+    blind = [rank for rank in seen if rank.board is None and rank.process is not None]
+    if all(rank.collectives for rank in blind):
+        return tuple(seen)
+    return tuple(replace(rank, collectives=()) if rank in blind else rank for rank in seen)
 
 
 def _hurried() -> float:

@@ -27,10 +27,12 @@ from nsa_harness.core.verdict.limits import STALL_FLOOR_S
 from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
-from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.sockets import SocketTable, inodes
 from nsa_harness.supervisor.capture.stacks import py_spy
+from nsa_harness.supervisor.capture.worker_server import own_server
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
@@ -193,12 +195,18 @@ def _check_stacks(rank: int, pid: int) -> None:
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
-    if not refused:
+    if not refused or _serves(pid):
         return
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
             refused.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
     raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
+
+
+def _serves(pid: int) -> bool:
+    """It has a server of its own, which gives its stacks to whoever asks."""
+    sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
+    return own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
@@ -322,4 +330,14 @@ def look(
     for rank, status in guarded.job.missing.items():
         watch.left(rank, None, status)
     begun_s = watch.now_s()
-    return watch.run()
+    ending = watch.run()
+    _keep_recorders(guarded, attempt)
+    return ending
+
+
+def _keep_recorders(guarded: Onlooker, attempt: AttemptDir) -> None:
+    """What the ranks' own servers gave, where it was read of every rank; the view of the boards goes."""
+    files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
+    if not guarded.job.boards and all(file.exists() for file in files):
+        for file in files:
+            write_document(attempt.boards / file.name, file.read_text(errors="replace"))
