@@ -337,7 +337,7 @@ def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tup
     launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
     asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
     return tuple(
-        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1))
+        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1, process.pid))
         if one.tid in asleep and not is_poller(one) and (user := user_frame(one.frames))
         else one
         for one in stacks
@@ -345,5 +345,5 @@ def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tup
 
 
 @lru_cache(maxsize=256)
-def _loop(file: str, line: int, launched_s: float) -> str:
-    return innermost_loop(text_as_launched(file, launched_s), line)
+def _loop(file: str, line: int, launched_s: float, pid: int) -> str:
+    return innermost_loop(text_as_launched(file, launched_s, pid), line)

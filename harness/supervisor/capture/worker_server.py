@@ -18,6 +18,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Collective
 from nsa_harness.core.evidence.flight import parse_flight
 from nsa_harness.core.evidence.host import Socket
+from nsa_harness.supervisor.capture.containers import path_of
 
 STACKS_HANDLER = "dump_traceback"  # as Python's faulthandler writes them
 LIMIT_S = 1.0
@@ -70,7 +71,7 @@ def own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socke
 
 def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Iterator[Path | int]:
     if environment.get(_ENV_SOCKET):
-        yield Path(f"/proc/{pid}/root", environment[_ENV_SOCKET].lstrip("/"))
+        yield path_of(pid, environment[_ENV_SOCKET])
     open_to_all = [one.local for one in sockets if one.state == "LISTEN" and one.local.startswith(_EVERYWHERE)]
     ports = {int(local.removeprefix(_EVERYWHERE)) for local in open_to_all}
     yield from sorted(ports - {int(port) for port in [environment.get("MASTER_PORT", "")] if port.isdigit()})[

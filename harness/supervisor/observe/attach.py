@@ -28,6 +28,7 @@ from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.containers import inner_pid, path_of
 from nsa_harness.supervisor.capture.sockets import SocketTable, inodes
 from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.capture.worker_server import own_server
@@ -178,7 +179,9 @@ def _check_readable(pid: int) -> None:
     except PermissionError:
         owner = _owner(pid)
         how = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
-        raise NoSuchJob(f"attach: process {pid} belongs to {owner} and may not be looked at; {how}") from None
+        inside = inner_pid(pid)
+        named = f"{pid} ({inside} in its container)" if inside != pid else f"{pid}"
+        raise NoSuchJob(f"attach: process {named} belongs to {owner} and may not be looked at; {how}") from None
     except OSError:
         raise NoSuchJob(f"attach: process {pid} has just ended") from None
 
@@ -223,8 +226,8 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _boards_of(ranks: Mapping[int, int]) -> Path | None:
-    named = (procfs.environment(pid).get(protocol.ENV_BOARDS) for pid in ranks.values())
-    return next((Path(boards) for boards in named if boards and Path(boards).is_dir()), None)
+    named = ((pid, procfs.environment(pid).get(protocol.ENV_BOARDS)) for pid in ranks.values())
+    return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
 
 
 def _started_ns(ranks: Mapping[int, int]) -> int:
@@ -239,8 +242,9 @@ def onlooker(job: RunningJob) -> Iterator[Onlooker]:
     """The boards as they are, apart from what would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.boards else ():
-            for name in (pattern.format(pid=pid) for pattern in _VIEWED):
-                (Path(view) / name).symlink_to(Path(job.boards or "") / name)
+            for pattern in _VIEWED:  # a rank names its files by what it calls itself
+                own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
+                (Path(view) / pattern.format(pid=pid)).symlink_to(own)
         yield Onlooker(job=job, origin_ns=job.origin_ns, boards=Path(view))
 
 
