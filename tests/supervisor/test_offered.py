@@ -1,4 +1,4 @@
-"""What a job offers by itself: the worker servers of torch.distributed.debug."""
+"""What a job offers by itself: the worker servers of torch.distributed.debug, the pipe of NCCL's flight recorder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from living import wait_for
+from living import program, wait_for
 
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks
+from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
 from nsa_harness.supervisor.capture.snapshot import Camera, without_lone_recorders
 from nsa_harness.supervisor.capture.worker_server import own_server
 
@@ -134,6 +135,64 @@ def test_recorders_count_only_where_each_rank_has_given_its_own() -> None:
     assert without_lone_recorders(whole) == tuple(whole)
     half = [whole[0], replace(whole[1], collectives=())]
     assert [rank.collectives for rank in without_lone_recorders(half)] == [(), ()]
+
+
+# As torch's ProcessGroupNCCL.hpp makes and reads its pipe (struct DumpPipe: mkfifo of the stem, the rank and ".pipe",
+# opened to read without blocking, whatever comes is a request) and FlightRecorder writes the file: the prefix and rank.
+PIPED = """
+import os, pickle, sys, time
+pipe, file = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "1.pipe", os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "1"
+os.mkfifo(pipe)
+reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+print(flush=True)
+while True:
+    try:
+        asked = os.read(reader, 128)
+    except BlockingIOError:
+        asked = b""
+    if asked:
+        entry = {"process_group": ("0", "default_pg"), "profiling_name": "nccl:all_gather", "collective_seq_id": 7,
+                 "input_sizes": ((4,),), "input_dtypes": ["Float"], "state": "started", "is_p2p": False,
+                 "time_created_ns": 1, "retired": False}
+        with open(file, "wb") as dump:
+            dump.write(pickle.dumps({"version": "2.10", "entries": [entry]}, protocol=2))
+    time.sleep(0.02)
+"""
+
+
+def test_a_recorder_is_asked_for_by_its_pipe_and_read_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(tmp_path / "pipe"))
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "trace"))
+    stale = tmp_path / "trace1"
+    stale.write_text("{}")
+    os.utime(stale, (1, 1))
+    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    with program(PIPED, options=("-S", "-u")) as rank:
+        first, second = (camera.take(number, {1: rank.pid}).ranks[0].collectives for number in (1, 2))
+    assert first == ()
+    assert [(one.op, one.seq, one.sizes, one.started, one.retired) for one in second] == [
+        ("all_gather", 7, ((4,),), True, False)
+    ]
+    assert [(one.rank, one.pipe) for one in camera.piped.values()] == [(1, str(tmp_path / "pipe1.pipe"))]
+    assert [trouble.why for trouble in camera.trouble if trouble.what == "flight recorder"] == []
+
+
+def test_a_pipe_that_nobody_reads_or_that_is_none_is_left_alone(tmp_path: Path) -> None:
+    environment = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe"), "HOME": str(tmp_path)}
+    assert trigger(os.getpid(), 0, {}) is None
+    assert trigger(os.getpid(), 0, environment) is None
+    plain = tmp_path / "pipe0.pipe"
+    plain.touch()
+    assert trigger(os.getpid(), 0, environment) is None
+    assert plain.read_bytes() == b""
+    plain.unlink()
+    os.mkfifo(plain)
+    with pytest.raises(OSError, match="No such device"):
+        trigger(os.getpid(), 0, environment)
+    with pytest.raises(TimeoutError, match=r"comm_lib_trace_rank_0 was written within 0\.1 s"):
+        written(os.getpid(), 0, environment, 0, 0.1)
 
 
 @pytest.mark.slow

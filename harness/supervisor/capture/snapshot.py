@@ -14,7 +14,7 @@ from pathlib import Path
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
-from nsa_harness.core.evidence.flight import essential, parse_flight
+from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
 from nsa_harness.core.evidence.loops import innermost_loop
 from nsa_harness.core.evidence.stacks import in_probe, is_poller, native_wanted, training_stack, user_frame
@@ -22,6 +22,7 @@ from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
 from nsa_harness.supervisor.capture.node import gpu_state
+from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.capture.worker_server import ask_flight, ask_own_flight, own_server
@@ -90,6 +91,15 @@ _Stacks = tuple[_Threads, str]  # and the dump they were read from
 
 
 @dataclass(frozen=True, kw_only=True)
+class Piped:
+    """A recorder that was asked for by its pipe."""
+
+    rank: int
+    pipe: str | None  # None = the process offers none
+    at_ns: int  # by the wall clock
+
+
+@dataclass(frozen=True, kw_only=True)
 class Camera:
     """What stays the same between the snapshots of one attempt."""
 
@@ -101,6 +111,7 @@ class Camera:
     asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
     stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
     trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, where its training thread stood last
+    piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was asked for
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
 
     def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True) -> Snapshot:
@@ -238,9 +249,9 @@ class Camera:
     # The flight recorder.
 
     def _own_flight(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
-        """Of a rank without the probe, by the worker server that its program has started; written down as ours are."""
+        """Of a rank without the probe, by what its program offers; what its server says is written down as ours is."""
         if server is None:
-            return (), False
+            return self._piped_flight(rank, pid), False
         try:
             text, recorded = ask_own_flight(server)
         except (OSError, ValueError) as error:
@@ -248,6 +259,23 @@ class Camera:
             return (), False
         write_document(self._flight_file(pid), text)
         return essential(recorded), False
+
+    def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
+        """By NCCL's pipe: the first look asks, the next one reads, so that nobody waits for the first word."""
+        environment = procfs.environment(pid)
+        asked = self.piped.get(pid)
+        try:
+            if asked is None:
+                now_ns = time.time_ns()
+                self.piped[pid] = Piped(rank=rank, pipe=trigger(pid, rank, environment), at_ns=now_ns)
+                return ()
+            if asked.pipe is None:
+                return ()
+            return essential(parse_dump(written(pid, rank, environment, asked.at_ns, _FLIGHT_LIMIT_S)).collectives)
+        except (OSError, ValueError) as error:
+            self.piped.setdefault(pid, Piped(rank=rank, pipe=None, at_ns=0))
+            self._note("flight recorder", f"NCCL's pipe: {error}", rank)
+            return ()
 
     def _flight(self, rank: int, pid: int, needed: bool) -> _Recorded:
         """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.

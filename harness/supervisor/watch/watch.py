@@ -86,6 +86,9 @@ class Snapshots:
             return
         self.taken += 1
         snapshot = self.ranks.camera.take(self.taken, alive)
+        for one in self.ranks.camera.piped.values() if self.taken == 1 else ():
+            if one.pipe is not None:
+                self.write("asked", rank=one.rank, pipe=one.pipe)
         before = self.episode[-1] if self.episode else None
         self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
         self._take_samples(before, snapshot)
