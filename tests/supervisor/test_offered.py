@@ -193,6 +193,13 @@ def test_a_pipe_that_nobody_reads_or_that_is_none_is_left_alone(tmp_path: Path) 
         trigger(os.getpid(), 0, environment)
     with pytest.raises(TimeoutError, match=r"comm_lib_trace_rank_0 was written within 0\.1 s"):
         written(os.getpid(), 0, environment, 0, 0.1)
+    old = tmp_path / ".cache" / "torch" / "comm_lib_trace_rank_0"
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
+    os.utime(old, (1, 1))
+    with pytest.raises(TimeoutError):
+        written(os.getpid(), 0, environment, 2 * 10**9, 0.1)
+    assert written(os.getpid(), 0, environment, 10**9, 0.1) == b"{}"
 
 
 @pytest.mark.slow

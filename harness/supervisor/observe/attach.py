@@ -1,6 +1,7 @@
 """A running job that somebody else started: its ranks are found, looked at until it is decided, and left as they are.
 
-No signal is sent, nothing is written but to a pipe that a rank reads to be asked by, and no process is held longer than py-spy needs for a stack.
+No signal is sent, nothing is written but to a pipe that a rank reads to be asked by, and no process is held longer than
+py-spy needs for a stack.
 """
 
 from __future__ import annotations
