@@ -333,6 +333,7 @@ def attach(request: AttachRequest) -> int:
         write_report(run, report)
         broadcast(lambda one: one.outcome(outcome, run.path))
         broadcast(lambda one: one.done(report, run.path))
+    redact_run(run)
     return exit_code(report)
 
 

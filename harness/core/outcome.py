@@ -67,6 +67,20 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and evidence.undead == ():
         yield "no process left"
+    if evidence.attached:
+        yield from _found_in_order(evidence)
+
+
+def _found_in_order(evidence: Evidence) -> Iterator[str]:
+    """Of a job that somebody else started: what the kernel shows of its processes."""
+    looked = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
+    alive = [process for process in looked if process is not None and process.state not in "ZX"]
+    if evidence.ranks and len(alive) == len(evidence.ranks):
+        yield "every rank is alive"
+    if alive and not any(process.state in "Tt" or process.frozen for process in alive):
+        yield "none is stopped, frozen or held by a debugger"
+    if evidence.memory is not None and evidence.memory.oom_kills == 0:
+        yield "nothing was killed for want of memory"
 
 
 def _answered(evidence: Evidence) -> int:
@@ -221,7 +235,8 @@ def ended(evidence: Evidence) -> str:
         return UNWATCHED
     left = _left(evidence.undead)
     if _runs_on(evidence):
-        return RUNS_ON if evidence.attached or evidence.ending is Ending.DETACHED else "not by us"
+        found_so = evidence.attached or evidence.ending is Ending.DETACHED
+        return RUNS_ON if found_so or evidence.launcher is None else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
     return f"TERM, {evidence.teardown_s:.1f} s, {left}"

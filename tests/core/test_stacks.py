@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from builders import BACKWARD, C10D, SITE, frame, stack
+from builders import BACKWARD, C10D, SITE, USER, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from nsa_harness.core.evidence.stacks import (
     parse_py_spy,
     training_stack,
     user_frame,
+    without_variables,
 )
 
 _JSON = st.recursive(
@@ -55,6 +56,48 @@ def test_a_py_spy_dump_becomes_stacks_with_the_innermost_frame_first() -> None:
             gil=True,
         ),
     )
+
+
+def local(**values: str) -> list[dict[str, object]]:
+    return [{"name": name, "addr": 1, "arg": True, "repr": value} for name, value in values.items()]
+
+
+def called(**values: str) -> list[dict[str, object]]:
+    """The frames of a call of torch.distributed with these variables, from a line whose own are secret."""
+    own = {"name": "step", "filename": USER, "line": 12, "locals": local(password="hunter2", src="7")}
+    wrapper = {"name": "wrapper", "filename": f"{SITE}/torch/distributed/c10d_logger.py", "line": 83, "locals": None}
+    inner = {"name": "broadcast", "filename": C10D, "line": 9, "locals": local(src="5")}
+    return [
+        inner,
+        wrapper,
+        {"name": "broadcast_object_list", "filename": C10D, "line": 8, "locals": local(**values)},
+        own,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments"),
+    [
+        ({"src": "0", "group": "None", "group_src": "0", "async_op": "False"}, {"src": 0}),
+        ({"dst": "1", "tag": "3", "tensor": "<Tensor at 0x7f>"}, {"dst": 1, "tag": 3}),
+        ({"src": "None", "tag": "0", "group_src": "None"}, {"tag": 0}),  # from anybody
+        ({"src": "None", "tag": "0", "group_src": "1"}, {}),  # of a group: nobody knows who that is
+        ({"src": '"0"', "object_list": "[1]"}, {"src": 5}),  # of the call within
+    ],
+)
+def test_root_and_partner_of_a_call_are_read_where_variables_are_told(
+    values: dict[str, str], arguments: dict[str, int]
+) -> None:
+    (read,) = parse_py_spy(py_spy(frames=called(**values)), "py-spy")
+    assert read.arguments == arguments
+
+
+def test_a_dump_is_kept_without_what_variables_hold() -> None:
+    kept = without_variables(py_spy(frames=called(src="0")))
+    assert "hunter2" not in kept
+    assert [one.frames for one in parse_py_spy(kept, "")] == [
+        one.frames for one in parse_py_spy(py_spy(frames=called(src="0")), "")
+    ]
 
 
 def test_a_thread_without_the_gil_that_runs_is_active_and_one_that_does_neither_is_not() -> None:

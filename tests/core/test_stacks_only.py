@@ -8,11 +8,24 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from builders import BACKWARD, C10D, SITE, board, case, frame, mark, rank_snapshot, stalled
+from builders import (
+    BACKWARD,
+    C10D,
+    SITE,
+    board,
+    case,
+    collective,
+    ended,
+    frame,
+    mark,
+    rank_evidence,
+    rank_snapshot,
+    stalled,
+)
 
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.grades import LIKELY
-from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.evidence.stacks import group_call
 from nsa_harness.core.outcome import checked
@@ -86,10 +99,10 @@ def hung(*stacks: Sequence[Frame], sources: bool = True, **changes: Any) -> Evid
     return seen(*looks, sources=sources, **changes)
 
 
-def seen(*looks: RankSnapshot, sources: bool = True, **changes: Any) -> Evidence:
+def seen(*looks: RankSnapshot, sources: bool = True, at_s: float = 20.0, **changes: Any) -> Evidence:
     lines = {one.line for look in looks for stack in look.stacks for one in stack.frames if one.file == FILE}
     kept = tuple(excerpts(FILE, PROGRAM, lines)) if sources else ()
-    return replace(stalled(*looks), sources=kept, **changes)
+    return replace(stalled(*looks, at_s=at_s), sources=kept, **changes)
 
 
 def blamed(found: Evidence) -> tuple[str | None, tuple[int, ...], int | None, float]:
@@ -148,6 +161,81 @@ def test_ranks_that_all_receive_are_a_transfer_without_its_other_half() -> None:
 def test_a_receive_beside_a_barrier_is_told_as_the_transfer_it_is() -> None:
     barrier = (c10d("barrier"), WRAPPER, frame(21, file=FILE, function="half"))
     assert blamed(hung(within("recv", "dist.recv", "half"), barrier))[0] == "p2p_unmatched"
+
+
+def told(op: str, text: str, function: str = "main", *, rank: int, **arguments: int) -> RankSnapshot:
+    """A rank of which the source of its stack told with which root or partner it called."""
+    look = rank_snapshot(rank, *within(op, text, function))
+    return replace(look, stacks=tuple(replace(one, arguments=arguments) for one in look.stacks))
+
+
+def test_ranks_that_take_another_one_for_the_root_of_a_call_are_told_with_it() -> None:
+    apart = seen(told("broadcast", "dist.broadcast", rank=0, src=1), told("broadcast", "dist.broadcast", rank=1, src=0))
+    assert blamed(apart)[:2] == ("root_mismatch", (0, 1))
+    claim = diagnose(apart, judge(apart)).findings[0].claim
+    assert claim == "broadcast has root 1 at ada/train.py:14 on rank 0, root 0 at ada/train.py:14 on rank 1"
+    most = [told("broadcast", "dist.broadcast", rank=rank, src=3 if rank == 3 else 0) for rank in range(4)]
+    assert blamed(seen(*most))[:2] == ("root_mismatch", (3,))
+    crossed = [told("broadcast", "dist.broadcast", rank=rank, src=root) for rank, root in enumerate((2, 2, 0, 0))]
+    assert blamed(seen(*crossed))[0] == "root_mismatch"  # no group has another one's root
+
+
+def test_groups_may_have_a_root_each_and_one_call_has_one() -> None:
+    roots = (0, 0, 2, 2)
+    groups = [told("broadcast", "dist.broadcast", rank=rank, src=root) for rank, root in enumerate(roots)]
+    assert case(seen(*groups)).difference is None
+    assert case(seen(*[told("broadcast", "dist.broadcast", rank=rank, src=0) for rank in (0, 1)])).difference is None
+
+
+def test_a_receive_waits_for_the_partner_that_it_names_and_for_nobody_else() -> None:
+    ring = [told("recv", "dist.recv", "half", rank=rank, src=(rank + 1) % 3, tag=0) for rank in range(3)]
+    waits = case(seen(*ring)).waits
+    assert {rank: (wait.peers, wait.stands_in) for rank, wait in waits.items()} == {
+        0: ((1,), "recv with rank 1"),
+        1: ((2,), "recv with rank 2"),
+        2: ((0,), "recv with rank 0"),
+    }
+    assert blamed(seen(*ring))[0] == "p2p_unmatched"
+    anybody = case(seen(*[told("recv", "dist.recv", "half", rank=rank, tag=0) for rank in range(3)])).waits
+    assert anybody[0].peers == (1, 2)
+
+
+def test_a_rank_that_has_ended_is_the_finding_while_the_others_wait() -> None:
+    stands = [rank_snapshot(rank, *IN_SAVE) for rank in (0, 2)]
+    everyone = tuple(rank_evidence(rank, exit=None) for rank in range(3))
+    for status, how in (
+        (0, "rank 1 ended with exit code 0 while the others still needed it"),
+        (None, "rank 1 has ended, nobody saw how, and the others still need it"),
+    ):
+        found = seen(*stands, attached=True, observed=True, ranks=everyone, exits=(ended(1, status, at_s=1.0),))
+        answer = diagnose(found, judge(found))
+        assert (judge(found).status, answer.cause) == (Status.FAIL, "early_exit")
+        assert answer.findings[0].claim == f"{how}; ranks 0, 2 are blocked in barrier at ada/train.py:4"
+        assert answer.findings[0].proof == ("watch.jsonl",)
+    assert answer.findings[0].confidence < LIKELY  # how it ended would say more
+    found = seen(
+        *stands,
+        attached=True,
+        observed=True,
+        ranks=tuple(replace(one, exit=ended(1, 3, at_s=1.0)) if one.rank == 1 else one for one in everyone),
+    )
+    assert diagnose(found, judge(found)).findings[0].claim == (
+        "rank 1 ended with exit code 3, before it was looked at; ranks 0, 2 are blocked in barrier at ada/train.py:4"
+    )
+
+
+def test_of_a_job_that_is_only_looked_at_the_proof_is_what_there_is() -> None:
+    found = replace(hung(IN_BACKWARD, IN_BACKWARD), observed=True, attached=True)
+    found = replace(found, snapshots=tuple(with_dumps(one) for one in found.snapshots))
+    first = diagnose(found, judge(found)).findings[0]
+    assert (first.code, first.proof) == ("unknown", ("dumps/rank0.2.txt", "dumps/rank1.2.txt"))
+    assert "output.log" not in first.advice
+
+
+def with_dumps(look: Snapshot) -> Snapshot:
+    return replace(
+        look, ranks=tuple(replace(one, proof=f"dumps/rank{one.rank}.{look.number}.txt") for one in look.ranks)
+    )
 
 
 def test_ranks_in_one_call_of_one_line_do_not_differ() -> None:
@@ -240,3 +328,26 @@ def test_of_a_job_that_was_attached_to_the_looks_are_what_was_checked() -> None:
         found, snapshots=(found.snapshots[0], replace(found.snapshots[1], ranks=found.snapshots[1].ranks[:1]))
     )
     assert "stacks of every rank, in 1 look" in list(checked(unseen, verdict))
+
+
+def recorded(*sizes: int, op: str = "all_reduce", at_s: float = 20.0, roots: Sequence[int] = (0, 0)) -> Evidence:
+    """Ranks in one call of one line whose recorders were read, and no board."""
+    looks = []
+    for rank, size in enumerate(sizes):
+        entries = (collective(1, retired=True), collective(2, op, sizes=((size,),), retired=False))
+        looks.append(replace(told(op, f"dist.{op}", rank=rank, src=roots[rank]), collectives=entries))
+    return seen(*looks, at_s=at_s)
+
+
+def test_recorders_that_a_job_offers_by_itself_tell_unlike_tensors_of_one_call_of_one_line() -> None:
+    found = recorded(4, 8)
+    assert not case(found).stacks_only
+    assert blamed(found)[:2] == ("shape_mismatch", (0, 1))
+
+
+def test_where_recorders_are_alike_the_stacks_decide() -> None:
+    late_s = 400.0  # all of them are in it, so that only time shows that it does not end
+    found = recorded(4, 4, op="broadcast", at_s=late_s, roots=(1, 0))
+    assert case(found).stacks_only
+    assert blamed(found)[:2] == ("root_mismatch", (0, 1))
+    assert blamed(recorded(4, 4, op="broadcast", at_s=late_s))[0] != "root_mismatch"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,8 +26,9 @@ KEPT = ("State", "TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", 
 
 def ranks_of(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """In the order of their ranks."""
-    family = [one for one in psutil.Process(job.pid).children(recursive=True) if "RANK" in one.environ()]
-    return sorted(family, key=lambda one: one.environ()["RANK"])
+    below = psutil.Process(job.pid).children(recursive=True)
+    ranks = {one.pid: rank for one in below if (rank := procfs.environment(one.pid).get("RANK"))}  # one may leave here
+    return sorted((one for one in below if one.pid in ranks), key=lambda one: ranks[one.pid])
 
 
 def holds(process: psutil.Process, name: str) -> bool:
@@ -100,7 +103,7 @@ def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
     assert outcome["culprit"]["place"]["function"] == "wait_at_the_gate"
     assert before == after
     assert {path.name for path in workspace.directory.iterdir()} - files == {"reports", "out.txt", "err.txt"}
-    assert "no marks: the job was started without the probe" in ran.out
+    assert "the job was not started by nsa-harness" in ran.out
 
 
 @pytest.mark.slow
@@ -157,6 +160,53 @@ def test_a_job_with_our_boards_is_read_from_them(workspace):
     assert outcome["detail"]["standings"][0]["stands_in"].startswith("all_reduce")
     assert outcome["detail"]["notes"] == []
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
+
+
+UNLIKE = PROGRAMS / "unlike.py"
+UNSHARE = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--map-root-user", "--mount-proc"]
+CONTAINERS = shutil.which("unshare") and subprocess.run([*UNSHARE, "true"], check=False, capture_output=True)
+
+
+def stand(job: subprocess.Popen[bytes], count: int) -> Callable[[], bool]:
+    return lambda: len(ranks_of(job)) == count and all(procfs.all_idle_s(one.pid) > 3.0 for one in ranks_of(job))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CONTAINERS or CONTAINERS.returncode != 0, reason="no namespace may be made here")
+def test_a_job_in_a_container_is_told_with_the_source_that_only_it_sees(workspace: Workspace) -> None:
+    hidden = workspace.directory / "hidden"
+    hidden.mkdir()
+    program = hidden / "train.py"
+    inside = f"mount -t tmpfs none {hidden} && cp {UNLIKE} {program} && exec {shlex.join(TORCHRUN)} {program} roots"
+    with running([*UNSHARE, "sh", "-c", inside], workspace) as job:
+        until(stand(job, 2), "both ranks stand")
+        assert not program.exists()
+        ran = workspace.harness("attach", str(ranks_of(job)[0].pid), "limits.stall_s=3")
+
+    place = ran.outcome["culprit"]["place"]
+    assert (ran.code, ran.outcome["cause"], ran.outcome["culprit"]["ranks"]) == (124, "root_mismatch", [0, 1])
+    assert (place["file"], place["line"]) == (str(program), len(UNLIKE.read_text().splitlines()))
+    told = ran.outcome["detail"]["stacks"][0]["frames"][0]
+    assert told["text"] == "dist.broadcast(torch.ones(4), src=1 - RANK)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "living", "told"),
+    [
+        ("left", 1, (1, "FAIL", "early_exit", [1])),
+        ("roots", 2, (124, "HANG", "root_mismatch", [0, 1])),
+    ],
+)
+def test_ranks_in_one_line_are_told_apart(
+    workspace: Workspace, part: str, living: int, told: tuple[int, str, str, list[int]]
+) -> None:
+    with running([*TORCHRUN, str(UNLIKE), part], workspace) as job:
+        until(stand(job, living), "the ranks stand")
+        ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3")
+    outcome = ran.outcome
+    assert (ran.code, outcome["verdict"], outcome["cause"], outcome["culprit"]["ranks"]) == told
+    assert outcome["detail"]["ended"] == "not by us: it runs on"
 
 
 def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):

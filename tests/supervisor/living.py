@@ -30,8 +30,8 @@ def program(source: str, *words: str, options: Sequence[str] = ("-I", "-S", "-u"
         process.wait()
 
 
-def wait_for(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_for(happened: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < deadline, f"it never came to this: {what}"
         time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -158,3 +159,17 @@ def test_ranks_of_this_node_without_a_process_are_missing(
     environment: dict[str, str], missing: tuple[int, ...]
 ) -> None:
     assert missing_ranks({0: 11, 2: 12}, environment) == missing
+
+
+def test_how_a_rank_ended_is_seen_until_its_parent_asks_and_known_of_torchrun_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ranks(2, 4716) as started:
+        os.kill(started[1], signal.SIGKILL)
+        wait_for(lambda: procfs.exit_status(started[1]) is not None, "it has ended")
+        assert attach._how_ended({0: started[0]}, [1]) == {1: -signal.SIGKILL}
+        assert attach._how_ended({0: started[0]}, [1, 2]) == {1: None, 2: None}
+        monkeypatch.setattr(attach, "starts_ranks", lambda _: True)
+        assert attach._how_ended({0: started[0]}, [1, 2]) == {1: 0, 2: 0}
+        assert attach._how_ended({0: started[0]}, []) == {}
+        assert procfs.exit_status(started[0]) is None

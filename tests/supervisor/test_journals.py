@@ -259,3 +259,11 @@ def test_journals_of_any_content_are_read_without_an_error(
     assert all(isinstance(one, str) for one in (*journals.outlived(), *(journals.undead() or ())))
     assert journals.limits(Limits(), []).busy_s is not None
     assert all(isinstance(one, Sample) for one in journals.samples())
+
+
+def test_who_left_a_job_without_a_guardian_is_read_from_the_watch(attempt: AttemptDir) -> None:
+    record = {"event": "left", "t_s": 4.5, "rank": 1, "status": None}
+    attempt.watch.write_text("".join(json.dumps(one) + "\n" for one in (record, {**record, "rank": 0, "pid": 7})))
+    journals = Journals(attempt=attempt)
+    assert list(journals.exits()) == [exit_of(0, 1, None, 4.5), exit_of(7, 0, None, 4.5)]
+    assert journals.trouble == []

@@ -76,14 +76,22 @@ def differences(
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Where ranks without a record stand in different calls, transfers aside. Whose is not due no stack shows."""
+    """Where ranks without a record stand in different calls, transfers aside, or take another rank for the root of one.
+
+    Whose is not due no stack shows.
+    """
     entered = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
-    if len({event.site for event in entered.values()}) < 2 or any(event.transfer for event in entered.values()):
+    if any(event.transfer for event in entered.values()):
+        return None
+    kind, keys = DifferenceKind.ORDER, {rank: event.site for rank, event in entered.items()}
+    if len(set(keys.values())) == 1 and _roots_apart({rank: event.root for rank, event in entered.items()}):
+        kind, keys = DifferenceKind.ROOT, {rank: (event.root,) for rank, event in entered.items()}
+    if len(set(keys.values())) < 2:
         return None
     return Difference(
-        kind=DifferenceKind.ORDER,
+        kind=kind,
         group=UNTOLD_GROUP,
-        ranks=minority({rank: event.site for rank, event in entered.items()}),
+        ranks=minority(keys),
         expected=None,
         entered=tuple(entered.items()),
         absent=(),
@@ -91,6 +99,12 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         who=False,
         new=False,
     )
+
+
+def _roots_apart(roots: Mapping[int, int | None]) -> bool:
+    """The ranks cannot be of several groups, each with a root of its own: one would be alone, or have another root."""
+    alone = 1 in Counter(roots.values()).values()
+    return None not in roots.values() and (alone or any(roots.get(root or 0, root) != root for root in roots.values()))
 
 
 def _within_what_is_known(

@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame
+from nsa_harness.core.evidence.evidence import TRAINING, Board, Call, Collective, Frame, Stack
 from nsa_harness.core.evidence.stacks import group_call, is_library
 from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
-from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
+from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
 UNTOLD_GROUP = "?"  # a stack does not say of which group a call is
 _EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
@@ -131,10 +131,12 @@ def timeline(
     )
 
 
-def stacked(rank: int, frames: Sequence[Frame], at_s: float) -> Timeline:
-    """Of a rank without any record: the one call that its stack, innermost frame first, stands in, if it is in one."""
+def stacked(rank: int, stack: Stack | None, at_s: float) -> Timeline:
+    """Of a rank without any record: the one call that its stack stands in, if it is in one."""
+    frames = stack.frames if stack else ()
     named = group_call(frames)
     chain = _own_lines(frames)
+    known = call_of_stack(stack) if stack else None
     if named is None:
         return Timeline(rank=rank, events=(), whole=False)
     event = Event(
@@ -144,7 +146,7 @@ def stacked(rank: int, frames: Sequence[Frame], at_s: float) -> Timeline:
         place=_line_of(chain),
         elements=0,
         dtype="",
-        root=None,
+        root=known.peer if known else None,
         even=False,
         seq=None,
         at_s=at_s,

@@ -86,16 +86,26 @@ class Case:
 
     @cached_property
     def stacks_only(self) -> bool:
-        """A hang of ranks none of which has a board or a recorder: what each of them waits in its stack alone says."""
-        recorded = (rank.board or collectives_of(self.evidence, rank) for rank in self.evidence.ranks)
-        return self.judgement.status is Status.HANG and bool(self.looked) and not any(recorded)
+        """A hang of ranks without boards whose recorders, if there are any, do not differ: the stacks alone say in what
+        each of them waits.
+        """
+        if self.judgement.status is not Status.HANG or not self.looked or self.boards:
+            return False
+        recorded = self._recorded
+        return not any(line.events for line in recorded.values()) or not differences(
+            recorded, groups_of(recorded, {}), {}
+        )
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         if self.stacks_only:
             at_s = self.evidence.snapshots[-1].at_s
             stacks = {rank: rank_stack(one) for rank, one in self.looked.items()}
-            return {rank: stacked(rank, stack.frames if stack else (), at_s) for rank, stack in stacks.items()}
+            return {rank: stacked(rank, stack, at_s) for rank, stack in stacks.items()}
+        return self._recorded
+
+    @cached_property
+    def _recorded(self) -> dict[int, Timeline]:
         return comparable(
             {
                 rank.rank: timeline(
@@ -219,6 +229,8 @@ def last_seen(case: Case, rank: int | None) -> str:
     mark = board.training or board.newest if board else None
     if mark is None and case.evidence.ending is Ending.UNWATCHED:
         return "and no file says where it was"
+    if mark is None and rank is not None and case.evidence.attached:
+        return "before it was looked at"
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
     name = f" {mark.name}" if mark.name else ""

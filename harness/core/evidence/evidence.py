@@ -157,6 +157,7 @@ class Stack:
     gil: bool = False  # holds the interpreter's lock, as far as the source tells
     loop: str = ""  # of a thread in a sleep: the text of the program's innermost loop around it
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
+    arguments: dict[str, int] = field(default_factory=dict)  # root or partner, of the operation between ranks it is in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +318,7 @@ class Snapshot:
 class Exit:
     """The end of one process."""
 
-    pid: int
+    pid: int  # 0 = it had ended before anybody looked
     rank: int | None  # None = the launcher
     status: int | None  # exit code, or minus the signal; None = not seen
     at_s: float

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
+from typing import Any
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.host import Process
@@ -52,6 +53,7 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
                 ),
                 source=source,
                 gil=bool(thread.get("owns_gil")),
+                arguments=_arguments(thread["frames"][:_MAX_FRAMES]),
             )
             for thread in threads[:_MAX_THREADS]
         )
@@ -106,6 +108,39 @@ def _in_its_folder(short: str) -> str:
     if top in _MACHINERY:
         return f"/site-packages/{short}"
     return f"/lib/python3.0/{short}" if top in sys.stdlib_module_names else short
+
+
+_PARTNERS = ("src", "dst")  # global ranks
+_OTHERWISE = ("group_src", "group_dst")  # numbers within a group, of which a stack does not say who they are
+_NUMBER = re.compile(r"-?\d{1,9}")
+
+
+def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Of the outermost call of torch.distributed that the thread is in, its root or partner and its tag.
+
+    Empty where the source tells no variables (`py-spy --locals` does), where the call has neither, and where it names
+    them by their number in a group. Whole numbers alone are read: any other variable may be a secret.
+    """
+    inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
+    calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
+    for frame in reversed(calls):
+        told = {str(one["name"]): str(one["repr"]) for one in frame.get("locals") or ()}
+        numbers = {name: int(told[name]) for name in (*_PARTNERS, "tag") if _NUMBER.fullmatch(told.get(name, ""))}
+        named = any(name in numbers for name in _PARTNERS)
+        if not named and any(told.get(name, "None") != "None" for name in _OTHERWISE):
+            return {}
+        if numbers:
+            return numbers
+    return {}
+
+
+def without_variables(text: str) -> str:
+    """A dump of py-spy without what variables hold. Raises ValueError for what is no JSON."""
+    threads = json.loads(text)
+    for thread in threads if isinstance(threads, list) else ():
+        for frame in thread.get("frames", ()):
+            frame.pop("locals", None)
+    return json.dumps(threads)
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:

@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
 )
 from nsa_harness.core.evidence.stacks import group_call, in_probe
+from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.wait import Stand, WaitKind
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
@@ -99,7 +100,7 @@ def group_wait(
     if computes and not (job.spins and _for_device(frames, stack, still)):
         return None
     inside = bool(frames) and _is_inside(frames[0])
-    call = _open_call(rank.board)
+    call = _open_call(rank)
     if call is not None and (inside or not frames) and (found := _called(rank, call, job)):
         return found
     return _collective(rank, frames, call, job, inside=inside, computes=computes)
@@ -119,8 +120,31 @@ def _for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bo
     return any("ynchronize" in function for function in stack.native) or (still and not stack.gil)
 
 
-def _open_call(board: Board | None) -> Call | None:
-    return next((one for one in reversed(board.calls) if one.left_s is None), None) if board else None
+def _open_call(rank: RankSnapshot) -> Call | None:
+    if rank.board is None:
+        stack = rank_stack(rank)
+        return call_of_stack(stack) if stack else None
+    return next((one for one in reversed(rank.board.calls) if one.left_s is None), None)
+
+
+def call_of_stack(stack: Stack) -> Call | None:
+    """The call with a root or a partner that the thread is in, where the source of the stack told that."""
+    named = group_call(stack.frames)
+    if named is None or not stack.arguments:
+        return None
+    peer = next((stack.arguments[name] for name in ("src", "dst") if name in stack.arguments), None)
+    return Call(
+        number=0,
+        op=named.text,
+        group="",
+        place=None,
+        elements=0,
+        dtype="",
+        step=0,
+        entered_s=0.0,
+        left_s=None,
+        peer=peer,
+    )
 
 
 def _called(rank: RankSnapshot, call: Call, job: JobState) -> Stand | None:
@@ -157,7 +181,7 @@ def _made(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) 
     """By how many calls of these kinds the peer is ahead, 0 where that is forgotten; and whether it is in one."""
     if peer is None or peer.board is None or rank.board is None:
         return -1, False
-    within = _open_call(peer.board)
+    within = _open_call(peer)
     inside = within is not None and within.op in kinds
     if not _forgot(peer.board) and not _forgot(rank.board):
         return _count(peer.board, kinds) - _count(rank.board, kinds), inside
@@ -185,7 +209,7 @@ def _transfer(rank: int, call: Call, job: JobState) -> Stand:
 
 def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
     """The partner is in the other half of this transfer."""
-    theirs = _open_call(peer.board)
+    theirs = _open_call(peer)
     if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
         return False
     both = (operation(call), operation(theirs))
@@ -258,7 +282,7 @@ def _of_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, 
     """Ranks in the same broadcast, gather or the like that take somebody else for its root: it pairs with nothing."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
-    opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer].board))}
+    opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer]))}
     same = {peer: theirs for peer, theirs in opened.items() if (theirs.op, theirs.group) == (call.op, call.group)}
     return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
 

@@ -129,7 +129,7 @@ class FailureKind(StrEnum):
     RAISED = "raised"
     SIGNAL = "signal"
     CODE = "code"
-    LEFT = "left"  # ended with 0 while the others still needed it
+    LEFT = "left"  # ended with 0, or nobody knows how, while the others still needed it
     LAUNCHER = "launcher"
     UNSEEN = "unseen"  # ended, nobody saw how, and the others were asked to end
 
@@ -368,8 +368,11 @@ def _ended_by(raised: Raised, exit: Exit | None) -> bool:
 
 
 def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list[Failure]) -> Failure | None:
-    """A rank that ended with 0 before the others failed for want of it, or while one of them still waits for it."""
-    if exit.rank is None or exit.status != 0 or exit.by_us:
+    """A rank that ended with 0 before the others failed for want of it, or while one of them still waits for it.
+
+    Of a job that was found as it ran nobody may know how it ended.
+    """
+    if exit.rank is None or exit.by_us or not (exit.status == 0 or (exit.status is None and evidence.attached)):
         return None
     left_s = _left_s(exit, evidence)
     needed = [one for one in found if one.at_s + _SEEN_LATE_S >= left_s and one.collateral]
@@ -378,8 +381,12 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list
     waited = evidence.ending is Ending.STALL and awaited
     if not needed and not waited:
         return None
-    text = f"rank {exit.rank} ended with exit code 0 while the others still needed it"
-    return Failure(kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=0)
+    text = f"rank {exit.rank} {how_it_ended(exit.status)} while the others still needed it"
+    if exit.status is None:
+        text = f"rank {exit.rank} has ended, nobody saw how, and the others still need it"
+    return Failure(
+        kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=exit.status
+    )
 
 
 def _left_s(exit: Exit, evidence: Evidence) -> float:

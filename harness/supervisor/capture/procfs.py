@@ -57,6 +57,13 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     )
 
 
+def exit_status(pid: int) -> int | None:
+    """Exit code, or minus the signal, of a process that has ended and that its parent has not heard of; else None."""
+    head, _, tail = kernel_text(f"/proc/{pid}/stat").rpartition(") ")
+    fields = tail.split()
+    return os.waitstatus_to_exitcode(int(fields[49])) if head and fields[0] in "ZX" and len(fields) > 49 else None
+
+
 def alive(pid: int) -> bool:
     stat = read_stat(pid)
     return stat is not None and stat.state not in "ZX"
@@ -69,6 +76,15 @@ def descendants(root: int) -> list[Stat]:
     except psutil.Error:
         return []
     return [stat for child in below if (stat := read_stat(child.pid))]
+
+
+def children(parent: int) -> list[Stat]:
+    """Those that have ended and that it has not heard of are among them."""
+    try:
+        found = psutil.Process(parent).children()
+    except psutil.Error:
+        return []
+    return [stat for child in found if (stat := read_stat(child.pid))]
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
-from nsa_harness.core.evidence.flight import essential, parse_flight
+from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
 from nsa_harness.core.evidence.loops import innermost_loop
 from nsa_harness.core.evidence.stacks import in_probe, is_poller, native_wanted, training_stack, user_frame
@@ -22,9 +22,10 @@ from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed
 from nsa_harness.supervisor.capture.node import gpu_state
+from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
 from nsa_harness.supervisor.capture.scene import Scene, look_around
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
-from nsa_harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.supervisor.capture.worker_server import ask_flight, ask_own_flight, own_server
 from nsa_harness.supervisor.store.redaction import Redaction
 from nsa_harness.supervisor.store.rundir import write_document
 from nsa_harness.supervisor.store.sources import text_as_launched
@@ -90,6 +91,15 @@ _Stacks = tuple[_Threads, str]  # and the dump they were read from
 
 
 @dataclass(frozen=True, kw_only=True)
+class Piped:
+    """A recorder that was asked for by its pipe."""
+
+    rank: int
+    pipe: str | None  # None = the process offers none
+    at_ns: int  # by the wall clock
+
+
+@dataclass(frozen=True, kw_only=True)
 class Camera:
     """What stays the same between the snapshots of one attempt."""
 
@@ -101,6 +111,8 @@ class Camera:
     asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
     stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
     trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, where its training thread stood last
+    piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was asked for
+    servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
 
     def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True) -> Snapshot:
         """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to."""
@@ -111,7 +123,7 @@ class Camera:
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
             asked = [self._asked(pool, scene, rank, pid, written=written) for rank, pid in sorted(ranks.items())]
-            seen = tuple(received(number) for received in asked)
+            seen = without_lone_recorders([received(number) for received in asked])
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> Board | None:
@@ -132,11 +144,16 @@ class Camera:
         process, board = scene.processes.get(rank), self.board(pid)
         children = scene.children.get(rank, ())
         patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED, _hurried())
-        own = pool.submit(self._stacks, rank, process, board, patience)
+        server = self._own_server(process) if process and board is None else None
+        own = pool.submit(self._stacks, rank, process, board, server, patience)
         below = {
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
         }
-        recorded = pool.submit(self._flight, rank, pid, board, written)
+        recorded = (
+            pool.submit(self._flight, rank, pid, written)
+            if board is not None
+            else pool.submit(self._own_flight, rank, pid, server)
+        )
 
         def received(number: int) -> RankSnapshot:
             stacks, raw = own.result()
@@ -170,10 +187,21 @@ class Camera:
             now = procfs.io_bytes(process.pid) or process.io_bytes
             self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
 
-    def _stacks(self, rank: int, process: Process | None, board: Board | None, patience: float) -> _Stacks:
+    def _own_server(self, process: Process) -> Path | int | None:
+        """Looked for once: a port that is no such server is not tried again."""
+        if process.pid not in self.servers:
+            environment = procfs.environment(process.pid)
+            self.servers[process.pid] = own_server(process.pid, environment, process.sockets)
+        return self.servers[process.pid]
+
+    def _stacks(
+        self, rank: int, process: Process | None, board: Board | None, server: Path | int | None, patience: float
+    ) -> _Stacks:
         if process is None or process.state in "ZX":
             return (), ""
-        sources = StackSources(process=process, boards=self.boards, patience=patience)
+        sources = StackSources(
+            process=process, boards=self.boards, patience=patience, arguments=board is None, server=server
+        )
         stacks, raw = sources.stacks()
         if not stacks and _left(process.pid):
             return (), ""
@@ -220,14 +248,41 @@ class Camera:
 
     # The flight recorder.
 
-    def _flight(self, rank: int, pid: int, board: Board | None, needed: bool) -> _Recorded:
+    def _own_flight(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
+        """Of a rank without the probe, by what its program offers; what its server says is written down as ours is."""
+        if server is None:
+            return self._piped_flight(rank, pid), False
+        try:
+            text, recorded = ask_own_flight(server)
+        except (OSError, ValueError) as error:
+            self._note("flight recorder", f"worker server: {error}", rank)
+            return (), False
+        write_document(self._flight_file(pid), text)
+        return essential(recorded), False
+
+    def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
+        """By NCCL's pipe: the first look asks, the next one reads, so that nobody waits for the first word."""
+        environment = procfs.environment(pid)
+        asked = self.piped.get(pid)
+        try:
+            if asked is None:
+                now_ns = time.time_ns()
+                self.piped[pid] = Piped(rank=rank, pipe=trigger(pid, rank, environment), at_ns=now_ns)
+                return ()
+            if asked.pipe is None:
+                return ()
+            return essential(parse_dump(written(pid, rank, environment, asked.at_ns, _FLIGHT_LIMIT_S)).collectives)
+        except (OSError, ValueError) as error:
+            self.piped.setdefault(pid, Piped(rank=rank, pipe=None, at_ns=0))
+            self._note("flight recorder", f"NCCL's pipe: {error}", rank)
+            return ()
+
+    def _flight(self, rank: int, pid: int, needed: bool) -> _Recorded:
         """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
 
         The answer lies in the boards directory in either case: after the run it is read from there. Where nothing is
         proven by it, a rank that begins or ends and has no time to answer is no trouble.
         """
-        if board is None:
-            return (), False
         refused = self._by_server(pid)
         if refused and not self._ask(pid):
             if needed:
@@ -287,6 +342,14 @@ class Camera:
             self.trouble.append(trouble)
 
 
+def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+    """Of ranks without a board all recorders or none: one that was not read would look as if it had not come."""
+    blind = [rank for rank in seen if rank.board is None and rank.process is not None]
+    if all(rank.collectives for rank in blind):
+        return tuple(seen)
+    return tuple(replace(rank, collectives=()) if rank in blind else rank for rank in seen)
+
+
 def _hurried() -> float:
     """How much longer a question takes where more wants to run than there are cores."""
     return min(_MOST_HURRIED, os.getloadavg()[0] / (os.cpu_count() or 1))
@@ -302,7 +365,7 @@ def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tup
     launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
     asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
     return tuple(
-        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1))
+        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1, process.pid))
         if one.tid in asleep and not is_poller(one) and (user := user_frame(one.frames))
         else one
         for one in stacks
@@ -310,5 +373,5 @@ def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tup
 
 
 @lru_cache(maxsize=256)
-def _loop(file: str, line: int, launched_s: float) -> str:
-    return innermost_loop(text_as_launched(file, launched_s), line)
+def _loop(file: str, line: int, launched_s: float, pid: int) -> str:
+    return innermost_loop(text_as_launched(file, launched_s, pid), line)

@@ -1,7 +1,8 @@
 """Asks for the Python stacks of one process: gentle ways first, each with its own limit, all within one.
 
-py-spy without stopping the process, then stopping it, then the faulthandler signal, which needs no ptrace, then pystack
-where it is installed. Native frames only where the Python line cannot tell.
+py-spy without stopping the process, then stopping it, then what needs no right to trace it: the faulthandler signal,
+and a worker server that the job has started by itself; then pystack where it is installed. Native frames only where the
+Python line cannot tell.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ from pathlib import Path
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
-from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_native, parse_py_spy, parse_pystack
+from nsa_harness.core.evidence.stacks import (
+    parse_faulthandler,
+    parse_native,
+    parse_py_spy,
+    parse_pystack,
+    without_variables,
+)
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.worker_server import STACKS_HANDLER, ask
 from nsa_harness.supervisor.launch.guardian import process_of
 
 _NONBLOCKING_S = 1.0
 _BLOCKING_S = 0.6
 _SIGNAL_S = 0.3
+_SERVED_S = 1.0
 _PYSTACK_S = 0.6
 _NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
 _ALL_S = 2.4  # for everything that is asked about one process
@@ -37,6 +46,8 @@ class StackSources:
     process: Process
     boards: Path
     patience: float = 1.0
+    arguments: bool = False  # of the call between ranks it stands in: no board says them
+    server: Path | int | None = None  # the process's own worker server
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,8 +55,8 @@ class StackSources:
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
         """The threads, and the dump they were read from; empty where every way failed, which `failures` tells."""
-        for ask in (self._nonblocking, self._blocking, self._signalled, self._pystack):
-            stacks, raw = ask()
+        for way in (self._nonblocking, self._blocking, self._signalled, self._served, self._pystack):
+            stacks, raw = way()
             if stacks:
                 return stacks, raw
         return (), ""
@@ -61,7 +72,9 @@ class StackSources:
         return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
 
     def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
-        return py_spy(self.process.pid, ["--nonblocking"], self.failures, self._left_s(_NONBLOCKING_S))
+        # It shortens what variables hold, so that it takes no longer with them.
+        options = ["--nonblocking", *(["--locals"] if self.arguments else [])]
+        return py_spy(self.process.pid, options, self.failures, self._left_s(_NONBLOCKING_S))
 
     def _blocking(self) -> tuple[tuple[Stack, ...], str]:
         if self.process.state in "DTt":  # ptrace cannot seize a stopped process, and waits for one in the kernel
@@ -86,6 +99,18 @@ class StackSources:
             self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
         return parse_faulthandler(raw), raw
 
+    def _served(self) -> tuple[tuple[Stack, ...], str]:
+        """Ask the worker server, which needs the interpreter's lock for it and no right of ours."""
+        if self.server is None:
+            return (), ""
+        try:
+            raw = ask(self.server, STACKS_HANDLER, limit_s=self._left_s(_SERVED_S)).decode(errors="replace")
+        except (OSError, ValueError) as error:
+            self.failures.append(f"worker server: {error}")
+            return (), ""
+        stacks = parse_faulthandler(raw)
+        return tuple(replace(one, source="worker server") for one in stacks if one.frames), raw
+
     def _pystack(self) -> tuple[tuple[Stack, ...], str]:
         """An optional tool; its absence is no trouble."""
         tool = tool_path("pystack")
@@ -106,11 +131,14 @@ class StackSources:
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """The stacks of a process, and the dump they were read from; a failure is appended to `failures`."""
-    source = " ".join(["py-spy", *options])
+    """The stacks of a process, and the dump they were read from, which holds no variable of the program.
+
+    A failure is appended to `failures`.
+    """
+    source = " ".join(["py-spy", *(one for one in options if one != "--locals")])
     try:
         raw = _py_spy(pid, options, limit_s)
-        return parse_py_spy(raw, source), raw
+        return parse_py_spy(raw, source), without_variables(raw) if "--locals" in options else raw
     except (CommandFailed, ValueError) as error:
         failures.append(f"{source}: {str(error).removeprefix('py-spy: ')}")
         return (), ""

@@ -127,10 +127,26 @@ def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...
     """The living children that a wait is for; None where the call waits for none, or for which cannot be told."""
     if name == "wait4" and len(arguments) > 1:
         wanted = _signed(arguments[0])
-        return (wanted,) if wanted > 0 else _living_children(pid)
+        return (outer_pid(pid, wanted),) if wanted > 0 else _living_children(pid)
     if name == "waitid" and len(arguments) > 1 and arguments[0] in (_P_ALL, _P_PID):
-        return (_signed(arguments[1]),) if arguments[0] == _P_PID else _living_children(pid)
+        return (outer_pid(pid, _signed(arguments[1])),) if arguments[0] == _P_PID else _living_children(pid)
     return None
+
+
+def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
+    """What out here is the name of a child that the process knows by another; the same where there is none."""
+    depth = len(process_names(pid, proc))
+    if depth == 1:
+        return inner
+    listed = (kernel_text(file).split() for file in (proc / str(pid) / "task").glob("*/children"))
+    named = ((int(word), process_names(int(word), proc)) for line in listed for word in line)
+    return next((child for child, names in named if names[depth - 1 : depth] == [inner]), inner)
+
+
+def process_names(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """A process's number in each PID namespace that it is in, from ours to its own."""
+    words = kernel_fields(proc / str(pid) / "status").get("NSpid", "").split()
+    return [int(word) for word in words] or [pid]
 
 
 def _living_children(pid: int) -> tuple[int, ...] | None:

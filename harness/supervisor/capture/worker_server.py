@@ -1,6 +1,8 @@
-"""Asks the worker server of a process over its unix socket. It answers while Python is stuck there, and is not trusted.
+"""Asks the worker server of a process. It answers while Python is stuck there, and is not trusted.
 
-The server is torch's own (`torch._C._distributed_c10d._WorkerServer`, private); the probe starts it in each rank.
+The server is torch's own (`torch._C._distributed_c10d._WorkerServer`, private). The probe starts it in each rank, on a
+unix socket. A job may have one of its own: on a port by `torch.distributed.debug.start_debug_server` (torch 2.10 and
+later), on a unix socket by torch.distributed.elastic.control_plane, which takes its path from the environment.
 """
 
 from __future__ import annotations
@@ -8,10 +10,17 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Collective
+from nsa_harness.core.evidence.flight import parse_flight
+from nsa_harness.core.evidence.host import Socket
+from nsa_harness.supervisor.capture.containers import path_of
 
+STACKS_HANDLER = "dump_traceback"  # as Python's faulthandler writes them
 LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 16 << 20  # the recorder's default 2000 entries are under 1 MB
 _HEAD_LIMIT_BYTES = 16 << 10
@@ -25,16 +34,64 @@ def ask_flight(boards: Path, pid: int, limit_s: float = LIMIT_S) -> str:
     )
 
 
-def ask(path: Path, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = ANSWER_LIMIT_BYTES) -> bytes:
-    """The body of the answer, all of it within `limit_s`.
+_NCCL_HANDLER = "dump_nccl_trace_json"
+_ENV_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+_EVERYWHERE = "[::]:"  # where start_debug_server listens; gloo and NCCL listen at one address
+_MAX_PORTS = 4  # that are tried of one process
+_PING_S = 0.3
+
+
+def ask_own_flight(where: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
+    """The recorder of a process that has the server by itself: of gloo, or where that is empty of NCCL.
+
+    Raises as `ask` does.
+    """
+    text = ask(where, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
+    recorded = parse_flight(text)
+    if not recorded:
+        with suppress(ValueError):  # a build without CUDA does not know it
+            text = ask(where, _NCCL_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
+            recorded = parse_flight(text)
+    return text, recorded
+
+
+def own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
+    """Where the job's own worker server of this process listens: a socket, or a port; None where none answers.
+
+    `sockets`: those of the process. A port is taken for one where it answers as such; the store's is not asked.
+    """
+    for where in _candidates(pid, environment, sockets):
+        try:
+            if ask(where, "ping", limit_s=_PING_S) == b"pong":
+                return where
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Iterator[Path | int]:
+    if environment.get(_ENV_SOCKET):
+        yield path_of(pid, environment[_ENV_SOCKET])
+    open_to_all = [one.local for one in sockets if one.state == "LISTEN" and one.local.startswith(_EVERYWHERE)]
+    ports = {int(local.removeprefix(_EVERYWHERE)) for local in open_to_all}
+    yield from sorted(ports - {int(port) for port in [environment.get("MASTER_PORT", "")] if port.isdigit()})[
+        :_MAX_PORTS
+    ]
+
+
+def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = ANSWER_LIMIT_BYTES) -> bytes:
+    """The body of the answer, all of it within `limit_s`. `where`: a socket, or a port of this host.
 
     Raises FileNotFoundError where no server was started, OSError where none listens or it takes too long, and
     ValueError where the answer is an error, too large, cut short or no HTTP.
     """
     deadline_s = time.monotonic() + limit_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    with socket.socket(socket.AF_INET if isinstance(where, int) else socket.AF_UNIX) as connection:
         _allow(connection, deadline_s)
-        _connect(connection, path)
+        if isinstance(where, int):
+            connection.connect(("127.0.0.1", where))
+        else:
+            _connect(connection, where)
         connection.sendall(f"POST /handler/{handler} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n".encode())
         return _body(connection, deadline_s, limit_bytes)
 

@@ -1,6 +1,7 @@
 """A running job that somebody else started: its ranks are found, looked at until it is decided, and left as they are.
 
-No signal is sent, nothing is written, and no process is held longer than py-spy needs for a stack.
+No signal is sent, nothing is written but to a pipe that a rank reads to be asked by, and no process is held longer than
+py-spy needs for a stack.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from nsa_harness.core.verdict.limits import STALL_FLOOR_S
 from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
-from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.containers import inner_pid, path_of
+from nsa_harness.supervisor.capture.sockets import SocketTable, inodes
 from nsa_harness.supervisor.capture.stacks import py_spy
+from nsa_harness.supervisor.capture.worker_server import own_server
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.store.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
@@ -51,7 +55,7 @@ class RunningJob:
     ranks: Mapping[int, int]
     boards: Path | None  # of a job that nsa-harness itself observes or runs
     origin_ns: int  # when its oldest rank was started, on the monotonic clock
-    missing: tuple[int, ...] = ()  # ranks of this node that have no process
+    missing: Mapping[int, int | None] = field(default_factory=dict)  # ranks of this node without a process: exit code
 
 
 def find_job(pid: int) -> RunningJob:
@@ -76,7 +80,7 @@ def find_job(pid: int) -> RunningJob:
         ranks=ranks,
         boards=_boards_of(ranks),
         origin_ns=_started_ns(ranks),
-        missing=missing_ranks(ranks, procfs.environment(min(ranks.values()))),
+        missing=_how_ended(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
     )
 
 
@@ -86,6 +90,19 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
         return ()
     return tuple(rank for rank in range(int(size)) if rank not in ranks)
+
+
+def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
+    """Exit code of each, or minus its signal; None where nothing shows it.
+
+    A process that has ended shows it until its parent asks. torchrun asks at once, and ends all others unless it was 0.
+    """
+    parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
+    ended = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
+    if missing and len(ended) == len(missing):  # they were started in the order of their ranks
+        return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended, strict=True)}
+    by_agent = bool(parents) and all(starts_ranks(procfs.command_words(parent)) for parent in parents)
+    return dict.fromkeys(missing, 0 if by_agent else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +180,9 @@ def _check_readable(pid: int) -> None:
     except PermissionError:
         owner = _owner(pid)
         how = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
-        raise NoSuchJob(f"attach: process {pid} belongs to {owner} and may not be looked at; {how}") from None
+        inside = inner_pid(pid)
+        named = f"{pid} ({inside} in its container)" if inside != pid else f"{pid}"
+        raise NoSuchJob(f"attach: process {named} belongs to {owner} and may not be looked at; {how}") from None
     except OSError:
         raise NoSuchJob(f"attach: process {pid} has just ended") from None
 
@@ -180,12 +199,18 @@ def _check_stacks(rank: int, pid: int) -> None:
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
-    if not refused:
+    if not refused or _serves(pid):
         return
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
             refused.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
     raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
+
+
+def _serves(pid: int) -> bool:
+    """It has a server of its own, which gives its stacks to whoever asks."""
+    sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
+    return own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
@@ -202,8 +227,8 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _boards_of(ranks: Mapping[int, int]) -> Path | None:
-    named = (procfs.environment(pid).get(protocol.ENV_BOARDS) for pid in ranks.values())
-    return next((Path(boards) for boards in named if boards and Path(boards).is_dir()), None)
+    named = ((pid, procfs.environment(pid).get(protocol.ENV_BOARDS)) for pid in ranks.values())
+    return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
 
 
 def _started_ns(ranks: Mapping[int, int]) -> int:
@@ -218,8 +243,9 @@ def onlooker(job: RunningJob) -> Iterator[Onlooker]:
     """The boards as they are, apart from what would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.boards else ():
-            for name in (pattern.format(pid=pid) for pattern in _VIEWED):
-                (Path(view) / name).symlink_to(Path(job.boards or "") / name)
+            for pattern in _VIEWED:  # a rank names its files by what it calls itself
+                own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
+                (Path(view) / pattern.format(pid=pid)).symlink_to(own)
         yield Onlooker(job=job, origin_ns=job.origin_ns, boards=Path(view))
 
 
@@ -252,7 +278,8 @@ class Onlooker:
         for descriptor in ended:
             self._poll.unregister(descriptor)
             os.close(descriptor)
-        return [{"event": "exit", "pid": self._watched.pop(descriptor)} for descriptor in ended]
+        pids = [self._watched.pop(descriptor) for descriptor in ended]
+        return [{"event": "exit", "pid": pid, "status": procfs.exit_status(pid)} for pid in pids]
 
     def tell(self, **_: object) -> None:
         return
@@ -302,8 +329,20 @@ def look(
         attempt=attempt,
         audience=audience,
         interrupted=interrupted,
-        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True),
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True, guarded=False),
     )
     watch.write("attached")
+    for rank, status in guarded.job.missing.items():
+        watch.left(rank, None, status)
     begun_s = watch.now_s()
-    return watch.run()
+    ending = watch.run()
+    _keep_recorders(guarded, attempt)
+    return ending
+
+
+def _keep_recorders(guarded: Onlooker, attempt: AttemptDir) -> None:
+    """What the ranks' own servers gave, where it was read of every rank; the view of the boards goes."""
+    files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
+    if not guarded.job.boards and all(file.exists() for file in files):
+        for file in files:
+            write_document(attempt.boards / file.name, file.read_text(errors="replace"))

@@ -76,13 +76,19 @@ def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterato
         ("dumps/rank*.txt", files, _no_dumps(evidence)),
         ("profile.txt", lines, _no_dumps(evidence)),
         ("step_ledger.txt", lines, blind or "no rank has both finished steps and a flight recorder"),
-        ("rank*/flight.json", files, blind or "torch.distributed was not used, or the rank died before its exit"),
+        ("rank*/flight.json", files, _no_flight(evidence)),
         ("rank*/raised.json", files, blind or "no rank raised"),
         ("rank*/stacks.txt", files, blind or "no rank died of a fatal signal"),
         ("env.json", files, "it could not be written"),
     ):
         yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
         yield from (file for file in program_files if file.after == pattern)
+
+
+def _no_flight(evidence: Evidence) -> str:
+    if evidence.attached:
+        return "the job offers no flight recorder that could be asked"
+    return "torch.distributed was not used, or the rank died before its exit"
 
 
 def _without_probe(evidence: Evidence) -> bool:

@@ -77,7 +77,7 @@ class _Record(TypedDict, total=False):
 
 
 # What a record of that kind says nothing without.
-_NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}}
+_NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}, "left": {"rank", "t_s"}}
 
 
 _MAX_TOLD = 16  # of the records of one journal
@@ -172,7 +172,15 @@ class Journals:
             told = agent[pid].status if pid in agent else None
             status = told if event.get("status") is None else int(event["status"])
             seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
-        yield from sorted([*self._missed(agent.values(), seen), *seen.values()], key=lambda exit: exit.at_s)
+        ended = [*self._missed(agent.values(), seen), *self._left(), *seen.values()]
+        yield from sorted(ended, key=lambda exit: exit.at_s)
+
+    def _left(self) -> Iterator[Exit]:
+        """Of a job without a guardian of ours: what the onlooker wrote down."""
+        for one in self.watched:
+            if one["event"] == "left":
+                rank, status = int(one["rank"] or 0), one.get("status")
+                yield Exit(pid=one.get("pid", 0), rank=rank, status=status, at_s=float(one["t_s"]), by_us=False)
 
     def _settled_s(self) -> list[float]:
         """When an observed job was settled: whatever ends it after a proof that stands, or a signal, is no cause."""

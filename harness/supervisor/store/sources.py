@@ -10,6 +10,7 @@ from pathlib import Path
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.evidence.sources import program_sources, statement
 from nsa_harness.core.report import Outcome, Place, Trouble
+from nsa_harness.supervisor.capture.containers import path_of
 from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
@@ -57,13 +58,18 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
     if evidence.attached:  # the job was there before: its ranks have read what stood there as they were started
         since_s = time.time() - evidence.ended_s
-    return program_sources(evidence, lambda file: text_as_launched(file, since_s))
+    pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.attached else None
+    return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
 
 
-def text_as_launched(file: str, since_s: float | None) -> str:
-    """The text of a small regular file of a program that runs, unless somebody has written it since; else empty."""
+def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
+    """The text of a small regular file of a program that runs, unless somebody has written it since; else empty.
+
+    `pid`: of a process of the program, which may see other files than we do.
+    """
     try:
-        path, seen = Path(file), Path(file).stat()
+        path = Path(file) if pid is None else path_of(pid, file)
+        seen = path.stat()
         plain = path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
         return path.read_text(encoding="utf-8", errors="replace") if plain else ""
     except (OSError, ValueError):  # a name with a NUL

@@ -65,6 +65,7 @@ class WatchPolicy:
     proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the boards, then proof
     observed: bool = False  # the job is not ours
+    guarded: bool = True  # a guardian writes down who has left
 
 
 @dataclass(kw_only=True)
@@ -85,6 +86,9 @@ class Snapshots:
             return
         self.taken += 1
         snapshot = self.ranks.camera.take(self.taken, alive)
+        for one in self.ranks.camera.piped.values() if self.taken == 1 else ():
+            if one.pipe is not None:
+                self.write("asked", rank=one.rank, pipe=one.pipe)
         before = self.episode[-1] if self.episode else None
         self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
         self._take_samples(before, snapshot)
@@ -235,7 +239,15 @@ class Watch:
         elif event["event"] == "exit":
             if event["pid"] == self.launcher:
                 self.launcher_left_s = self.now_s()
+            known = next((rank for rank, pid in self.ranks.pids.items() if pid == event["pid"]), None)
+            if known is not None and not self.policy.guarded:
+                self.left(known, event["pid"], event.get("status"))
             self.ranks.left(event["pid"])
+
+    def left(self, rank: int, pid: int | None, status: int | None) -> None:
+        """A rank has ended. `pid`: None where it was not seen alive."""
+        self.ranks.gone.add(rank)
+        self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _over(self, now_s: float) -> bool:
         """The launcher has left, and so have the ranks, or they had their time to follow it."""

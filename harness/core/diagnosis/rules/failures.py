@@ -32,7 +32,9 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
+from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rules.threads import died_of
+from nsa_harness.core.diagnosis.ways import turned_off_at
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
 from nsa_harness.core.evidence.exit_messages import GAVE_UP, gave_up_as
 from nsa_harness.core.evidence.looks import LastWords
@@ -381,14 +383,43 @@ def _advice_on_import(package: str) -> str:
 
 @rule_given(failed_as(FailureKind.LEFT), RulePhase.FALLBACK, Cause.EARLY_EXIT, outranks=("unknown",))
 def early_exit(case: Case, first: Failure) -> Explanation:
+    found_so = case.evidence.attached  # without a record of what it did before
     return explained(
         Cause.EARLY_EXIT,
-        f"{first.text}, {last_seen(case, first.rank)}",
+        f"{first.text}{who_waits(case)}" if found_so else f"{first.text}, {last_seen(case, first.rank)}",
         ranks=ranks_of([first]),
-        place=_left_at(case, first.rank) or last_place(case, first.rank),
-        seen=Seen.KERNEL,
-        proof=("processes.jsonl",),
+        place=_went(case, first.rank) if found_so else _left_at(case, first.rank) or last_place(case, first.rank),
+        seen=Seen.ABSENCE if first.status is None else Seen.EFFECT if found_so else Seen.KERNEL,
+        proof=journal_of_ends(case),
     )
+
+
+def _went(case: Case, rank: int | None) -> Place | None:
+    """Where a rank of which nothing is known may have turned off before the line in which the others wait for it."""
+    waiting = _waiting(case)
+    if rank is None or not waiting:
+        return None
+    return turned_off_at(case, rank, own_frames(case, waiting[0].rank)) or wait_place(case, waiting[0])
+
+
+def _waiting(case: Case) -> list[Wait]:
+    """Of a proven hang, those that wait for another rank."""
+    return [wait for _, wait in sorted(case.waits.items()) if wait.peers]
+
+
+def who_waits(case: Case) -> str:
+    """ "; ranks 0 and 2 are blocked in all_reduce at train.py:18", of a job that was found as it ran."""
+    waiting = _waiting(case) if case.evidence.attached else []
+    if not waiting:
+        return ""
+    first, ranks = waiting[0], [wait.rank for wait in waiting]
+    what = first.stands_in if len({wait.stands_in for wait in waiting}) == 1 else "calls to other ranks"
+    blocked = f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked"
+    return f"; {blocked} in {what}{at(wait_place(case, first))}"
+
+
+def journal_of_ends(case: Case) -> tuple[str, ...]:
+    return ("watch.jsonl",) if case.evidence.attached else ("processes.jsonl",)
 
 
 def _left_at(case: Case, rank: int | None) -> Place | None:
@@ -415,11 +446,11 @@ def killed(case: Case) -> Explanation | None:
     return explained(
         Cause.KILLED,
         f"{who} was killed by {name}, sent {by}{' to the whole job' if job else ''}, {last_seen(case, first.rank)}"
-        f"{last_line(case, first.rank)}",
+        f"{last_line(case, first.rank)}{who_waits(case)}",
         ranks=() if first.rank is None or sender else (first.rank,),
         place=None if sender else last_place(case, first.rank),
         seen=Seen.KERNEL,
-        proof=("output.log",) if sender else ("processes.jsonl",),
+        proof=("output.log",) if sender else journal_of_ends(case),
     )
 
 
@@ -437,11 +468,11 @@ def crashed(case: Case, first: Failure) -> Explanation:
     place = place_of(case, first.rank, frame) if frame else last_place(case, first.rank)
     return explained(
         Cause.SEGFAULT if first.status in (-signal.SIGSEGV, -signal.SIGBUS) else Cause.ABORTED,
-        f"{first.text}{at(place)}, {last_seen(case, first.rank)}",
+        f"{first.text}{at(place)}, {last_seen(case, first.rank)}{who_waits(case)}",
         ranks=ranks_of([first]),
         place=place,
         seen=Seen.ENDED,
-        proof=(f"rank{first.rank}/stacks.txt",) if frame else ("processes.jsonl",),
+        proof=(f"rank{first.rank}/stacks.txt",) if frame else journal_of_ends(case),
     )
 
 
@@ -452,11 +483,11 @@ def bad_exit(case: Case, first: Failure) -> Explanation:
     said = f': "{shorten(rank.error_lines[-1])}"' if rank and rank.error_lines else ""
     return explained(
         Cause.BAD_EXIT,
-        f"{first.text}, {last_seen(case, first.rank)}{said}",
+        f"{first.text}, {last_seen(case, first.rank)}{said}{who_waits(case)}",
         ranks=ranks_of([first]),
         place=last_place(case, first.rank),
         seen=Seen.ENDED,
-        proof=(f"rank{first.rank}/stderr.log",),
+        proof=journal_of_ends(case) if case.evidence.attached else (f"rank{first.rank}/stderr.log",),
     )
 
 
@@ -514,7 +545,10 @@ def unknown(case: Case) -> Explanation:
         ranks=tuple(sorted({*ranks_of(case.judgement.failures[:1]), *(root.rank for root in case.roots)})),
         place=wait_place(case, case.roots[0]) if case.roots else None,
         seen=Seen.NOTHING,
-        proof=("output.log",),
+        proof=tuple(dict.fromkeys(path for root in case.roots for path in dump_proof(case, root)))
+        if case.evidence.observed
+        else ("output.log",),
+        advice="Read dumps/: what each rank stands in." if case.evidence.attached else None,
     )
 
 
