@@ -253,7 +253,8 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
 def _only_if(case: Case, found: Difference, branch: Branch) -> _Why:
     place = branch.place
     made = tuple(rank for rank in found.everyone if rank not in found.ranks) if found.kind is K.MISSING else found.ranks
-    besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {branch.text}{at(place)}"
+    way = f"past `{branch.text}: return`" if branch.leaves else branch.text
+    besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {way}{at(place)}"
     sources = case.evidence.sources
     frames = (frame for rank, _ in found.entered for frame in own_frames(case, rank))
     held = next((one for one in frames if holds_more(sources, branch, one)), None)
@@ -664,10 +665,22 @@ def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
         if branch is not None:
             made = tuple(other for other, one in found.entered if one.site == event.site)
             others = tuple(other for other in found.everyone if other not in made)
+            if branch.leaves and any(_short_of(case, other, branch) for other in others):
+                continue
             if 0 < len(others) < len(made):
                 return replace(found, kind=K.MISSING, ranks=others, expected=event), branch
             return replace(found, kind=K.EXTRA, ranks=made, expected=None), branch
     return found, None
+
+
+def _short_of(case: Case, rank: int, branch: Branch) -> bool:
+    """It stands before that line of its function, or in what is called there: it has yet to come to it."""
+    frames, board = own_frames(case, rank), case.boards.get(rank)
+    if board and frames and [one.function for one in board.stepped_from[:1]] == [frames[-1].function]:
+        frames += board.stepped_from[1:]  # of a rank that nobody looked at only the innermost line is known
+    file = branch.file.rpartition("/")[2]
+    same = (one for one in frames if one.file.rpartition("/")[2] == file and one.function == branch.function)
+    return any(one.line < branch.line for one in same)
 
 
 def _branch(case: Case, rank: int, event: Event) -> Branch | None:
