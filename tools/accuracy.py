@@ -32,6 +32,7 @@ from nsa_harness.core.comparison.repeats import with_flakiness  # noqa: E402
 from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402
 from nsa_harness.supervisor.store.rundir import RunDir  # noqa: E402
 from tools.strangers import first_sight  # noqa: E402
+from tools.twelve import write_page  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "accuracy.json"
 DOCUMENT = REPOSITORY / "docs" / "accuracy.md"
@@ -127,6 +128,7 @@ def write(answers: dict[str, list[TrialResult]], commits: Sequence[str]) -> None
     }
     RESULTS.write_text(json.dumps(values, indent=1) + "\n")
     DOCUMENT.write_text(document(answers["quiet"], answers["loaded"], values))
+    write_page()
 
 
 def document(quiet: Sequence[TrialResult], loaded: Sequence[TrialResult], values: dict[str, Any]) -> str:

@@ -341,6 +341,6 @@ def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     command = command_words(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)
-    unmarked = ("steps, modules and collectives: the job was not started by nsa-harness",)
+    unmarked = ("steps, modules and collectives are not known: the job was not started by nsa-harness",)
     gone = [f"{words.ranks(job.missing)} of this job: no process is there, it has ended"] if job.missing else []
     return replace(spec, notes=(*gone, *(() if job.boards else unmarked)))

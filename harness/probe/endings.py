@@ -35,6 +35,7 @@ class Endings:
         self._trouble = trouble
         self._pid = os.getpid()
         self._raised: BaseException | None = None
+        self._left_for: tuple[BaseException, int] | None = None  # what was handled as the program left, and when
         self._stacks: IO[bytes] | None = None  # held open: the signal handler knows only its descriptor
         self.names: ModuleNames | None = None  # of the modules that were called, once somebody knows them
 
@@ -75,9 +76,20 @@ class Endings:
         """A forked child dies as it would without us, unless the program turned faulthandler on in the meantime."""
         faulthandler.disable()
 
+    def leaves(self, error: BaseException | None) -> None:
+        """The program asks to end, with a failure. Whether it does is seen at the end: SystemExit can be caught."""
+        if error is not None:
+            self._left_for = error, time.monotonic_ns()
+
+    def has_left(self) -> None:
+        if self._raised is None and self._left_for is not None:
+            error, at_ns = self._left_for
+            self._write_raised(error, error.__traceback__, at_ns)
+
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
+        self._trouble.attempt("raised", self.has_left)
         self._trouble.attempt("raised", self._write_raised_behind_our_back)
         self._trouble.attempt("exit", self._mark_exit)
         if "torch.distributed" in sys.modules:
@@ -98,7 +110,7 @@ class Endings:
         if self._raised is None and isinstance(error, BaseException):
             self._write_raised(error, error.__traceback__)
 
-    def _write_raised(self, error: BaseException, traceback: TracebackType | None) -> None:
+    def _write_raised(self, error: BaseException, traceback: TracebackType | None, at_ns: int | None = None) -> None:
         if os.getpid() != self._pid or isinstance(error, SystemExit):
             return
         import json
@@ -107,7 +119,7 @@ class Endings:
         record = _described(error, traceback)
         self._board.note(self._board.what("raised", record["type"]))
         self._board.end(protocol.END_RAISED)
-        record.update(at_ns=time.monotonic_ns(), hints=[], chain=[])
+        record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
         self._trouble.attempt("chain", lambda: record.update(chain=_chain(error)))
         self._trouble.attempt("hints", lambda: record.update(hints=self._hints(error, traceback)))
         path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))

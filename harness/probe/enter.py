@@ -108,12 +108,13 @@ class ProcessProbe:
 
         self._endings = Endings(board, self._directory, self.trouble)
         self._endings.install()
-        self.trouble.attempt("leaving", lambda: self._watch_leaving(board))
+        endings = self._endings
+        self.trouble.attempt("leaving", lambda: self._watch_leaving(board, endings))
 
-    def _watch_leaving(self, board: BoardWriter) -> None:
+    def _watch_leaving(self, board: BoardWriter, endings: Endings) -> None:
         from .leaving import Leaving
 
-        self._leaving = Leaving(board, self.trouble)
+        self._leaving = Leaving(board, self.trouble, endings)
         self._leaving.install()
 
     def _set_up(self) -> None:

@@ -1,6 +1,7 @@
 """Where the program chose to leave: the line that called sys.exit or os._exit, told to the board.
 
-Neither raises anything that a hook would see, and the beat's last look may be a quarter of a second old.
+Neither raises anything that a hook would see, and the beat's last look may be a quarter of a second old. Who leaves
+with a failure while an exception is handled leaves because of it: a child of mp.spawn, and many a main function.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .board import BoardWriter
+    from .endings import Endings
     from .trouble import TroubleLog
 
 
 class Leaving:
     """Stands around the two calls. Both do what they did; whoever catches SystemExit goes on."""
 
-    def __init__(self, board: BoardWriter, trouble: TroubleLog) -> None:
+    def __init__(self, board: BoardWriter, trouble: TroubleLog, endings: Endings) -> None:
         self._board = board
         self._trouble = trouble
+        self._endings = endings
         self._pid = os.getpid()
         self._main_thread = _thread.get_ident()
         harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -48,6 +51,7 @@ class Leaving:
     def _over(self) -> None:
         if os.getpid() == self._pid:
             self._board.over = True
+            self._trouble.attempt("raised", self._endings.has_left)
             self._trouble.attempt("end", lambda: self._board.note(self._board.what("exit", "shutdown")))
 
     def _around(self, leave: Callable[..., Any], *, whole_process: bool) -> Callable[..., Any]:
@@ -57,6 +61,10 @@ class Leaving:
             if ends and os.getpid() == self._pid:
                 frame = sys._getframe(1)
                 self._trouble.attempt("leaving", lambda: self._tell(frame))
+                if args[:1] not in ((), (None,), (0,)):
+                    self._endings.leaves(sys.exc_info()[1])
+                if whole_process:
+                    self._trouble.attempt("raised", self._endings.has_left)
             return leave(*args, **options)
 
         # As functools.wraps does, which is not loaded yet.

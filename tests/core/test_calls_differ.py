@@ -1088,3 +1088,16 @@ def test_a_rank_that_waits_for_no_rank_is_the_cause_and_a_run_at_its_deadline_is
     looks = [replace(look, ranks=(locked_in_backward(0), *look.ranks[1:])) for look in seen.snapshots]
     ranks = (replace(seen.ranks[0], board=None), *seen.ranks[1:])
     assert diagnosed(replace(seen, snapshots=tuple(looks), ranks=ranks)).cause == "backward_function_blocked"
+
+
+def test_a_way_out_that_a_rank_has_yet_to_come_to_decides_nothing() -> None:
+    """It still trains, above the line by which a rank may leave; the other one is through with it."""
+    text = "def main(rank):\n    train()\n    if rank == 1:\n        return\n    total()\n"
+    way_out = Source(file=USER, first=50, text=text)
+    ran = run(MADE, FAULTS["left out"][0])
+    at_the_end, past_it = [frame(37, function="total"), frame(54, function="main")], [frame(60, function="later")]
+    seen = stood(ran, at_the_end, [frame(41, function="train"), frame(51, function="main")])
+    found = main(replace(seen, sources=(way_out,)))
+    assert "gets there only" not in found.claim
+    gone_by_it = main(replace(stood(ran, at_the_end, past_it), sources=(way_out,)))
+    assert "rank 0 gets there only past `if rank == 1: return` at ada/train.py:52" in gone_by_it.claim

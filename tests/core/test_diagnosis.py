@@ -42,6 +42,7 @@ from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place
 from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.core.verdict.wait_graph import wait_for
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 IN_BLOCK_2 = board(mark("forward", "blocks.2.attn", step=3))
@@ -172,6 +173,33 @@ def test_a_lock_inside_the_backward_pass_is_named_with_line_module_and_layer() -
 
 def test_a_lock_elsewhere_is_a_lock_cycle() -> None:
     assert short(main(stalled(rank_snapshot(0, frame(12))))) == ("lock_cycle", (0,), line(12), ())
+
+
+WAITS = frame(327, file="/usr/lib/python3.11/threading.py", function="Condition.wait")
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "stands_in", "what", "ended_by"),
+    [
+        ("queue.py", "Queue.get", "Queue.get", "an item of a queue", "put one into it"),
+        ("queue.py", "put", "Queue.put", "room in a queue", "take an item out of it"),
+        ("threading.py", "Event.wait", "Event.wait", "an event", "set it"),
+        ("concurrent/futures/_base.py", "Future.result", "Future.result", "the result of a future", "give it"),
+        ("threading.py", "Condition.wait", "a lock", "a lock", "release it"),
+    ],
+)
+def test_what_a_thread_would_do_for_another_is_called_as_the_program_calls_it(
+    file: str, function: str, stands_in: str, what: str, ended_by: str
+) -> None:
+    asked = frame(171, file=f"/usr/lib/python3.11/{file}", function=function)
+    seen = stalled(rank_snapshot(0, WAITS, asked, frame(12)))
+    found = diagnosed(seen).findings[0]
+    assert (found.code, found.place) == ("lock_cycle", line(12))
+    assert found.claim == (
+        f"rank 0 waits for {what} in step at ada/train.py:12; no thread of the process is left that could {ended_by}"
+    )
+    assert ("taken twice" in found.advice) == (what == "a lock")
+    assert wait_for(*seen.snapshots, (), "gloo").waits[0].stands_in == f"{stands_in} in step"
 
 
 # Loops.

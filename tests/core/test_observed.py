@@ -56,7 +56,7 @@ def test_what_has_no_probe_is_said():
         "SUSPECT: nothing moves, and it is not proven that nothing can: rank 0 waiting, rank 1 burning;"
         " ranks 0, 1 have no probe, so no step, module or collective of theirs is known"
     )
-    assert looked_at(seen(sample(1, "moving"), sample(1, "moving"))).startswith("MOVING: ranks 1 move; ranks 0, 1 have")
+    assert looked_at(seen(sample(1, "moving"), sample(1, "moving"))).startswith("MOVING: rank 1 moves; ranks 0, 1 have")
 
 
 def test_where_no_rank_could_be_looked_at_nothing_moves():

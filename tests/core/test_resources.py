@@ -235,6 +235,18 @@ def test_a_thread_that_keeps_the_process_alive_after_its_program_hangs_the_shutd
     assert "a thread that is no daemon waits" in found.findings[0].claim
 
 
+def test_an_exception_goes_before_the_thread_that_keeps_its_process_alive() -> None:
+    """The harness ended the process in the end; the exception had ended the program long before."""
+    ended_by_us = ended(1, -15, at_s=20.0, by_us=True)
+    known = rank_evidence(1, raised=raised(1, "IndexError", "out of range"), exit=ended_by_us)
+    seen = stalled(joins_at_the_end(), ranks=(known,))
+    assert (judge(seen).status, diagnosed(seen).cause) == (Status.FAIL, "exception")
+    still_runs = replace(seen, ranks=(replace(known, raised=None),))
+    assert (judge(still_runs).status, diagnosed(still_runs).cause) == (Status.HANG, "shutdown_hang")
+    in_its_program = stalled(rank_snapshot(1, frame(12)), ranks=(known,))  # who prints its hook's words and goes on
+    assert judge(in_its_program).status is Status.HANG
+
+
 def test_a_handler_at_exit_that_waits_is_named_with_its_own_line() -> None:
     at_exit = board(mark("exit", "shutdown"), rank=1)
     seen = stalled(rank_snapshot(1, frame(19, function="close"), board=at_exit), exits=(ended(0, 0, at_s=9.0),))

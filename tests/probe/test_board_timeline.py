@@ -90,6 +90,35 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
     assert len({event.site for event in lines[0].events}) == 2
 
 
+TRAINER = "/usr/lib/python3.11/site-packages/lightning/ddp.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "led_here", "told"),
+    [
+        ("/usr/lib/python3.11/site-packages/lightning/ddp.py", True, ("/home/ada/train.py", 9)),
+        (
+            "/usr/lib/python3.11/site-packages/lightning/ddp.py",
+            False,
+            ("/usr/lib/python3.11/site-packages/lightning/ddp.py", 3),
+        ),
+        ("/home/ada/sync.py", True, ("/home/ada/sync.py", 3)),
+    ],
+)
+def test_the_place_of_a_call_that_a_trainer_makes_is_the_line_of_the_program_that_led_to_it(
+    path: Path, file: str, led_here: bool, told: tuple[str, int]
+) -> None:
+    board = BoardWriter(str(path), rank=0, world_size=1)
+    inside, caller = board.string(f"{file}:3:barrier"), board.string("/home/ada/train.py:9:save")
+    chain = board.node(caller, 0) if led_here else 0
+    if led_here and "packages" not in file:
+        chain = board.node(inside, chain)
+    board.enter_call(board.string("barrier"), board.string("0"), inside, 1, 0, chain=chain)
+    (call,) = parse(path.read_bytes(), 0).calls
+    assert call.place is not None
+    assert (call.place.file, call.place.line) == told
+
+
 def test_a_chain_that_one_rank_does_not_know_is_compared_by_its_line_alone(path: Path) -> None:
     board = BoardWriter(str(path), rank=0, world_size=2)
     op, place, caller = (

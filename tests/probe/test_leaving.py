@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from ranks import Boards, run_ranks
 
+from nsa_harness import protocol
+
 BY_ARGPARSE = """
 import argparse
 def options():
@@ -49,6 +51,44 @@ def test_the_line_that_leaves_is_known_whoever_leaves_on_its_behalf(
     left_from = Boards(tmp_path / "boards").board(rank.pid).left_from
     assert [(one.file, one.line) for one in left_from[:1]] == [("train.py", 6)]
     assert left_from[-1].function == "<module>"
+
+
+GIVES_UP = """
+import sys
+def read(path):
+    return open(path)
+def main():
+    try:
+        read("/nowhere/part-8.pt")
+    except OSError as error:
+        {leaves}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaves", "told"),
+    [
+        ("sys.exit(1)", "FileNotFoundError"),
+        ("sys.exit(str(error))", "FileNotFoundError"),
+        ("import os; os._exit(1)", "FileNotFoundError"),
+        ("sys.exit(0)", None),
+        ("sys.exit()", None),
+    ],
+)
+def test_who_leaves_with_a_failure_while_an_exception_is_handled_leaves_because_of_it(
+    tmp_path: Path, leaves: str, told: str | None
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(GIVES_UP.format(leaves=leaves))
+    (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
+    files = list((tmp_path / "boards").glob("*.raised.json"))
+    assert bool(rank.status) == bool(told)
+    assert len(files) == (1 if told else 0)
+    if told:
+        raised = Boards(tmp_path / "boards").json(protocol.RAISED, rank.pid)
+        assert raised["type"] == told
+        assert [(one["line"], one["function"]) for one in raised["frames"]] == [(4, "read"), (7, "main")]
 
 
 def test_a_child_and_another_thread_leave_without_a_word_of_the_rank(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.observe import attach
 from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, missing_ranks, only_job
+from nsa_harness.supervisor.observe.ranks import ranks_below
 from nsa_harness.supervisor.watch.ranks import Ranks
 
 WAITS = "import signal; print(flush=True); signal.pause()"
@@ -47,6 +48,43 @@ def ranks(count: int, port: int) -> Iterator[list[int]]:
             assert one.stdout is not None
             one.stdout.readline()
         yield [one.pid for one in started]
+
+
+STARTS = """
+import mmap, os, signal, subprocess, sys
+file, numbers = sys.argv[1], sys.argv[2].split(",")
+held = mmap.mmap(os.open(file, os.O_RDONLY), 0, prot=mmap.PROT_READ)
+for number in filter(None, numbers):
+    environment = {**os.environ, "LOCAL_RANK": number} if number != "-" else os.environ
+    subprocess.Popen([sys.executable, "-S", "-c", sys.orig_argv[3], file, ""], env=environment)
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "known"),
+    [("1,2", [0, 1, 2]), ("0,1", [0, 1]), ("2", [0]), ("-", [0])],
+    ids=["the first starts the others", "a launcher that trains too", "one is not there", "no number"],
+)
+def test_ranks_that_a_rank_has_started_are_known_by_their_local_rank(
+    tmp_path: Path, numbers: str, known: list[int]
+) -> None:
+    """As Lightning starts a script again; what maps the library has loaded torch."""
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    command = [sys.executable, "-S", "-c", STARTS, str(library), numbers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as first:
+        try:
+            assert first.stdout is not None
+            for _ in [first.pid, *filter(None, numbers.split(","))]:
+                first.stdout.readline()  # each says when it has mapped it
+            ranks = ranks_below(first.pid)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    assert sorted(ranks) == known
+    if numbers != "0,1":
+        assert ranks[0] == first.pid
 
 
 def found(*pids: int) -> list[FoundJob]:

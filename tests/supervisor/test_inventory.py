@@ -109,7 +109,7 @@ def test_what_the_probe_writes_is_missing_of_a_job_that_was_started_without_it_a
     assert {path for path, reason in reasons.items() if reason == blind} == {
         "heartbeat_rank*.jsonl",
         "step_ledger.txt",
-        "rank*/flight.json",
         "rank*/raised.json",
         "rank*/stacks.txt",
     }
+    assert reasons["rank*/flight.json"] == "the job offers no flight recorder that could be asked"

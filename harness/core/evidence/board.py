@@ -22,6 +22,7 @@ from nsa_harness.core.evidence.evidence import (
     Mode,
     ModuleCall,
 )
+from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
@@ -378,11 +379,12 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
     number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, flags, peer, chain, tid = (
         record
     )
+    led_here = _at(chains, chain, ())
     return Call(
         number=number,
         op=_string(strings, op),
         group=_string(strings, group),
-        place=read_place(_string(strings, place)),
+        place=_own_place(read_place(_string(strings, place)), led_here),
         elements=elements,
         dtype=_string(strings, dtype),
         step=step,
@@ -391,10 +393,17 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
         left_s=clock(left_ns) if left_ns >= entered_ns else None,
         peer=peer if peer >= 0 else None,
         key=_string(strings, key),
-        chain=_at(chains, chain, ()),
+        chain=led_here,
         grad=_GRADIENTS.get(flags),
         tid=tid or None,
     )
+
+
+def _own_place(place: Place | None, led_here: Sequence[Frame]) -> Place | None:
+    """Of a call that a trainer makes, as Lightning's and accelerate's do, the program's line that led to it."""
+    if place is None or not led_here or not is_library(place.file or ""):
+        return place
+    return Place(file=led_here[0].file, line=led_here[0].line, function=led_here[0].function)
 
 
 def read_place(text: str) -> Place | None:

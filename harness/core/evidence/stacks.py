@@ -217,6 +217,38 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """What a thread waits for in another one, by the call of the standard library that it stands in."""
+
+    call: str
+    what: str
+    ended_by: str  # what another thread would do
+
+
+A_LOCK = Awaited(call="a lock", what="a lock", ended_by="release it")
+_AWAITED = {
+    ("/queue.py", "get"): Awaited(call="Queue.get", what="an item of a queue", ended_by="put one into it"),
+    ("/queue.py", "put"): Awaited(call="Queue.put", what="room in a queue", ended_by="take an item out of it"),
+    ("/queue.py", "join"): Awaited(call="Queue.join", what="the items of a queue to be done", ended_by="do them"),
+    ("/threading.py", "Event.wait"): Awaited(call="Event.wait", what="an event", ended_by="set it"),
+    ("/threading.py", "Barrier.wait"): Awaited(call="Barrier.wait", what="a barrier of threads", ended_by="come to it"),
+    ("concurrent/futures/_base.py", "result"): Awaited(
+        call="Future.result", what="the result of a future", ended_by="give it"
+    ),
+}
+
+
+def awaited(frames: Sequence[Frame]) -> Awaited:
+    """By the frames between the innermost one and the program; py-spy names a method with its class."""
+    for frame in takewhile(lambda frame: is_library(frame.file), frames):
+        for (file, name), found in _AWAITED.items():
+            own = frame.function if "." in name else frame.function.rpartition(".")[2]
+            if frame.file.endswith(file) and own == name:
+                return found
+    return A_LOCK
+
+
 _GROUP_CALLS = "torch/distributed/"
 _WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
 _PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")

@@ -72,10 +72,12 @@ def looked_at(evidence: Evidence) -> str:
     """One sentence, which begins with MOVING or SUSPECT."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     blind = [rank.rank for rank in last if rank.board is None]
-    missing = f"; ranks {_listed(blind)} have no probe, so no step, module or collective of theirs is known"
+    has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
+    missing = f"; {_ranks_text(blind)} {has} no probe, so no step, module or collective of {own} is known"
     moving = still_moving(evidence)
     if moving:
-        return f"MOVING: ranks {_listed(moving)} move{missing if blind else ''}"
+        does = "moves" if len(moving) == 1 else "move"
+        return f"MOVING: {_ranks_text(moving)} {does}{missing if blind else ''}"
     if not last:
         return "SUSPECT: no rank could be looked at"
     motions = {one.rank: one.motion for one in evidence.samples}
@@ -290,7 +292,9 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
     printed = {one.rank for one in evidence.ranks if one.raised is not None and one.raised.at_s is None}
     survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
-    found = [one for rank in evidence.ranks if rank.rank not in survived and (one := _rank_failure(rank))]
+    over = {one.rank for look in evidence.snapshots[-1:] for one in look.ranks if is_shutting_down(one)}
+    standing = [rank for rank in evidence.ranks if rank.rank not in survived]
+    found = [one for rank in standing if (one := _rank_failure(rank, over=rank.rank in over))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]
     found += _gone_unseen(evidence, found)
     launcher = evidence.launcher
@@ -308,9 +312,10 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda failure: (failure.collateral, failure.at_s)))
 
 
-def _rank_failure(rank: RankEvidence) -> Failure | None:
+def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
+    """`over`: its program had come to its end when it was last looked at, and the process had not."""
     exit = rank.exit
-    if rank.raised is not None and _ended_by(rank.raised, exit):
+    if rank.raised is not None and (_ended_by(rank.raised, exit) or (over and rank.raised.at_s is not None)):
         raised = original(rank.raised)
         return Failure(
             kind=FailureKind.RAISED,

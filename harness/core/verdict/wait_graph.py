@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
-from nsa_harness.core.evidence.stacks import group_call, in_function, user_frame
+from nsa_harness.core.evidence.stacks import awaited, group_call, in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -146,7 +146,6 @@ def waited_for(rank: int, waits: Iterable[Wait]) -> set[int]:
 
 
 _WORDS = {
-    WaitKind.LOCK: "a lock",
     WaitKind.FILE_LOCK: "a lock on a file",
     WaitKind.PIPE: "a write to a full pipe",
     WaitKind.SLEEP: "a sleep",
@@ -169,7 +168,8 @@ def _stands_in(rank: RankSnapshot, stack: Stack | None, found: Stand) -> str:
     if found.kind in FOR_RANKS:
         return _group_words(found, frames)
     task, user = task_of(rank, stack), user_frame(frames)
-    words = _WORDS.get(found.kind) or (task.syscall if task else "io")
+    named = awaited(frames).call if found.kind is WaitKind.LOCK else _WORDS.get(found.kind)
+    words = named or (task.syscall if task else "io")
     return words + (f" in {user.function}" if user else "")
 
 

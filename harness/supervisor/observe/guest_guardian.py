@@ -17,6 +17,7 @@ from typing import Any
 from nsa_harness.supervisor.launch.guardian import Guardian, command_of, first_line, outlive_signals
 
 _LOOK_MS = 1000
+_LAST_TO_LEAVE_S = 1.0
 
 
 class GuestGuardian(Guardian):
@@ -76,7 +77,9 @@ class GuestGuardian(Guardian):
         self._say_started()
 
     def _leave(self) -> None:
-        """The job is over, or is left alone."""
+        """The job is over, or is left alone. What ends because the job has (a resource tracker) has a moment for it."""
+        if not self._launcher_lives():
+            self._wait_gone(_LAST_TO_LEAVE_S)
         outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members()]
         self.look_at_disk()
         self.bring_home()

@@ -26,12 +26,13 @@ def is_python_command(words: Sequence[str]) -> bool:
 def ranks_below(root: int) -> dict[int, int]:
     """rank -> process of the ranks at or below `root`: by RANK in their environment, else by who has loaded torch.
 
-    Where nobody has a RANK (mp.spawn), they are numbered in the order in which they were started.
+    Where nobody has a RANK, a LOCAL_RANK counts that a rank has given to those that it started (Lightning); else
+    (mp.spawn) they are numbered in the order in which they were started.
     """
     first = procfs.read_stat(root)
     below = [*([first] if first else []), *procfs.descendants(root)]
     named = _named(stat for stat in below if stat.state not in "ZX")
-    return named or dict(enumerate(_with_torch(below)))
+    return named or _by_local_rank(below) or dict(enumerate(_with_torch(below)))
 
 
 def rank_of(pid: int) -> int | None:
@@ -52,6 +53,24 @@ def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
         if rank is not None or stat.parent in inside:
             inside.add(stat.pid)
     return found
+
+
+def _by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
+    """Programs that train; one of them may have started the others, and is rank 0."""
+    found: dict[int, procfs.Stat] = {}
+    inside: set[int] = set()
+    for stat in below:
+        number = procfs.environment(stat.pid).get("LOCAL_RANK", "")
+        if number.isdigit() and (stat.parent in inside or loads_torch(stat.pid)):
+            inside.add(stat.pid)
+            if stat.parent not in inside:
+                found.setdefault(int(number), stat)
+    starters = {stat.parent for stat in found.values()}
+    trains = [stat for stat in below if stat.pid in starters and loads_torch(stat.pid)]
+    if 0 not in found and len(starters) == len(trains) == 1:
+        found[0] = trains[0]
+    whole = len(found) > 1 and sorted(found) == list(range(len(found)))
+    return {rank: stat.pid for rank, stat in sorted(found.items())} if whole else {}
 
 
 def _with_torch(below: Sequence[procfs.Stat]) -> list[int]:

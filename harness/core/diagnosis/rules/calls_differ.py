@@ -140,7 +140,7 @@ def calls_differ(case: Case) -> Explanation | None:
     case = _as_they_parted(case, found)
     found = case.difference or found  # the same one, with the events of that case's own timelines
     stands = _stands(case, found)
-    found, branch = _by_rank(case, found)
+    found, branch = _by_rank(case, found, stands)
     if branch is not None:
         stands = replace(stands, left={})  # nobody left a loop: it went where the others never go
     elif found.kind in _CALLS:
@@ -253,7 +253,8 @@ def _reasons(case: Case, found: Difference, stands: _Stands) -> Iterator[_Why]:
 def _only_if(case: Case, found: Difference, branch: Branch) -> _Why:
     place = branch.place
     made = tuple(rank for rank in found.everyone if rank not in found.ranks) if found.kind is K.MISSING else found.ranks
-    besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {branch.text}{at(place)}"
+    way = f"past `{branch.text}: return`" if branch.leaves else branch.text
+    besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {way}{at(place)}"
     sources = case.evidence.sources
     frames = (frame for rank, _ in found.entered for frame in own_frames(case, rank))
     held = next((one for one in frames if holds_more(sources, branch, one)), None)
@@ -655,19 +656,37 @@ def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | Non
     return made.place
 
 
-def _by_rank(case: Case, found: Difference) -> tuple[Difference, Branch | None]:
-    """The condition on the rank around a call, or around a caller's line that leads to it: the others never make it."""
-    if found.kind not in _CALLS or found.kind is K.COUNT:
+def _by_rank(case: Case, found: Difference, stands: _Stands) -> tuple[Difference, Branch | None]:
+    """The condition on the rank around a call, or around a caller's line that leads to it: the others never make it.
+
+    A call of every so many steps is made in rounds of its own. Who makes one round less has not left the loop where
+    the lines that the ranks stand in lie in the same rounds of every loop.
+    """
+    in_the_same_loops = stands.compared and not stands.left
+    if found.kind not in _CALLS or (found.kind is K.COUNT and not in_the_same_loops):
         return found, None
     for rank, event in found.entered:
         branch = _branch(case, rank, event)
         if branch is not None:
             made = tuple(other for other, one in found.entered if one.site == event.site)
             others = tuple(other for other in found.everyone if other not in made)
+            # Who has left a loop may have done so at its end as well, and who is above a way out has yet to come to it.
+            if branch.leaves and (stands.left or any(_short_of(case, other, branch) for other in others)):
+                continue
             if 0 < len(others) < len(made):
                 return replace(found, kind=K.MISSING, ranks=others, expected=event), branch
             return replace(found, kind=K.EXTRA, ranks=made, expected=None), branch
     return found, None
+
+
+def _short_of(case: Case, rank: int, branch: Branch) -> bool:
+    """It stands before that line of its function, or in what is called there: it has yet to come to it."""
+    frames, board = own_frames(case, rank), case.boards.get(rank)
+    if board and frames and [one.function for one in board.stepped_from[:1]] == [frames[-1].function]:
+        frames += board.stepped_from[1:]  # of a rank that nobody looked at only the innermost line is known
+    file = branch.file.rpartition("/")[2]
+    same = (one for one in frames if one.file.rpartition("/")[2] == file and one.function == branch.function)
+    return any(one.line < branch.line for one in same)
 
 
 def _branch(case: Case, rank: int, event: Event) -> Branch | None:

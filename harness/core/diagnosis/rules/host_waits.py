@@ -25,6 +25,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.sources import also_taken_at, kept_at, served_at, taken_at
+from nsa_harness.core.evidence.stacks import A_LOCK, awaited
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
@@ -174,10 +175,16 @@ def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     served = served_at(case.evidence.sources, stack.frames) if stack and not behind else None
     left = kept_at(case.evidence.sources, place) if place else None
     joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
-    what, why = "a lock", f"{_holder(case, root, place)}no thread of the process is left that could release it"
+    wanted = awaited(stack.frames) if stack else A_LOCK
+    what, advice = wanted.what, _ADVICE
+    why = f"{_holder(case, root, place)}no thread of the process is left that could {wanted.ended_by}"
+    if wanted is not A_LOCK and not behind:
+        advice = (
+            f"Look at what was to {wanted.ended_by}: it has ended, early or by an exception it keeps, or waits itself."
+        )
     if root.kind is WaitKind.FILE_LOCK:
         ranks = tuple(one.rank for one in hung_roots(case) if _is_locked(one))
-        what = f"a lock on {root.target or 'a file'}"
+        what, advice = f"a lock on {root.target or 'a file'}", _ADVICE
         why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
     why += f"; a function that takes it leaves without giving it back{at(left)}" if left else ""
     why += f"; the other end is for {served.function} to serve, in a thread of its own{at(served)}" if served else ""
@@ -188,8 +195,11 @@ def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
         place=left or served or place,
         seen=Seen.CLOSED,
         proof=dump_proof(case, root),
-        advice="Look for a lock taken twice by one thread, or for two locks taken in opposite order.",
+        advice=advice,
     )
+
+
+_ADVICE = "Look for a lock taken twice by one thread, or for two locks taken in opposite order."
 
 
 def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
