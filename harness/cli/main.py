@@ -44,6 +44,9 @@ nsa-harness attach 4711 --for 300   look for five minutes""",
 nsa-harness read ./logs                          all that is below it
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
 nsa-harness read logs stacks/rank3.txt --out reports""",
+    "schema": """
+nsa-harness schema report > report.schema.json    of report.json
+nsa-harness schema events                         of a line of events.jsonl and --json""",
     "bisect": """
 nsa-harness bisect fault_gc_layer --gc-range
 nsa-harness bisect train.py --gc-range=0:8 --arg '--gc-layers={layers}'""",
@@ -278,12 +281,20 @@ def bundle(
     print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
 
 
-@app.command(cls=GroupedCommand)
-def schema() -> None:
-    """Print the JSON schema of scenario files, for editors."""
-    from nsa_harness.core.scenario.scenario import json_schema
+@app.command(cls=GroupedCommand, epilog=_epilog("schema"))
+def schema(
+    document: Annotated[
+        str, typer.Argument(metavar="[DOCUMENT]", help="report, bisect or events; scenario files unless given.")
+    ] = "scenario",
+) -> None:
+    """Print the JSON schema of scenario files, for editors, or of what programs read."""
+    from nsa_harness.errors import did_you_mean
+    from nsa_harness.render.documents.schemas import Document, json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    if document not in list(Document):
+        known = ", ".join(Document)
+        raise UsageError(f"no schema of {document!r}{did_you_mean(document, list(Document))}; known: {known}")
+    print(json.dumps(json_schema(Document(document)), indent=2))
 
 
 def _print(lines: Iterable[str]) -> None:

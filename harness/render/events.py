@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
+
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
@@ -76,11 +78,33 @@ class Events(Listener):
         self._stream.flush()
 
 
-def _planned(spec: RunSpec | Skip) -> dict[str, Any]:
-    """The same keys for what will run and what will not; null where there is nothing to say."""
+class Planned(TypedDict):
+    """A scenario of the plan; null where there is nothing to say of one that cannot run."""
+
+    name: str
+    about: str
+    skip: str | None
+    spec_hash: str | None
+    ranks: int | None
+    backend: str | None
+    subject: str | None
+    deadline_s: float | None
+    notes: list[str] | None
+
+
+def _planned(spec: RunSpec | Skip) -> Planned:
     if isinstance(spec, Skip):
-        empty = dict.fromkeys(("spec_hash", "ranks", "backend", "subject", "deadline_s", "notes"))
-        return {"name": spec.scenario, "about": spec.about, "skip": spec.reason, **empty}
+        return {
+            "name": spec.scenario,
+            "about": spec.about,
+            "skip": spec.reason,
+            "spec_hash": None,
+            "ranks": None,
+            "backend": None,
+            "subject": None,
+            "deadline_s": None,
+            "notes": None,
+        }
     return {
         "name": spec.scenario,
         "about": spec.about,

@@ -45,6 +45,7 @@ _WORTH = {
     Seen.CLOCK: 0.5,
     Seen.NOTHING: 0.3,
 }
+WORTHS = tuple(sorted(set(_WORTH.values())))  # what a confidence may be
 LIKELY = _WORTH[Seen.EFFECT]  # what might be certain, and is not
 
 

@@ -31,8 +31,8 @@ from nsa_harness.supervisor.store.rundir import RunDir
 
 SCHEMA = 1
 _MOST_BYTES = 16 << 20
-_PROBE = ("n", "config", "verdict", "counts_as", "dir")
-_DETAIL = (
+PROBE = ("n", "config", "verdict", "counts_as", "dir")
+DETAIL = (
     "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
     "notes", "not_covered",
 )  # fmt: skip
@@ -54,7 +54,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     except (KeyError, TypeError) as error:
         raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
     try:
-        stored_report = adapter(_Stored).validate_json(json.dumps(flat), strict=True)
+        stored_report = adapter(Stored).validate_json(json.dumps(flat), strict=True)
     except ValidationError as error:
         raise _unreadable(where, mistakes(error)) from None
     if strays := list(_strays(stored_report)):
@@ -77,7 +77,7 @@ def stored_search(run: RunDir) -> BisectReport:
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
     """One probe in the `--json` stream, by the keys of bisect.json."""
     values = _probe(subject, escaped(probe))
-    return {"event": "probe", "scenario": values["dir"], **{key: values[key] for key in _PROBE}}
+    return {"event": "probe", "scenario": values["dir"], **{key: values[key] for key in PROBE}}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
@@ -135,14 +135,14 @@ class _StoredAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored(BisectReport):
+class Stored(BisectReport):
     """What the file holds, checked."""
 
     subject: _StoredSubject  # type: ignore[assignment]  # `_report` makes them what a report holds
     answer: _StoredAnswer  # type: ignore[assignment]
 
 
-def _report(stored: _Stored) -> BisectReport:
+def _report(stored: Stored) -> BisectReport:
     subject, answer = Subject(**vars(stored.subject)), stored.answer
     in_places = SearchAnswer(
         **{
@@ -156,7 +156,7 @@ def _report(stored: _Stored) -> BisectReport:
     return BisectReport(**{**vars(stored), "subject": subject, "answer": in_places})
 
 
-def _strays(stored: _Stored) -> Iterator[str]:
+def _strays(stored: Stored) -> Iterator[str]:
     """Places that no item has: whoever reads on would count up to them."""
     items, answer = len(stored.subject.items), stored.answer
     spans = {"open": answer.open, "passing": answer.passing or (), "failing": answer.failing or ()}
@@ -183,7 +183,7 @@ def _values(report: BisectReport) -> dict[str, Any]:
         "floor_probes": report.floor_probes,
         "commands": values["commands"],
         "detail": {
-            **{key: values[key] for key in _DETAIL},
+            **{key: values[key] for key in DETAIL},
             "answer": _stored_answer(report.answer),
         },
     }
@@ -222,12 +222,12 @@ def _control(report: BisectReport, purpose: Purpose) -> str | None:
 
 def _probe(subject: Subject, probe: ProbeReport) -> dict[str, Any]:
     values = {**asdict(probe), "config": escaped(dict(subject.config(probe.places)))}
-    return {**{key: values.pop(key) for key in _PROBE}, **values}
+    return {**{key: values.pop(key) for key in PROBE}, **values}
 
 
 def _flat(stored: dict[str, Any]) -> dict[str, Any]:
     detail = stored["detail"]
-    known = {key: detail[key] for key in (*_DETAIL, "answer")}
+    known = {key: detail[key] for key in (*DETAIL, "answer")}
     taken = {key: stored[key] for key in ("probes", "floor_probes", "commands")}
     return {**known, **taken, "signature": stored["outcome_sought"]}
 

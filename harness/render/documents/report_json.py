@@ -21,7 +21,7 @@ from nsa_harness.supervisor.store.adapters import adapter, mistakes
 
 SCHEMA = 1
 
-_OUTCOME_DETAIL = (
+OUTCOME_DETAIL = (
     "about",
     "subject",
     "ranks",
@@ -48,7 +48,7 @@ _OUTCOME_DETAIL = (
     "showed",
     "stacks",
 )
-_REPORT_DETAIL = ("command", "interrupted", "not_run")
+REPORT_DETAIL = ("command", "interrupted", "not_run")
 
 
 def to_json(report: Report) -> str:
@@ -59,7 +59,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
     """One outcome as report.json and the event stream hold it."""
     outcome = escaped(outcome)
     values = asdict(outcome)
-    detail = {key: values.pop(key) for key in _OUTCOME_DETAIL}
+    detail = {key: values.pop(key) for key in OUTCOME_DETAIL}
     verdict = values.pop("verdict")
     texts = {
         "culprit": _take_text(values["culprit"]),
@@ -103,7 +103,7 @@ def _report(report: Report) -> dict[str, Any]:
         "harness": report.harness,
         "machine": _plain(asdict(report.machine), finite=True),
         "outcomes": [outcome_values(outcome) for outcome in report.outcomes],
-        "detail": {key: getattr(report, key) for key in _REPORT_DETAIL},
+        "detail": {key: getattr(report, key) for key in REPORT_DETAIL},
     }
 
 
