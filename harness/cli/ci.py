@@ -23,6 +23,13 @@ app = typer.Typer(
 )
 
 
+_MATCHER_EXAMPLE = """Examples:
+
+\b
+nsa-harness ci matcher > "$RUNNER_TEMP/nsa-harness.json"
+echo "::add-matcher::$RUNNER_TEMP/nsa-harness.json\""""
+
+
 @app.command(cls=GroupedCommand)
 def matrix(
     tag: Annotated[
@@ -87,6 +94,14 @@ def summary(
         _write(out, text)
     sys.stdout.write(text if as_json else cut(text))
     raise typer.Exit(night.exit_code)
+
+
+@app.command(cls=GroupedCommand, epilog=_MATCHER_EXAMPLE)
+def matcher() -> None:
+    """Print a problem matcher, by which GitHub and its kin find verdicts in a log that has no annotations of ours."""
+    from nsa_harness.render.documents.code_hosts import problem_matcher
+
+    sys.stdout.write(problem_matcher())
 
 
 def _offer(wanted: Axes, kind: RunnerKind) -> Offer:

@@ -23,6 +23,7 @@ from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.profile_txt import profile_text
 from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.documents.trace import trace_json
 from nsa_harness.subject.files import is_launched_by, program_files
 from nsa_harness.subject.tables import RULES, reported
 from nsa_harness.supervisor.launch.launch import command_line
@@ -74,7 +75,8 @@ def judge_attempt(
         trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
-    unwritten = redact_files(attempt)
+    unwritten = _traced(attempt, evidence, outcome)
+    unwritten += redact_files(attempt)
     unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
@@ -87,6 +89,15 @@ def _kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     except OSError as error:
         return (Trouble(what=path.name, why=f"it could not be written: {error}"),)
     return ()
+
+
+def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
+    """A verdict is never lost for want of its picture."""
+    try:
+        text = attempt.redaction.json(trace_json(evidence, outcome))
+    except Exception as error:
+        return (Trouble(what=attempt.trace.name, why=f"it could not be made: {type(error).__name__}: {error}"),)
+    return _kept(attempt, attempt.trace, text)
 
 
 def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:

@@ -30,8 +30,8 @@ from render_samples import (
 from nsa_harness.core.report import HangKind, Outcome, Report, Status
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render import answer
+from nsa_harness.render.documents.case_reports import junit_xml
 from nsa_harness.render.documents.html import report_html
-from nsa_harness.render.documents.junit import junit_xml
 from nsa_harness.render.documents.prompt import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md

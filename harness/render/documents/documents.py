@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,14 +15,17 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.report import Report, Trouble
 from nsa_harness.render.bisect.bisect_json import bisect_json
 from nsa_harness.render.bisect.bisect_md import bisect_md
+from nsa_harness.render.documents.case_reports import ctrf_json, junit_xml
+from nsa_harness.render.documents.code_hosts import sarif
 from nsa_harness.render.documents.html import report_html
-from nsa_harness.render.documents.junit import junit_xml
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.documents.summary_md import summary_md
+from nsa_harness.render.text import escape
 from nsa_harness.supervisor.store.rundir import RunDir
 
 _TRACE_COLUMNS, _MAX_GATHERED = 4000, 100_000  # of a line; lines of one document
 _RANKS_SHOWN = 4  # stacks in BISECT.md
+_MAX_ENV_BYTES = 1 << 20
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read
 
 
@@ -37,6 +41,8 @@ def write_documents(
         (run.report, lambda: to_json(report)),
         (run.summary, lambda: summary_md(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
+        (run.ctrf, lambda: ctrf_json(report)),
+        (run.sarif, lambda: sarif(report, _checkout(run))),
         (run.html, lambda: report_html(report, playbook, search)),
         (run.missing_params, lambda: _gathered(run, report, "  - MISSING: ")),
         (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
@@ -54,6 +60,20 @@ def write_documents(
             failed.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
             log_fault(run, f"{path.name} could not be written:\n{traceback.format_exc()}")
     return tuple(failed)
+
+
+def _checkout(run: RunDir) -> str:
+    """The repository that its programs were started in, as env.json says; empty where none is known."""
+    for attempt in run.attempts():
+        try:
+            said = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
+        except (OSError, ValueError, RecursionError):
+            continue
+        git = said.get("git") if isinstance(said, dict) else None
+        root = git.get("root") if isinstance(git, dict) else None
+        if isinstance(root, str) and root.startswith("/"):
+            return escape(root)
+    return ""
 
 
 def log_fault(run: RunDir, text: str) -> None:

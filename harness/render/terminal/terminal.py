@@ -15,7 +15,7 @@ from nsa_harness.core.evidence.live import FirstLook, Progress, ProgressNews, ne
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer
-from nsa_harness.render.annotations import github_annotations
+from nsa_harness.render.documents.code_hosts import github_annotations
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines

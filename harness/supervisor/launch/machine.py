@@ -113,6 +113,7 @@ def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None
     status = _answer("git", "status", "--short", where=where)
     return {
         "commit": commit,
+        "root": _answer("git", "rev-parse", "--show-toplevel", where=where),
         "branch": _answer("git", "rev-parse", "--abbrev-ref", "HEAD", where=where),
         "dirty": None if status is None else bool(status),
         "status": status,

@@ -24,7 +24,7 @@ from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir
 # Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
 _OF_AN_ATTEMPT = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
-    "verdict.json",
+    "verdict.json", "trace.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
 )  # fmt: skip

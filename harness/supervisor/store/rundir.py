@@ -52,6 +52,7 @@ class AttemptDir:
         self.abandoned = path / "interrupted"  # by the guardian, when the controller has died; Ctrl-C does not write it
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
+        self.trace = path / "trace.json"
         self.repro = path / "repro"  # the least that repeats it
 
     @property
@@ -76,6 +77,8 @@ class RunDir:
         self.summary = path / "SUMMARY.md"
         self.report = path / "report.json"
         self.junit = path / "junit.xml"
+        self.ctrf = path / "ctrf-report.json"
+        self.sarif = path / "report.sarif"
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
         self.request = path / "run.json"
