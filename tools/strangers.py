@@ -4,6 +4,7 @@
     python tools/strangers.py run ROUND --out DIR        every program once; goes on where it was stopped
     python tools/strangers.py score ROUND                answers.jsonl against the truths -> score.json, and a table
     python tools/strangers.py healthy --out DIR          the healthy forms of all rounds again and again -> healthy.json
+    python tools/strangers.py replay FILE...             what `nsa-harness wrong` has kept, judged by today's rules
     python tools/strangers.py blind ROUND                which answers of today's rules hang on words of the programs
 
 ROUND is a folder below tests/strangers with one folder a brief, each with programs and a truth.json. Programs run from
@@ -17,21 +18,25 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import comb
 from pathlib import Path
 from typing import Any
 
+from nsa_harness.commands.wrong import PROJECT, said, without_paths
+from nsa_harness.render.documents.report_json import outcome_values
+
 HOME = Path(__file__).resolve().parents[1] / "tests" / "strangers"
-_LIBRARIES = re.compile(r"/[^\s\"]*?/lib/(python3\.\d+)/")
 LINES = 2  # by so many a named line may be off
 CERTAIN = 0.9
+_ASKED = ("verdict", "rank", "cause", "line", "silent")
 
 # What the words of the truths mean in ours. A cause may belong to several.
 FAMILIES = {
@@ -71,11 +76,13 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     for name in ("seal", "run", "score", "blind"):
         commands.add_parser(name).add_argument("round")
+    commands.add_parser("replay").add_argument("files", nargs="+", type=Path)
     commands.add_parser("healthy").add_argument("--runs", type=int, default=300)
     for name in ("run", "healthy"):
         commands.choices[name].add_argument("--out", type=Path, required=True)
         commands.choices[name].add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
+    sys.path.insert(0, str(HOME.parents[1]))
     if asked.command == "healthy":
         healthy(asked.out, asked.runs, asked.jobs)
     elif asked.command == "seal":
@@ -84,8 +91,9 @@ def main() -> None:
         run(HOME / asked.round, asked.out, asked.jobs)
     elif asked.command == "score":
         print(score(HOME / asked.round))
+    elif asked.command == "replay":
+        print("\n".join(line for file in asked.files for line in replay(file)))
     else:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
         from tools.blind import report
 
         print(report(HOME / asked.round))
@@ -183,42 +191,66 @@ def _outcome(home: Path, truth: dict[str, Any], reports: Path) -> tuple[dict[str
 
 def _without_paths(evidence: str, folder: Path) -> str:
     """What is recorded names no directory of the machine it was recorded on; what is a library stays one."""
-    evidence = _LIBRARIES.sub(r"/usr/lib/\1/", evidence)
-    names = ((folder, "/home/ada/project"), (folder.parent, "/home/ada"), (HOME.parents[1], "/home/ada/nsa-harness"))
-    for path, instead in names:
-        evidence = evidence.replace(str(path), instead)
-    return json.dumps(json.loads(evidence))
-
-
-def _nameless(text: str, folder: str) -> str:
-    for path, instead in ((folder, "project"), (str(Path(folder).parent), ""), (sys.prefix, "/usr")):
-        text = text.replace(path, instead)
-    return text
+    names = ((str(folder), PROJECT), (str(folder.parent), "/home/ada"), (str(HOME.parents[1]), "/home/ada/nsa-harness"))
+    return json.dumps(json.loads(without_paths(evidence, names)))
 
 
 def _said(outcome: dict[str, Any], folder: str) -> dict[str, Any]:
-    culprit, findings = outcome.get("culprit") or {}, outcome.get("findings") or []
-    place = culprit.get("place") or (findings[0].get("place") if findings else None) or {}
-    return {
-        "verdict": outcome["verdict"],
-        "kind": outcome.get("kind"),
-        "cause": outcome.get("cause"),
-        "ranks": culprit.get("ranks") or [],
-        "file": os.path.relpath(place["file"], folder) if place.get("file") else None,
-        "line": place.get("line"),
-        "confidence": findings[0]["confidence"] if findings and outcome.get("cause") else None,
-        "beside": [one["code"] for one in findings],
-        "summary": _nameless(outcome["summary"], folder),
-        "detected_s": (outcome.get("timing") or {}).get("detected_s"),
-        "quiet_s": (outcome.get("timing") or {}).get("quiet_s"),
-    }
+    """Nothing of this machine's folders."""
+    summary = outcome["summary"]
+    for path, instead in ((folder, "project"), (str(Path(folder).parent), ""), (sys.prefix, "/usr")):
+        summary = summary.replace(path, instead)
+    return {**said(outcome, folder), "summary": summary}
+
+
+def replay(file: Path) -> Iterator[str]:
+    """Of each recording: what was said, what is said by the rules of today, and what of that is true.
+
+    `file`: as `nsa-harness wrong` wrote it, or the folder that it was unpacked to.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        home = _unpacked(file, Path(scratch))
+        before = {one["program"]: one for one in map(json.loads, (home / "answers.jsonl").read_text().splitlines())}
+        now = dict(_answers_of_today(home))
+        for truth in truths(home):
+            program = truth["program"]
+            row = _judged(truth, now[program])
+            right = [name for name in _ASKED if row[name] is True]
+            yield f"{program}: {truth['why']}".rstrip(": ")
+            yield from (
+                f"  {when:6}{_short(one)}" for when, one in (("then", before[program]), ("today", now[program]))
+            )
+            yield f"  right {', '.join(right) or 'nothing'}; wrong {', '.join(_missed(row)) or 'nothing'}"
+
+
+def _unpacked(file: Path, scratch: Path) -> Path:
+    """The folder of a recording. Nothing in it may lead out of it."""
+    if file.is_dir():
+        return file
+    with tarfile.open(file) as packed:
+        packed.extractall(scratch, filter="data")
+    (home,) = scratch.iterdir()
+    return home
+
+
+def _answers_of_today(home: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    from tools.blind import outcome_of_stored, plain, recordings
+
+    for program, evidence, _ in recordings(home):
+        yield program, said(outcome_values(outcome_of_stored(plain(evidence))), PROJECT)
+
+
+def _short(answer: dict[str, Any]) -> str:
+    place = f"{answer['file']}:{answer['line']}" if answer["line"] else ""
+    who = f"ranks {answer['ranks']}" if answer["ranks"] else ""
+    return " · ".join(part for part in (answer["verdict"], answer["cause"], who, place) if part)
 
 
 def score(home: Path) -> str:
     """The figures of the round, also written to score.json."""
     answers = {one["program"]: one for one in map(json.loads, (home / "answers.jsonl").read_text().splitlines())}
     rows = [_judged(truth, answers[truth["program"]]) for truth in truths(home) if truth["program"] in answers]
-    figures = {name: _share(rows, name) for name in ("verdict", "rank", "cause", "line", "silent")}
+    figures = {name: _share(rows, name) for name in _ASKED}
     sure = [row for row in rows if row["certain"]]
     figures["certain"] = f"{len(sure)} of {sum(row['faulty'] for row in rows)}"
     wrong = sum(row["wrong"] for row in sure)
@@ -262,11 +294,11 @@ def _judged(truth: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     silent = faulty and truth["verdict"] == "PASS"
     judged = faulty and not silent
     families = {truth["family"], *truth["also"]}
-    codes = set().union(*(FAMILIES.get(one, set()) for one in families))
+    codes = set().union(*(FAMILIES.get(one, {one}) for one in families if one))  # a cause stands for itself
     guilty = [sorted(one) for one in truth["guilty"]]
     folder = str(Path(truth["program"]).parent)
     rank = sorted(answer["ranks"]) in guilty if guilty else None
-    cause = answer["cause"] in codes
+    cause = answer["cause"] in codes if codes else None
     line = any(
         f"{folder}/{answer['file']}" == one["file"]
         and one["from"] - LINES <= (answer["line"] or 0) <= one["to"] + LINES
@@ -283,12 +315,12 @@ def _judged(truth: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         "line": line if judged and truth["lines"] else None,
         "silent": bool(codes & set(answer["beside"])) if silent else None,
         "certain": certain,
-        "wrong": certain and (rank is False or not cause),
+        "wrong": certain and (rank is False or cause is False),
     }
 
 
 def _missed(row: dict[str, Any]) -> list[str]:
-    return [name for name in ("verdict", "rank", "cause", "line", "silent") if row[name] is False]
+    return [name for name in _ASKED if row[name] is False]
 
 
 def _share(rows: list[dict[str, Any]], name: str) -> str:

@@ -44,6 +44,9 @@ nsa-harness attach 4711 --for 300   look for five minutes""",
 nsa-harness read ./logs                          all that is below it
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
 nsa-harness read logs stacks/rank3.txt --out reports""",
+    "wrong": """
+nsa-harness wrong reports/latest --line train.py:41 --cause rank0_only_collective --rank 0
+nsa-harness wrong reports/latest/ddp --verdict PASS --note 'it was still loading'""",
     "schema": """
 nsa-harness schema report > report.schema.json    of report.json
 nsa-harness schema events                         of a line of events.jsonl and --json""",
@@ -279,6 +282,40 @@ def bundle(
     run = find_run(stored, out or Path("reports"), redact=not no_redact)
     target = to or Path(f"{run.run_id}.tar.gz")
     print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
+
+
+@app.command(cls=GroupedCommand, epilog=_epilog("wrong"))
+def wrong(
+    stored: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run directory, or one attempt in it; the newest run.")
+    ] = None,
+    line: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_LINE", metavar="FILE:LINE", help="The line that is to be changed."),
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option(envvar="NSA_HARNESS_CAUSE", metavar="CAUSE", help="A code of docs/findings.md.")
+    ] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option(envvar="NSA_HARNESS_RANK", metavar="N", help="A guilty rank; once for each.")
+    ] = None,
+    verdict: Annotated[
+        str | None,
+        typer.Option(envvar="NSA_HARNESS_VERDICT", metavar="V", help="PASS, FAIL or HANG, where it is another one."),
+    ] = None,
+    note: Annotated[str, typer.Option(envvar="NSA_HARNESS_NOTE", metavar="TEXT", help="How you know.")] = "",
+    to: Annotated[
+        Path | None,
+        typer.Option(envvar="NSA_HARNESS_TO", metavar="FILE", help="In place of RUN.ATTEMPT.wrong.tar.gz beside it."),
+    ] = None,
+    out: cli_run.Out = None,
+    no_redact: cli_run.NoRedact = False,
+) -> None:
+    """Keep a wrong answer with the truth in one file, without secrets: for an issue, and to judge it again."""
+    from nsa_harness.commands.wrong import Claim, record_wrong
+
+    claim = Claim(line=line, cause=cause, ranks=tuple(rank or ()), verdict=verdict, note=note)
+    _print(record_wrong(stored, claim, to=to, out=out, redact=not no_redact))
 
 
 @app.command(cls=GroupedCommand, epilog=_epilog("schema"))

@@ -13,6 +13,8 @@ ADDED = {
     "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
+    "commands: wrong", "commands: wrong <[RUN]>",
+    *(f"commands: wrong --{name}" for name in ("line", "cause", "rank", "verdict", "note", "to", "out", "no-redact")),
     "commands: schema <[DOCUMENT]>", "commands: ci matcher",
     "commands: run -m", "commands: run --python", "commands: report --prompt",
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),

@@ -4,12 +4,13 @@ known yet, and packed to pass them on.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -74,19 +75,39 @@ _MAX_JSON_BYTES = 32 << 20
 
 def write_bundle(run: RunDir, target: Path) -> int:
     """Writes `target`, for its owner alone, and returns how many files are in it. Raises UsageError where it exists."""
-    _know(run)
     files = list(_files(run))
-    for path in files:
+    know_all(run)
+    with _packed(target) as bundle:
+        for path in files:
+            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run)
+    return len(files)
+
+
+def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
+    """Writes `target` as a bundle is written, of what has been redacted already. Raises UsageError where it exists."""
+    with _packed(target) as bundle:
+        for name, data in texts.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            bundle.addfile(member, io.BytesIO(data))
+
+
+def know_all(run: RunDir) -> None:
+    """Its redaction learns every secret that stands anywhere in the run."""
+    _know(run)
+    for path in _files(run):
         for text in _texts(run.door, path):
             run.redaction.text(text)
+
+
+@contextmanager
+def _packed(target: Path) -> Iterator[tarfile.TarFile]:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}; name another file with --to FILE") from None
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as bundle:
-        for path in files:
-            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run)
-    return len(files)
+        yield bundle
 
 
 def _know(run: RunDir) -> None:

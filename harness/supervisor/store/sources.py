@@ -27,7 +27,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
     door, stored = attempt.door, attempt.path / FILE
     try:
         if door.there(stored):
-            sources = _STORED.validate_json(door.whole(stored, 4 * _MAX_BYTES))
+            sources = stored_sources(attempt)
         elif not launched_here:
             return evidence
         else:
@@ -38,6 +38,11 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
         return replace(evidence, trouble=(*evidence.trouble, trouble))
     return replace(evidence, sources=sources)
+
+
+def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
+    """As they were kept. Raises OSError or ValueError."""
+    return _STORED.validate_json(attempt.door.whole(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
 def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
