@@ -25,7 +25,7 @@ from nsa_harness.supervisor.store.rundir import SPEC, AttemptDir, RunDir
 # Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
 _OF_AN_ATTEMPT = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
-    "verdict.json", "trace.json",
+    "verdict.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
 )  # fmt: skip
@@ -46,6 +46,7 @@ def redact_run(run: RunDir) -> None:
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
+            list(_redacted([attempt.trace], run.door, run.redaction))  # made anew, and redacted, by each judgement
         list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
     if printed := run.redaction.printed:
         run.door.write(run.secrets, json.dumps(printed) + "\n")
