@@ -79,6 +79,7 @@ def judge_attempt(
     unwritten += redact_files(attempt)
     unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 

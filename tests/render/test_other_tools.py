@@ -21,13 +21,16 @@ from test_render_documents import REPORTS
 
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands.judge import judge_stored
+from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.report import Outcome, Place, Report
 from nsa_harness.render.documents import documents
 from nsa_harness.render.documents.case_reports import ctrf_json
 from nsa_harness.render.documents.code_hosts import sarif
 from nsa_harness.render.documents.report_json import from_json, to_json
+from nsa_harness.render.documents.trace import trace_json
 from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.store.adapters import adapter
 from nsa_harness.supervisor.store.rundir import RunDir
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "supervisor"))
@@ -302,13 +305,14 @@ def test_arrows_join_the_members_of_one_collective_in_the_order_in_which_they_ca
         if one["ph"] in "stf":
             arrows.setdefault(one["id"], []).append(one)
     assert len(arrows) > 5
-    slices = {(one["pid"], one["tid"], one["ts"], one["name"]) for one in events if one.get("cat") == "collective"}
+    slices = {(one["pid"], one["tid"], one["ts"]) for one in events if one.get("cat") == "collective"}
     for ends in arrows.values():
         first, *_, last = sorted(ends, key=lambda one: (one["ts"], one["ph"] != "s"))
         assert (first["ph"], last["ph"]) == ("s", "f")
         assert first["pid"] != last["pid"]
         assert first["ts"] <= last["ts"]
-        assert all((one["pid"], one["tid"], one["ts"], one["name"]) in slices for one in ends)
+        assert all((one["pid"], one["tid"], one["ts"]) in slices for one in ends)
+        assert len({(one["name"], one["cat"]) for one in ends}) == 1
 
 
 def moments(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -323,6 +327,18 @@ def test_begin_suspicion_and_verdict_stand_on_the_line_in_their_order(tmp_path: 
     assert any(name.startswith("HANG: deadlock") for name in names)
     assert [at for _, at in told] == sorted(at for _, at in told)
     assert len(told) == len(set(told))
+
+
+def test_a_suspicion_that_was_taken_back_is_a_look_alone(tmp_path: Path) -> None:
+    attempt = unpack("collective_skipped", tmp_path / "train")
+    outcome = judge_stored(attempt)
+    stored = json.loads(next(attempt.evidence.iterdir()).read_text())
+    evidence = adapter(Evidence).validate_python(stored)
+    early = replace(evidence.samples[0], at_s=1.0)
+    events = json.loads(trace_json(replace(evidence, samples=(early, *evidence.samples)), outcome))["traceEvents"]
+    assert ("look: unseen", 1e6) in [(one["name"], one["ts"]) for one in events]
+    (suspected,) = (at for name, at in moments(events) if name.startswith("suspected"))
+    assert suspected == pytest.approx(evidence.samples[0].at_s * 1e6)
 
 
 def test_a_run_that_ended_well_has_nothing_open_and_its_steps_in_a_row(tmp_path: Path) -> None:

@@ -156,13 +156,15 @@ def _collective(one: Collective, at_s: float, call: Call | None, lanes: _Lanes) 
 
 
 def _arrows(entered: dict[tuple[str, int], list[tuple[float, _Event]]]) -> Iterator[_Event]:
-    """From the first rank in a collective to the last one."""
-    several = (sorted(members, key=lambda one: one[0]) for members in entered.values() if len(members) > 1)
-    for number, members in enumerate(several, 1):
+    """From the first rank in a collective to the last one, also where they entered different ones under one number."""
+    several = ((key, sorted(found, key=lambda one: one[0])) for key, found in entered.items() if len(found) > 1)
+    for number, ((group, seq), members) in enumerate(several, 1):
         for place, (_, slice_) in enumerate(members):
             phase = "s" if place == 0 else "f" if place == len(members) - 1 else "t"
-            where = {key: slice_[key] for key in ("name", "ts", "pid", "tid")}
-            yield {**where, "ph": phase, "cat": "collective", "id": number, **({"bp": "e"} if phase == "f" else {})}
+            where = {key: slice_[key] for key in ("ts", "pid", "tid")}
+            # A viewer joins what has the same name, category and id.
+            joined = {"name": f"group {group} #{seq}", "cat": "collective", "id": number}
+            yield {**where, "ph": phase, **joined, **({"bp": "e"} if phase == "f" else {})}
 
 
 def _of_samples(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
@@ -174,8 +176,10 @@ def _of_samples(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 def _of_the_run(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
     yield _everywhere(f"attempt {outcome.attempt} of {outcome.scenario} begins", 0.0, {})
-    if evidence.samples:
-        yield _everywhere("suspected: no rank has moved", min(sample.at_s for sample in evidence.samples), {})
+    # What was suspected before has moved again.
+    since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
+    if looks_s := [sample.at_s for sample in evidence.samples if sample.at_s > since_s]:
+        yield _everywhere("suspected: no rank has moved", min(looks_s), {})
     signals = {(one.signal, one.sender, one.at_s) for one in evidence.signals}
     yield from (_everywhere(f"{name} from {sender}", at_s, {}) for name, sender, at_s in signals if at_s is not None)
     yield _everywhere(

@@ -46,6 +46,7 @@ def redact_run(run: RunDir) -> None:
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
+            list(_redacted([attempt.trace], run.door, run.redaction))  # made anew, and redacted, by each judgement
         list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
     if printed := run.redaction.printed:
         run.door.write(run.secrets, json.dumps(printed) + "\n")
