@@ -509,3 +509,15 @@ def test_whatever_text_was_left_is_read_and_judged(files: list[tuple[str, list[s
 @given(st.binary(max_size=400), st.sampled_from([b"", b"\x80\x02", b"[{", b"\x7fELF", b"[rank0]: "]))
 def test_whatever_bytes_were_left_are_read_and_judged(data: bytes, head: bytes) -> None:
     judged(aftermath([left_file("rank0", head + data)], "node"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        traceback(22, "requests.exceptions.ReadTimeout: timed out after 30000 ms"),
+        "ERROR store: Error: request timed out after 30000 ms, trying again\n",
+    ],
+)
+def test_a_program_that_waited_for_something_else_than_its_ranks_did_not_hang(said: str) -> None:
+    after = left(rank0_log=said, rank1_log="ready\n")
+    assert judged(after)[0].status is not Status.HANG
