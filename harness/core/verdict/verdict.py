@@ -212,7 +212,7 @@ def _stood(evidence: Evidence) -> Proof | None:
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Without its line: two lines may make one call."""
+    """By the number that a recorder gave it; else by its line."""
     return (wait.stands_in, wait.user if wait.collective is None else None)
 
 
