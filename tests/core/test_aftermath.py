@@ -224,6 +224,29 @@ def test_a_timeout_of_the_watchdog_is_a_hang_and_the_rank_that_never_came_is_bla
     )
 
 
+def test_of_a_rank_without_a_word_it_is_not_said_that_it_never_came() -> None:
+    _, diagnosis = judged(left(job_txt=watchdog(0, 13) + watchdog(1, 13) + "WORLD_SIZE=3\n"))
+    (finding,) = diagnosis.findings
+    assert (finding.code, finding.ranks, finding.claim) == (
+        "rank_absent",
+        (2,),
+        "ranks 0, 1 waited (Watchdog caught collective operation timeout) in all_reduce #13, and nothing that was read"
+        " says where rank 2 stood",
+    )
+    assert finding.left_open == ("they waited there too, and the call itself did not end",)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job_txt": watchdog(0, 13) + watchdog(1, 13)},
+        {f"rank{rank}_log": traceback(19, TIMED_OUT, "all_reduce") for rank in (0, 1)},
+    ],
+)
+def test_ranks_that_all_gave_up_in_one_call_blame_none_of_them(files: dict[str, str]) -> None:
+    assert answer(left(**files))[:3] == (Status.HANG, "transport", ())
+
+
 def test_ranks_that_gave_up_in_different_collectives_are_told_with_both() -> None:
     after = left(job_txt=watchdog(0, 13) + watchdog(1, 13, "BROADCAST") + watchdog(2, 13))
     assert answer(after)[:3] == (Status.HANG, "collective_order_mismatch", (1,))
@@ -462,7 +485,7 @@ def test_what_would_have_told_more_is_named_with_the_way_to_have_it() -> None:
     assert [one.what for one in after.missing] == [
         "logs of rank 0",
         "stacks of rank 1",
-        "flight recorder dumps of ranks 0, 1",
+        "flight recorder dumps of every rank",
     ]
     assert all(one.how for one in after.missing)
 

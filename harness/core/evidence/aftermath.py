@@ -619,11 +619,10 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Lef
     cores = [one.name for one in files if one.kind is Kind.CORE]
     for what, there in known.items():
         lacking = [rank for rank in everyone if not there(rank)]
+        whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])
         if lacking:
-            yield Missing(
-                what=f"{what} of {_ranks_text(lacking)}", how=(*(now if what == "stacks" else ()), *_HOW[what])
-            )
+            yield Missing(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
 
 
 def _unused(files: Sequence[LeftFile]) -> Iterator[Trouble]:
