@@ -125,6 +125,25 @@ def test_labels_of_srun_are_the_ranks_and_a_time_in_a_line_is_none() -> None:
     assert list(by_rank("12: started\nall is well\nno more\n").lines) == [None]
 
 
+def test_what_srun_labels_may_be_torchrun_itself() -> None:
+    labelled = "".join(f"0: {line}\n" for line in summary((9, -9, 71), (8, -15, 70)).splitlines())
+    assert answer(left(slurm_out=labelled))[:3] == (Status.FAIL, "killed", (9,))
+
+
+def test_a_traceback_among_torchruns_own_words_is_of_the_rank_that_failed_first() -> None:
+    """Older torch gives a rank's traceback no prefix."""
+    after = left(job_txt=f"{traceback(22, 'ValueError: bad batch')}{summary((1, 1, 71), (0, -15, 70))}")
+    assert answer(after) == (Status.FAIL, "exception", (1,), 22)
+    assert [one.what for one in after.evidence.trouble] == ["job_txt"]
+
+
+def test_a_decorated_main_is_no_launcher() -> None:
+    """torchrun's @record stands in the traceback of the rank itself."""
+    errors = "/env/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py"
+    said = traceback(22, "ValueError: bad batch").replace("\n", f'\n  File "{errors}", line 367, in wrapper\n', 1)
+    assert answer(left(rank3_log=said)) == (Status.FAIL, "exception", (3,), 22)
+
+
 def test_slurm_says_who_ended_a_task_and_why() -> None:
     text = "srun: error: node7: tasks 0-1,3: Exited with exit code 1\nsrun: error: node7: task 2: Out Of Memory\n"
     assert exits_of_tasks(text) == ((0, 1), (1, 1), (3, 1), (2, -9))

@@ -87,7 +87,7 @@ _OF_FILE = (
 )
 _WORLD_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[=:] ?[\"']?(\d{1,6})\b|\bworld[_ ]size[=:] ?(\d{1,6})\b")
 _OF_LAUNCHER = re.compile(
-    r"torch/distributed/(?:elastic|run\.py|launcher)|ChildFailedError|^(?:srun|slurmstepd): ", re.M
+    r"torch/distributed/(?:run\.py|elastic/(?:agent|multiprocessing/api))|ChildFailedError|^(?:srun|slurmstepd): ", re.M
 )
 
 
