@@ -153,7 +153,7 @@ def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Seq
 
 def _above(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
     for number, one in enumerate(unused[:_SHOWN]):
-        yield from labelled("not read" if number == 0 else "", escape(words.trouble(one)), width, LABEL_WIDTH)
+        yield from labelled("note" if number == 0 else "", escape(words.trouble(one)), width, LABEL_WIDTH)
     if len(unused) > _SHOWN:
         yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, LABEL_WIDTH)
     yield from labelled("missing", " · ".join(one.what for one in missing), width, LABEL_WIDTH)

@@ -230,6 +230,12 @@ def exit_word(status: int | None) -> str:
     return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
 
 
+def exit_of(outcome: Outcome, rank: int) -> str:
+    """Of a job that nobody watched, that no exit is told does not say that there was none."""
+    status = outcome.exit_codes.get(rank)
+    return UNKNOWN if status is None and outcome.ended == UNWATCHED else exit_word(status)
+
+
 def nothing_wrong(report: Report) -> bool:
     bad = (Status.HANG, Status.FAIL, Status.ERROR)
     return bool(report.outcomes) and not any(outcome.verdict.status in bad for outcome in report.outcomes)
@@ -328,7 +334,7 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "checked", outcome.checked or ("nothing",)
     if outcome.not_covered:
         yield "not covered", outcome.not_covered
-    if not skipped:
+    if not skipped and outcome.ended != UNWATCHED:
         yield "times", tuple(times(outcome))
     if outcome.ended:
         yield "ended", (outcome.ended,)

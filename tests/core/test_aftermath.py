@@ -125,6 +125,25 @@ def test_labels_of_srun_are_the_ranks_and_a_time_in_a_line_is_none() -> None:
     assert list(by_rank("12: started\nall is well\nno more\n").lines) == [None]
 
 
+def test_what_srun_labels_may_be_torchrun_itself() -> None:
+    labelled = "".join(f"0: {line}\n" for line in summary((9, -9, 71), (8, -15, 70)).splitlines())
+    assert answer(left(slurm_out=labelled))[:3] == (Status.FAIL, "killed", (9,))
+
+
+def test_a_traceback_among_torchruns_own_words_is_of_the_rank_that_failed_first() -> None:
+    """Older torch gives a rank's traceback no prefix."""
+    after = left(job_txt=f"{traceback(22, 'ValueError: bad batch')}{summary((1, 1, 71), (0, -15, 70))}")
+    assert answer(after) == (Status.FAIL, "exception", (1,), 22)
+    assert [one.what for one in after.evidence.trouble] == ["job_txt"]
+
+
+def test_a_decorated_main_is_no_launcher() -> None:
+    """torchrun's @record stands in the traceback of the rank itself."""
+    errors = "/env/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py"
+    said = traceback(22, "ValueError: bad batch").replace("\n", f'\n  File "{errors}", line 367, in wrapper\n', 1)
+    assert answer(left(rank3_log=said)) == (Status.FAIL, "exception", (3,), 22)
+
+
 def test_slurm_says_who_ended_a_task_and_why() -> None:
     text = "srun: error: node7: tasks 0-1,3: Exited with exit code 1\nsrun: error: node7: task 2: Out Of Memory\n"
     assert exits_of_tasks(text) == ((0, 1), (1, 1), (3, 1), (2, -9))
@@ -164,9 +183,10 @@ def test_a_time_limit_ends_a_job_and_is_no_hang_without_more() -> None:
 def test_of_several_attempts_the_last_one_counts() -> None:
     after = left(
         logs__attempt_0__0__stderr_log=traceback(5, "ValueError: first"),
-        logs__attempt_1__0__stderr_log=traceback(6, "KeyError: second"),
+        logs__attempt_1__0__stderr_log="ready\n",
+        logs__attempt_1__1__stderr_log=traceback(6, "KeyError: second"),
     )
-    assert answer(after) == (Status.FAIL, "exception", (0,), 6)
+    assert answer(after) == (Status.FAIL, "exception", (1,), 6)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +241,29 @@ def test_a_timeout_of_the_watchdog_is_a_hang_and_the_rank_that_never_came_is_bla
     assert diagnosis.findings[0].claim.startswith(
         "rank 1 never came to all_reduce #13, where ranks 0, 2 waited (Watchdog caught collective operation timeout);"
     )
+
+
+def test_of_a_rank_without_a_word_it_is_not_said_that_it_never_came() -> None:
+    _, diagnosis = judged(left(job_txt=watchdog(0, 13) + watchdog(1, 13) + "WORLD_SIZE=3\n"))
+    (finding,) = diagnosis.findings
+    assert (finding.code, finding.ranks, finding.claim) == (
+        "rank_absent",
+        (2,),
+        "ranks 0, 1 waited (Watchdog caught collective operation timeout) in all_reduce #13, and nothing that was read"
+        " says where rank 2 stood",
+    )
+    assert finding.left_open == ("they waited there too, and the call itself did not end",)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job_txt": watchdog(0, 13) + watchdog(1, 13)},
+        {f"rank{rank}_log": traceback(19, TIMED_OUT, "all_reduce") for rank in (0, 1)},
+    ],
+)
+def test_ranks_that_all_gave_up_in_one_call_blame_none_of_them(files: dict[str, str]) -> None:
+    assert answer(left(**files))[:3] == (Status.HANG, "transport", ())
 
 
 def test_ranks_that_gave_up_in_different_collectives_are_told_with_both() -> None:
@@ -335,6 +378,7 @@ def test_dumps_of_all_ranks_in_different_calls_are_a_hang(dump: Any) -> None:
     after = left(rank0_txt=dump("barrier", 7), rank1_txt=dump("all_reduce", 9))
     assert {named("x", dump("barrier", 7)).kind} == {Kind.STACKS}
     assert answer(after) == (Status.HANG, "collective_order_mismatch", (0, 1), 7)
+    assert judged(after)[1].findings[0].left_open[-1] == "it moved, and the dumps of its ranks are of different moments"
 
 
 @pytest.mark.parametrize("dump", [thread, py_spy, py_spy_json, pystack])
@@ -406,7 +450,7 @@ def test_recorders_tell_where_the_ranks_parted_and_not_where_they_stand() -> Non
         nccl_trace_rank_0=routine(*[("all_reduce", 19)] * 4, ("all_reduce", 15), ("all_reduce", 19)),
         nccl_trace_rank_1=routine(*[("all_reduce", 19)] * 5, ("barrier", 25)),
     )
-    assert answer(after)[:3] == (Status.HANG, "collective_order_mismatch", (0,))
+    assert answer(after) == (Status.HANG, "collective_order_mismatch", (0,), 19)
     assert judged(after)[1].findings[0].claim == (
         "the ranks enter different collectives at the same point: rank 0 called all_reduce #5 at ada/train.py:15, rank"
         " 1 called all_reduce #5 at ada/train.py:19"
@@ -460,7 +504,7 @@ def test_what_would_have_told_more_is_named_with_the_way_to_have_it() -> None:
     assert [one.what for one in after.missing] == [
         "logs of rank 0",
         "stacks of rank 1",
-        "flight recorder dumps of ranks 0, 1",
+        "flight recorder dumps of every rank",
     ]
     assert all(one.how for one in after.missing)
 
@@ -509,3 +553,16 @@ def test_whatever_text_was_left_is_read_and_judged(files: list[tuple[str, list[s
 @given(st.binary(max_size=400), st.sampled_from([b"", b"\x80\x02", b"[{", b"\x7fELF", b"[rank0]: "]))
 def test_whatever_bytes_were_left_are_read_and_judged(data: bytes, head: bytes) -> None:
     judged(aftermath([left_file("rank0", head + data)], "node"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        traceback(22, "requests.exceptions.ReadTimeout: timed out after 30000 ms"),
+        traceback(22, "TimeoutError: Timed out waiting for the lock of the cache"),
+        "ERROR store: Error: request timed out after 30000 ms, trying again\n",
+    ],
+)
+def test_a_program_that_waited_for_something_else_than_its_ranks_did_not_hang(said: str) -> None:
+    after = left(rank0_log=said, rank1_log="ready\n")
+    assert judged(after)[0].status is not Status.HANG

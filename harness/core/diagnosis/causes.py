@@ -684,7 +684,8 @@ class Cause(StrEnum):
         means="""
         every rank is in the same collective, nothing differs between them, and it did not end within
         `limits.open_wait_s`. The kernel holds bytes for another rank that nobody acknowledges, and repeats them in
-        vain.
+        vain. Of a job that nobody watched it is enough that all ranks gave up in the same collective; then it is
+        *likely*, and one of them may have come too late.
         """,
         proven_by="""
         the connections in two snapshots in `dumps/`: addresses, unacknowledged bytes, retransmits. With both sides

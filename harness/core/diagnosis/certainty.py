@@ -13,6 +13,7 @@ from nsa_harness.core.diagnosis.causes import Doubt
 from nsa_harness.core.diagnosis.grades import CERTAIN, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
+from nsa_harness.core.evidence.exit_messages import gave_up_as
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -31,7 +32,7 @@ _UNWATCHED = "nobody watched it: the files may lack what came first"
 
 def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
     """The finding as it is, or likely, with what else is possible."""
-    found = explanation.finding
+    found = _of_one_moment(case, explanation.finding)
     if found.confidence < CERTAIN or case.judgement.status not in (Status.FAIL, Status.HANG):
         return found
     doubts = explanation.cause.row.doubts
@@ -43,6 +44,14 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
         return found
     sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)
     return replace(found, left_open=tuple(dict.fromkeys((*found.left_open, left_open))), confidence=sure)
+
+
+def _of_one_moment(case: Case, found: Finding) -> Finding:
+    """Stacks that somebody took of each rank once: they need not be of the same moment."""
+    gave_up = any(gave_up_as(rank) for rank in case.evidence.ranks)
+    if case.evidence.ending is not Ending.UNWATCHED or not case.stacks_only or gave_up:
+        return found
+    return replace(found, left_open=(*found.left_open, "it moved, and the dumps of its ranks are of different moments"))
 
 
 def _all_are_blamed(case: Case, explanation: Explanation) -> str | None:

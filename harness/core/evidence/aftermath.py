@@ -58,6 +58,8 @@ from nsa_harness.core.report import Trouble
 _PICKLE, _ELF, _CORE = b"\x80", b"\x7fELF", 4
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh")
 _EMPTY = "it is empty"
+_OF_SOME_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
+_TRACEBACK = "Traceback (most recent call last):\n"
 _SNIFFED = 4096
 _NAMED_PARTS = 8  # of a path, that a short name may have
 _BINARY = 0.1  # of the first bytes
@@ -236,7 +238,8 @@ class _Merge:
             if not text.strip():
                 continue
             owner = rank if rank is not None else whose
-            if owner is None:
+            # What srun labels may be torchrun itself, one a node.
+            if owner is None or (rank is not None and is_of_launcher(text)):
                 self.launcher.append((one.name, text))
             else:
                 self._of(owner).texts.append((one.name, text))
@@ -305,9 +308,8 @@ class _Merge:
 
     def _keep_dump(self, one: LeftFile, rank: int | None) -> None:
         if rank is None:
-            rank = next(number for number in range(MAX_RANKS + 1) if number not in self.ranks)
-            why = f"it does not say of which rank it is: it is taken for one of the ranks, and called rank {rank} here"
-            self.trouble.append(Trouble(what=one.name, why=why))
+            rank = self._free_rank()
+            self.trouble.append(Trouble(what=one.name, why=_OF_SOME_RANK.format(rank)))
         mine = self._of(rank)
         if one.recorder is not None:
             # In JSON it lacks the lines: of the same moment the pickle says more.
@@ -321,16 +323,27 @@ class _Merge:
     def _take_orphans(self) -> None:
         """A traceback or a dump of threads in a log that names no rank is that of one of them."""
         for name, text in list(self.launcher):
-            raised = last_traceback(text)
-            told = raised is not None and not raised[0].endswith(_LAUNCHER) and not is_of_launcher(text)
-            if not told and not parse_faulthandler(text):
-                continue
-            self.launcher.remove((name, text))
-            only = len({file for file, _ in self.launcher}) == 0 and not self.ranks
-            rank = 0 if only else next(number for number in range(MAX_RANKS + 1) if number not in self.ranks)
-            why = f"it does not say of which rank it is: it is taken for one of the ranks, and called rank {rank} here"
-            self.trouble.append(Trouble(what=name, why=why))
-            self._of(rank).texts.append((name, text))
+            if is_of_launcher(text):
+                self._take_unlabelled(name, text)
+            elif last_traceback(text) or parse_faulthandler(text):
+                self.launcher.remove((name, text))
+                self._keep_text(name, text, self._free_rank())
+
+    def _take_unlabelled(self, name: str, text: str) -> None:
+        """Among torchrun's own words: of the rank that it says failed first, where that has left no other."""
+        first = next((one.rank for one in self.failures if one.first), None)
+        parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
+        printed = (part for part in parts if (raised := last_traceback(part)) and not raised[0].endswith(_LAUNCHER))
+        own = next(printed, None)
+        if own is not None and first is not None and not last_traceback(self._of(first).text):
+            self._keep_text(name, own, first)
+
+    def _keep_text(self, name: str, text: str, rank: int) -> None:
+        self.trouble.append(Trouble(what=name, why=_OF_SOME_RANK.format(rank)))
+        self._of(rank).texts.append((name, text))
+
+    def _free_rank(self) -> int:
+        return next(number for number in range(MAX_RANKS + 1) if number not in self.ranks)
 
     # All of it.
 
@@ -619,11 +632,10 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Lef
     cores = [one.name for one in files if one.kind is Kind.CORE]
     for what, there in known.items():
         lacking = [rank for rank in everyone if not there(rank)]
+        whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])
         if lacking:
-            yield Missing(
-                what=f"{what} of {_ranks_text(lacking)}", how=(*(now if what == "stacks" else ()), *_HOW[what])
-            )
+            yield Missing(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
 
 
 def _unused(files: Sequence[LeftFile]) -> Iterator[Trouble]:

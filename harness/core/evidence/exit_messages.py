@@ -72,10 +72,17 @@ GAVE_UP = re.compile(
 )
 
 
+_LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
+
+
 def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
     """What the rank said as it gave up waiting for others; None where it did not."""
-    raised = (f"{rank.raised.type}: {rank.raised.message}",) if rank.raised else ()
-    return next((said for text in (*raised, *rank.error_lines) if (said := GAVE_UP.search(text))), None)
+    raised = rank.raised
+    # A program may wait for other things than its ranks, or print and go on.
+    inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
+    texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
+    texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
+    return next((said for text in texts if (said := GAVE_UP.search(text))), None)
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:

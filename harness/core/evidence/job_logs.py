@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from nsa_harness.core.evidence.evidence import Collective
 
@@ -30,7 +31,8 @@ class JobLog:
 
 def by_rank(text: str) -> JobLog:
     """The lines of each rank, without what stood before them. Of an interleaved file each rank's stay in order."""
-    lines = [_COLOUR.sub("", line[:_MAX_LINE]).rstrip("\r") for line in text.split("\n")]
+    plain = _COLOUR.sub("", text) if "\x1b" in text else text
+    lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
     local: dict[int, int] = {}
     found: dict[int | None, list[str]] = {}
     for task, some in _tasks(lines):
@@ -74,30 +76,30 @@ def _told(line: str) -> tuple[int | None, int | None, str]:
         else:
             break
         at = found.end()
-    if rank is None and (said := _BY_NCCL.search(line)) and int(said[1]) < MAX_RANKS:
+    if rank is None and "Rank " in line and (said := _BY_NCCL.search(line)) and int(said[1]) < MAX_RANKS:
         rank = int(said[1])
     return own, rank, line[at:]
 
 
 _OF_FILE = (
-    re.compile(r"(?:^|\n)\s*(?:declare -x |export )?RANK[=:] ?[\"']?(\d{1,6})\b"),
+    re.compile(r"^\s*(?:declare -x |export )?RANK[=:] ?[\"']?(\d{1,6})\b"),
     re.compile(r"[\"']RANK[\"']: ?[\"']?(\d{1,6})\b"),
 )
 _WORLD_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[=:] ?[\"']?(\d{1,6})\b|\bworld[_ ]size[=:] ?(\d{1,6})\b")
 _OF_LAUNCHER = re.compile(
-    r"torch/distributed/(?:elastic|run\.py|launcher)|ChildFailedError|^(?:srun|slurmstepd): ", re.M
+    r"torch/distributed/(?:run\.py|elastic/(?:agent|multiprocessing/api))|ChildFailedError|^(?:srun|slurmstepd): ", re.M
 )
 
 
 def rank_said(text: str) -> int | None:
     """The rank that a file says it is of, where it names one alone."""
-    named = {int(found[1]) for words in _OF_FILE for found in words.finditer(text)}
+    named = {int(found[1]) for words in _OF_FILE for found in _some(words, text, "RANK")}
     return named.pop() if len(named) == 1 and max(named) < MAX_RANKS else None
 
 
 def world_size_said(text: str) -> int:
     """The one said most often; 0 where none is."""
-    said = Counter(int(one[1] or one[2]) for one in _WORLD_SIZE.finditer(text))
+    said = Counter(int(one[1] or one[2]) for one in _some(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
     known = [(count, size) for size, count in said.items() if 0 < size <= MAX_RANKS]
     return max(known, default=(0, 0))[1]
 
@@ -156,7 +158,7 @@ _OPERATIONS = {
     "ALLTOALL_BASE": "all_to_all",
 }
 _TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED"})
-_MAX_TIMEOUTS = 4096
+_MAX_SAID = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +175,11 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
     """(rank, the collective that NCCL's watchdog gave up) with the first number of each rank in each group."""
     groups = {
         (int(one["rank"]), int(one["seq"])): one["group"] or one["id"]
-        for one in _some(_PROGRESS, text)
+        for one in _some(_PROGRESS, text, "last enqueued")
         if one["seq"] is not None
     }
     first: dict[tuple[int, str], Collective] = {}
-    for one in _some(_TIMEOUT, text):
+    for one in _some(_TIMEOUT, text, "Watchdog caught"):
         rank, seq = int(one["rank"]), int(one["seq"])
         if rank >= MAX_RANKS or one["op"] in _TRANSFERS:
             continue
@@ -192,7 +194,7 @@ def progress(text: str) -> tuple[Progress, ...]:
     """What the watchdogs say of each rank and group, the last word of each."""
     said = {
         (int(one["rank"]), one["group"] or one["id"]): (int(one["enqueued"]), int(one["completed"]))
-        for one in _some(_PROGRESS, text)
+        for one in _some(_PROGRESS, text, "last enqueued")
         if int(one["rank"]) < MAX_RANKS
     }
     return tuple(
@@ -214,8 +216,12 @@ def _open(group: str, seq: int, op: str, count: str | None) -> Collective:
     )
 
 
-def _some(words: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    return (one for one, _ in zip(words.finditer(text), range(_MAX_TIMEOUTS), strict=False))
+def _some(words: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
+    """In each line that has one of the hints: most lines of a log have none, and looking for a text is cheap."""
+    if not any(hint in text for hint in hints):
+        return iter(())
+    lines = (line[:_MAX_LINE] for line in text.split("\n") if any(hint in line for hint in hints))
+    return islice((one for line in lines for one in words.finditer(line)), _MAX_SAID)
 
 
 _TASKS = re.compile(r"srun: error: (?:\S{1,200}: )?tasks? (?P<tasks>[\d,\-]{1,400}): (?P<how>[^\n]{1,80})")
@@ -228,7 +234,7 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
     """(task, status) as srun says it; where one task is one rank, these are the ranks'."""
     return tuple(
         (task, status)
-        for one in _some(_TASKS, text)
+        for one in _some(_TASKS, text, "srun: error")
         if (status := _status(one["how"])) is not None
         for task in _numbers(one["tasks"])
     )
@@ -250,15 +256,16 @@ def _numbers(listed: str) -> Iterator[int]:
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
     """What Slurm and the kernel say of it, each once."""
-    return tuple(dict.fromkeys(one[0].strip() for one in _some(_OUT_OF_MEMORY, text)))
+    return tuple(dict.fromkeys(one[0].strip() for one in _some(_OUT_OF_MEMORY, text, "oom", "Out Of Memory")))
 
 
+_TOLD_OF_WATCHDOG = 4
 _SAID_BY_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout[^\n]{0,200}")
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
     """The first words of NCCL's watchdog, which names an error only further down."""
-    return tuple(one[0] for one, _ in zip(_SAID_BY_WATCHDOG.finditer(text), range(4), strict=False))
+    return tuple(one[0] for one in islice(_some(_SAID_BY_WATCHDOG, text, "Watchdog caught"), _TOLD_OF_WATCHDOG))
 
 
 # TORCH_DISTRIBUTED_DEBUG=DETAIL: the two sides that it found unlike, in the words of torch 2.11 to 2.13.
@@ -271,7 +278,7 @@ _FINGERPRINT = re.compile(
 def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
     """(rank, the collective that it was in) of both sides, as the ranks themselves report that they differ."""
     found: dict[int, Collective] = {}
-    for one in _some(_FINGERPRINT, text):
+    for one in _some(_FINGERPRINT, text, "CollectiveFingerPrint"):
         rank = int(one["rank"])
         # A rank that has come further names a sequence of its own; what is compared is the one of the report.
         if rank < MAX_RANKS:

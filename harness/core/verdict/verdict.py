@@ -202,17 +202,18 @@ def _stood(evidence: Evidence) -> Proof | None:
     graph = left_waiting(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
     closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
+    apart = len({_call(wait) for wait in waiting}) > 1
     if gave_up := [rank.rank for rank in evidence.ranks if gave_up_as(rank)]:
-        kind = HangKind.DEADLOCK if waiting and closed else None
+        kind = HangKind.DEADLOCK if apart and closed else None
         return Proof(kind=kind, reason=f"{_ranks_text(gave_up)} gave up waiting for the others", graph=graph)
-    if not len(waiting) == evidence.world_size > 1 or not closed or len({_call(wait) for wait in waiting}) == 1:
+    if not len(waiting) == evidence.world_size > 1 or not closed or not apart:
         return None
     reason = f"each of {len(waiting)} ranks was dumped in a wait for others, and not all of them in the same call"
     return Proof(kind=HangKind.DEADLOCK, reason=reason, graph=graph)
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Without its line: two lines may make one call."""
+    """By the number that a recorder gave it; else by its line."""
     return (wait.stands_in, wait.user if wait.collective is None else None)
 
 

@@ -154,7 +154,7 @@ def _standings(outcome: Outcome) -> list[str]:
             markdown(row.waits_for),
             words.seconds(row.quiet_s),
             words.step(outcome.last_step.get(row.rank)),
-            words.exit_word(outcome.exit_codes.get(row.rank)),
+            words.exit_of(outcome, row.rank),
         )
         for row in outcome.standings
     ]
@@ -164,8 +164,8 @@ def _standings(outcome: Outcome) -> list[str]:
 
 def _endings(outcome: Outcome) -> list[str]:
     rows = [
-        (str(rank), words.step(outcome.last_step.get(rank)), words.exit_word(status))
-        for rank, status in sorted(outcome.exit_codes.items())
+        (str(rank), words.step(outcome.last_step.get(rank)), words.exit_of(outcome, rank))
+        for rank in sorted(outcome.exit_codes)
     ]
     return ["", *markdown_table(("rank:", "last step:", "exit"), rows)] if rows else []
 

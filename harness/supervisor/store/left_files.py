@@ -17,7 +17,7 @@ _MAX_FILES = 4096  # of a job of 1024 ranks each has two logs and two dumps
 _MAX_DEPTH = 12
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # of a log: what begins a failure may stand far before its end
 _SNIFFED_BYTES = 1 << 14
-_ALL_BYTES, _SECONDS = 256 << 20, 60.0
+_ALL_BYTES, _SECONDS = 128 << 20, 60.0
 # What a job mostly leaves goes first, where there is more than is read. What a file is, its content says.
 _PROMISING = re.compile(r"rank|log|err|out|trace|dump|stack|spy|slurm|nccl|core|\.txt$|\.json$|pickle|attempt_", re.I)
 _PROGRAM = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")  # lies beside logs, and quotes what they say

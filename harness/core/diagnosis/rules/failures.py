@@ -168,24 +168,58 @@ def rank_absent(case: Case, waiting: list[Wait], absent: list[int]) -> Explanati
     stood = [wait for rank in absent if (wait := case.waits.get(rank)) and wait.leaf]
     line = case.timelines.get(absent[0])
     before = line.events[-1] if line and line.events else None
+    call, who = f"{last.stands_in}{at(wait_place(case, last))}", ranks_text(absent)
+    others = f"{ranks_text([wait.rank for wait in waiting])} waited{f' ({gave_up})' if gave_up else ''}"
+    place, claim = None, f"{who} never came to {call}, where {others}"
+    left_open: tuple[str, ...] = ()
     if stood:
-        place, where = wait_place(case, stood[0]), f"rank {stood[0].rank} stood in {stood[0].stands_in}"
+        place = wait_place(case, stood[0])
+        claim += f"; rank {stood[0].rank} stood in {stood[0].stands_in}{at(place)}"
     elif before is not None:
-        place, where = (
-            before.place,
-            f"the last call that rank {absent[0]} recorded is {event_text(case, absent[0], before)}",
-        )
-    else:
-        place, where = None, f"nothing that was read says where {ranks_text(absent)} stood"
+        place = before.place
+        claim += f"; the last call that rank {absent[0]} recorded is {event_text(case, absent[0], before)}"
+    elif not _gave_up_for(case, absent):
+        claim = f"{others} in {call}, and nothing that was read says where {who} stood"
+        left_open = ("they waited there too, and the call itself did not end",)
     return explained(
         Cause.RANK_ABSENT,
-        f"{ranks_text(absent)} never came to {last.stands_in}{at(wait_place(case, last))}, where"
-        f" {ranks_text([wait.rank for wait in waiting])} waited{f' ({gave_up})' if gave_up else ''}; {where}"
-        f"{at(place) if stood else ''}",
+        claim,
         ranks=tuple(absent),
         place=place,
         seen=Seen.STACKS if stood else Seen.ABSENCE,
         proof=dump_proof(case, stood[0] if stood else last),
+        left_open=left_open,
+    )
+
+
+def _gave_up_for(case: Case, ranks: Sequence[int]) -> bool:
+    """Who gave up named one of these."""
+    said = (words["absent"] or "" for rank in case.evidence.ranks if (words := gave_up_as(rank)))
+    return any(str(rank) in words.split(", ") for words in said for rank in ranks)
+
+
+def _all_in_one_call(case: Case) -> tuple[list[Wait]] | None:
+    """Of a hang that nobody watched: every rank waited in the same call."""
+    waits = list(case.waits.values())
+    if case.evidence.ending is not Ending.UNWATCHED or case.judgement.status is not Status.HANG:
+        return None
+    alike = len(waits) == case.evidence.world_size > 1 and all(wait.kind in FOR_RANKS for wait in waits)
+    return (waits,) if alike and len({(wait.stands_in, wait.user) for wait in waits}) == 1 else None
+
+
+@rule_given(_all_in_one_call, RulePhase.FALLBACK, Cause.TRANSPORT, outranks=("unknown",))
+def not_delivered(case: Case, waits: list[Wait]) -> Explanation:
+    place = wait_place(case, waits[0])
+    return explained(
+        Cause.TRANSPORT,
+        f"all {len(waits)} ranks that are known were in {waits[0].stands_in}{at(place)}, and it did not end: they do"
+        " not differ, so the network or a device",
+        place=place,
+        seen=Seen.ABSENCE,
+        proof=dump_proof(case, waits[0]),
+        advice="Look at dmesg for Xid errors and at the links between the nodes; run it again with NCCL_DEBUG=INFO, and"
+        " with NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME set.",
+        left_open=("one of them came to it only as the others gave up",),
     )
 
 
