@@ -64,7 +64,7 @@ def _decisions() -> Iterator[str]:
     yield from _table(
         ["severity", "of which findings"],
         [
-            ("critical", "the cause of a FAIL or HANG that nobody announced"),
+            ("critical", "the cause of a FAIL or HANG"),
             (
                 "warning",
                 f"{_codes(warnings)}; {_codes(passed)} of a run that passed; and what is noted beside the cause of"
@@ -72,8 +72,7 @@ def _decisions() -> Iterator[str]:
             ),
             (
                 "info",
-                f"{_codes(unfailed)}, the cause that the scenario announced, and anything else of a run that"
-                " neither failed nor hung",
+                f"{_codes(unfailed)}, and anything else of a run that neither failed nor hung",
             ),
         ],
     )

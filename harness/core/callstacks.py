@@ -1,8 +1,11 @@
-"""Call stacks: where the ranks stood at the end, in the program's own lines; equal ones are told once."""
+"""Call stacks: where the ranks stood at the end, in the program's own lines; equal ones are told once, and what several
+have in common once more as a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Source, Stack
 from nsa_harness.core.evidence.sources import excerpt
@@ -14,6 +17,57 @@ from nsa_harness.core.verdict.verdict import Judgement
 _MAX_FRAMES = 32  # of one stack; outermost ones go first
 _MAX_STACKS = 16
 _AROUND = 1  # lines before and after the innermost one
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackNode:
+    """Ranks that were called the same way: the frames they share, outermost first, and how they go on from there."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[Place, ...]  # what is told further out is not told again; empty: these ranks stand in that
+    ways: tuple[StackNode, ...]  # where they part; empty: it ends here
+    ends: CallStack | None  # the stack that ends here; None: they part
+
+    @property
+    def parts_in(self) -> Place | None:
+        """The function, where all that part here stand at lines of the same one."""
+        first = [way.frames[:1] for way in self.ways]
+        inside = {(place.file, place.function) for frames in first for place in frames}
+        return first[0][0] if all(first) and len(inside) == 1 else None
+
+
+def stack_trees(stacks: Sequence[CallStack]) -> tuple[StackNode, ...]:
+    """Stacks merged from the outermost frame on; those that have no function in common with another are trees alone."""
+    trees: dict[object, list[CallStack]] = {}
+    for number, stack in enumerate([one for one in stacks if one.frames][:_MAX_STACKS]):
+        outermost = stack.frames[-1]
+        trees.setdefault((outermost.file, outermost.function) if _is_whole(stack) else number, []).append(stack)
+    return tuple(_grown(together, 0) for together in trees.values())
+
+
+def _is_whole(stack: CallStack) -> bool:
+    """The thread that trains, from its outermost frame on: nothing is cut, and it is in the program at all."""
+    return not stack.of and len(stack.frames) < _MAX_FRAMES and not is_library(stack.frames[-1].file or "")
+
+
+def _grown(stacks: Sequence[CallStack], told: int) -> StackNode:
+    """`told`: so many frames of each are told further out."""
+    ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
+    outer = [stack.frames[::-1][told:] for stack in stacks]
+    if len(stacks) == 1:
+        return StackNode(ranks=ranks, frames=outer[0], ways=(), ends=stacks[0])
+    alike = takewhile(lambda level: len({_line(one) for one in level}) == 1, zip(*outer, strict=False))
+    shared = tuple(level[0] for level in alike)
+    going_on: dict[object, list[CallStack]] = {}
+    for number, (stack, frames) in enumerate(zip(stacks, outer, strict=True)):
+        rest = frames[len(shared) :]
+        going_on.setdefault(_line(rest[0]) if rest else number, []).append(stack)
+    ways = tuple(_grown(together, told + len(shared)) for together in going_on.values())
+    return StackNode(ranks=ranks, frames=shared, ways=ways, ends=None)
+
+
+def _line(place: Place) -> tuple[str | None, int | None, str | None]:
+    return place.file, place.line, place.function
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:

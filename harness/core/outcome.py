@@ -56,15 +56,25 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     if traced and all(trace.missing == 0 for trace in traced):
         yield f"{traced[0].arrived} of {traced[0].arrived} gradients on every rank"
     boards = [rank.board for rank in evidence.ranks]
-    counted = [board for board in boards if board is not None]
-    complete = len({board.enqueued for board in counted}) == 1 and all(b.enqueued == b.completed for b in counted)
-    if len(counted) == len(boards) and complete and counted[0].enqueued:
-        yield f"{counted[0].completed} of {counted[0].enqueued} collectives completed, the same on every rank"
+    known = [board for board in boards if board is not None]
+    complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
+    if len(known) == len(boards) and complete and known[0].enqueued:
+        yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
     if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
+    if evidence.attached and (looks := _answered(evidence)):
+        yield f"stacks of every rank, in {counted(looks, 'look')}"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and evidence.undead == ():
         yield "no process left"
+
+
+def _answered(evidence: Evidence) -> int:
+    """Looks in which every rank showed its stack."""
+    return sum(
+        len(look.ranks) == len(evidence.ranks) and all(rank_stack(one) for one in look.ranks)
+        for look in evidence.snapshots
+    )
 
 
 def _runs_on(evidence: Evidence) -> bool:
@@ -295,6 +305,7 @@ def outcome_of(
             replace(one, proof=one.proof and f"{directory}/{one.proof}")
             for one in call_stacks(evidence, judgement, culprit)
         ),
+        divergence=diagnosis.divergence,
     )
 
 

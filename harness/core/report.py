@@ -126,6 +126,30 @@ class CallStack:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnteredCall:
+    """A collective that ranks entered."""
+
+    op: str
+    seq: int | None  # the recorder's number in the group
+    step: int | None
+    place: Place | None  # None: below Python, as DDP's own ones
+    elements: int  # of all its tensors
+    dtype: str
+    peer: int | None  # the root, where it has one
+    inside: bool  # they have not come out of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """The collectives of one group around the first one at which its ranks part: a column a class of ranks."""
+
+    group: str
+    ranks: tuple[tuple[int, ...], ...]  # of each column, the culprit's first
+    rows: tuple[tuple[EnteredCall | None, ...], ...]  # oldest first; None: nothing was entered there
+    shared: int  # so many rows at the beginning were the same on every rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vital:
     """One rank of a run that ended: a row of the PASS screen."""
 
@@ -226,6 +250,7 @@ class Outcome:
     deepening: Deepening | None = None  # made to answer a question of another attempt: it never counts
     showed: str | None = None  # of a deepening: what it says about that attempt
     stacks: tuple[CallStack, ...] = ()  # the culprit's first
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

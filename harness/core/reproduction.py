@@ -312,6 +312,8 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
     replay = row_of(outcome.verdict.cause).replay
     if replay is Replay.NONE:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
+    if not any(rank.board or rank.collectives for rank in evidence.ranks):
+        return None, "no call of any rank was recorded, and a script is made of calls"
     elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
     if elsewhere:
         return None, f"rank {elsewhere[0]} was outside every recorded call, where a script of calls cannot bring it"

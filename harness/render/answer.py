@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from nsa_harness.core.callstacks import StackNode, stack_trees
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     SUSPECTED,
     UNWATCHED,
     CallStack,
+    Divergence,
+    EnteredCall,
     Finding,
     Outcome,
     Place,
@@ -20,6 +23,9 @@ from nsa_harness.core.report import (
     Status,
 )
 from nsa_harness.render import words
+
+RANKS_APART = 8  # more of them are told in classes, and each by itself behind a fold
+_INNER_FRAMES = 3  # of a part of the page's tree, when it has more
 
 
 class StackRow(NamedTuple):
@@ -58,9 +64,18 @@ def sentence(text: str) -> str:
     return told if told.endswith((".", "!", "?", "…")) or not told else f"{told}."
 
 
+def with_code(text: str) -> Iterator[tuple[str, bool]]:
+    """The text in pieces, and whether each stood between backticks; of an odd number of them all are plain signs."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        yield text, False
+        return
+    yield from ((part, number % 2 == 1) for number, part in enumerate(parts) if part)
+
+
 def stack_rows(stacks: Sequence[CallStack], frames: int) -> list[StackRow]:
     """At most so many frames of each stack, innermost first."""
-    name = short_names([frame for stack in stacks for frame in stack.frames])
+    name = names_of(stacks)
     return [
         StackRow(
             who=whose(stack) if number == 0 else "",
@@ -74,10 +89,34 @@ def stack_rows(stacks: Sequence[CallStack], frames: int) -> list[StackRow]:
     ]
 
 
-def stack_lines(stack: CallStack) -> Iterator[str]:
-    """The whole stack, with the source around its innermost line."""
+def parting_stacks(stacks: Sequence[CallStack]) -> Iterator[list[str]]:
+    """The stacks as texts; frames from which several were called alike are told once, behind those that were."""
+    for tree in stack_trees(stacks):
+        yield from (list(stack_lines(stack, len(tree.frames))) for stack in _ends(tree))
+        if tree.ends is None:
+            inside = f", in {tree.parts_in.function}" if tree.parts_in and tree.parts_in.function else ""
+            above = f"; {words.ranks(tree.ranks)} were called alike from" if tree.frames else ""
+            shared = (line for frame in reversed(tree.frames) for line in _frame_lines(frame))
+            yield [f"here the ranks part{inside}{above}", *shared]
+
+
+def _ends(node: StackNode) -> Iterator[CallStack]:
+    if node.ends is not None:
+        yield node.ends
+    for way in node.ways:
+        yield from _ends(way)
+
+
+def _frame_lines(frame: Place) -> Iterator[str]:
+    yield f"  {words.place_name(frame)}   {words.place_details(frame)}".rstrip()
+    if frame.text:
+        yield f"    {words.statement(frame)}"
+
+
+def stack_lines(stack: CallStack, shared: int = 0) -> Iterator[str]:
+    """The whole stack but so many outer frames, which are told elsewhere, with the source around its innermost line."""
     yield whose(stack)
-    for number, frame in enumerate(stack.frames):
+    for number, frame in enumerate(stack.frames[: len(stack.frames) - shared]):
         name, details = words.place_name(frame), words.place_details(frame)
         calls = f" · calls {stack.innermost}" if number == 0 and stack.innermost else ""
         yield f"  {name}   {details}{calls}".rstrip()
@@ -88,6 +127,56 @@ def stack_lines(stack: CallStack) -> Iterator[str]:
     if stack.library:
         where = f"; {stack.proof} has all" if stack.proof else ""
         yield f"  {words.plural(stack.library, 'frame')} of libraries not shown{where}"
+
+
+def folded(stack: CallStack) -> str:
+    """What lies below the innermost frame that is told: "calls barrier · 2 library frames folded"."""
+    calls = f"calls {stack.innermost}" if stack.innermost else ""
+    library = f"{words.plural(stack.library, 'library frame')} folded" if stack.library else ""
+    return " · ".join(part for part in (calls, library) if part)
+
+
+def outer_and_inner(node: StackNode) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """Its frames in two parts, the first to be folded: where many lead to a place, the last ones tell it."""
+    shown = _INNER_FRAMES if len(node.frames) > _INNER_FRAMES + 1 else len(node.frames)
+    return node.frames[: len(node.frames) - shown], node.frames[len(node.frames) - shown :]
+
+
+def is_blamed(ranks: Collection[int], blamed: Collection[int]) -> bool:
+    """All of them are to blame: ranks that part further in are told apart there."""
+    return bool(ranks) and set(ranks) <= set(blamed)
+
+
+def side_by_side(outcome: Outcome) -> Divergence | None:
+    """The calls around the divergence. A stored report may hold a table whose rows are not as long as its head."""
+    found = outcome.divergence
+    whole = found is not None and found.rows and all(len(row) == len(found.ranks) > 0 for row in found.rows)
+    return found if whole else None
+
+
+class ToldOfCalls(NamedTuple):
+    """What tells the calls of one row apart, and so is said of each: the line, what it is given, the root."""
+
+    place: bool
+    size: bool
+    peer: bool
+    name: Callable[[Place], str]
+
+
+def told_of_calls(row: Sequence[EnteredCall | None], divergence: Divergence) -> ToldOfCalls:
+    calls = [call for call in row if call]
+    places = [call.place for some in divergence.rows for call in some if call and call.place]
+    return ToldOfCalls(
+        place=any(call.place for call in calls),
+        size=len({call.op for call in calls}) == 1 and len({(call.elements, call.dtype) for call in calls}) > 1,
+        peer=len({call.peer for call in calls}) > 1,
+        name=short_names(places),
+    )
+
+
+def names_of(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
+    """Names for the frames of these, as short as they stay apart."""
+    return short_names([frame for stack in stacks for frame in stack.frames])
 
 
 def cause_of(outcome: Outcome) -> Finding | None:

@@ -89,6 +89,14 @@ def loss(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.4f}"
 
 
+def middle(text: str, limit: int) -> str:
+    """At most so many characters, without what stands in the middle: a name differs from its like at both ends."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from builders import evidence, frame, in_all_reduce, raised, rank_evidence, rank_snapshot, snapshot, stack, stalled
 
-from nsa_harness.core.callstacks import call_stacks
+from nsa_harness.core.callstacks import StackNode, call_stacks, stack_trees
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.report import Culprit, Place
+from nsa_harness.core.report import CallStack, Culprit, Place
 from nsa_harness.core.verdict.verdict import judge
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
@@ -102,3 +102,59 @@ def test_ranks_in_libraries_alone_show_where_that_is() -> None:
     seen = replace(below, snapshots=(snapshot(1, 20.0, *inside),))
     (told,) = call_stacks(seen, judge(seen), None)
     assert (told.ranks, told.frames[0].file, told.library, told.innermost) == ((0, 1), TORCH, 0, "")
+
+
+def told(*ranks: int, of: str = "", frames: tuple[str, ...]) -> CallStack:
+    """Frames as "function:line", innermost first."""
+    places = [one.partition(":") for one in frames]
+    return CallStack(
+        ranks=ranks,
+        of=of,
+        frames=tuple(Place(file="/job/train.py", line=int(line), function=name) for name, _, line in places),
+        innermost="",
+        library=0,
+        around=None,
+        proof=None,
+    )
+
+
+def shape(node: StackNode) -> object:
+    """The ranks, the lines they share, and either how they go on or that it ends."""
+    lines = [place.line for place in node.frames]
+    return (node.ranks, lines, [shape(one) for one in node.ways] if node.ends is None else "ends")
+
+
+def test_stacks_are_merged_from_the_outermost_frame_on_and_part_where_the_ranks_part() -> None:
+    trees = stack_trees(
+        [
+            told(1, frames=("save:6", "main:22", "<module>:30")),
+            told(0, 3, frames=("main:18", "<module>:30")),
+            told(2, frames=("hook:9", "main:18", "<module>:30")),
+        ]
+    )
+    assert [shape(tree) for tree in trees] == [
+        (
+            (0, 1, 2, 3),
+            [30],
+            [((1,), [22, 6], "ends"), ((0, 2, 3), [18], [((0, 3), [], "ends"), ((2,), [9], "ends")])],
+        )
+    ]
+    (tree,) = trees
+    assert tree.parts_in is not None
+    assert tree.parts_in.function == "main"
+    assert tree.ways[1].parts_in is None  # ranks 0 and 3 stand in the line itself
+
+
+def test_a_stack_that_cannot_be_laid_beside_the_others_is_a_tree_of_its_own() -> None:
+    train = told(0, frames=("main:18", "<module>:30"))
+    thread = told(0, of="thread reader", frames=("read:4", "<module>:30"))
+    elsewhere = told(1, frames=("serve:7",))
+    cut = told(2, frames=("main:18", *("again:5",) * 30, "<module>:30"))
+    trees = stack_trees([thread, train, elsewhere, cut])
+    assert [(tree.ends, tree.ways) for tree in trees] == [(one, ()) for one in (thread, train, elsewhere, cut)]
+
+
+def test_equal_stacks_of_a_report_that_somebody_else_wrote_come_to_an_end() -> None:
+    same = told(0, frames=("main:18",))
+    assert [shape(tree) for tree in stack_trees([same, same])] == [((0,), [18], [((0,), [], "ends")] * 2)]
+    assert stack_trees([]) == ()

@@ -15,7 +15,8 @@ from nsa_harness.core.diagnosis.grades import LIKELY
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot
 from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.evidence.stacks import group_call
-from nsa_harness.core.report import Culprit, Place
+from nsa_harness.core.outcome import checked
+from nsa_harness.core.report import Culprit, Place, Status, Verdict
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -213,3 +214,29 @@ def test_no_rule_says_more_than_likely_by_stacks_alone() -> None:
                 told = diagnose(hung(one, other), judge(hung(one, other)))
                 assert told.cause != "unknown", (one, other)
                 assert told.findings[0].confidence <= LIKELY, told.findings[0]
+
+
+def test_what_the_stacks_alone_show_is_proven_by_their_dumps() -> None:
+    looks = [
+        rank_snapshot(rank, *frames, proof=f"dumps/rank{rank}.2.txt")
+        for rank, frames in enumerate((IN_SAVE, IN_BACKWARD))
+    ]
+    found = seen(*looks)
+    assert diagnose(found, judge(found)).findings[0].proof == ("dumps/rank0.2.txt",)
+
+
+def test_the_calls_that_the_stacks_stand_in_lie_side_by_side() -> None:
+    found = hung(IN_SAVE, IN_BACKWARD)
+    told = diagnose(found, judge(found)).divergence
+    assert told is not None
+    assert [[one and one.op for one in row] for row in told.rows] == [["barrier", "all_reduce (DDP)"]]
+
+
+def test_of_a_job_that_was_attached_to_the_looks_are_what_was_checked() -> None:
+    found = replace(hung(IN_SAVE, IN_BACKWARD), attached=True)
+    verdict = Verdict(status=Status.HANG, kind=None, cause=None, summary="")
+    assert "stacks of every rank, in 2 looks" in list(checked(found, verdict))
+    unseen = replace(
+        found, snapshots=(found.snapshots[0], replace(found.snapshots[1], ranks=found.snapshots[1].ranks[:1]))
+    )
+    assert "stacks of every rank, in 1 look" in list(checked(unseen, verdict))

@@ -24,7 +24,7 @@ ADDED = {
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
 SHOWN_OTHERWISE = {"commands: run -t"}  # in the help
-ADDED_BELOW = ("detail.stacks", ".left_open")  # what a value of such a key holds is new as a whole
+ADDED_BELOW = ("detail.stacks", "detail.divergence", ".left_open")  # what a value of such a key holds is new as a whole
 
 
 def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:

@@ -10,6 +10,8 @@ from nsa_harness.core.report import (
     CallStack,
     CollectiveRef,
     Culprit,
+    Divergence,
+    EnteredCall,
     Finding,
     HangKind,
     MachineFacts,
@@ -123,6 +125,22 @@ STACKS = (
     ),
 )
 
+_REDUCED = EnteredCall(
+    op="all_reduce", seq=13, step=1, place=None, elements=272, dtype="float32", peer=None, inside=False
+)
+DIVERGENCE = Divergence(
+    group="dp",
+    ranks=((1,), (0,)),
+    rows=(
+        (_REDUCED, _REDUCED),
+        (
+            replace(_REDUCED, op="barrier", seq=14, place=STACKS[0].frames[0], elements=0, dtype="", inside=True),
+            replace(_REDUCED, seq=14, place=PLACE, inside=True),
+        ),
+    ),
+    shared=1,
+)
+
 DEADLOCK = replace(
     PASSED,
     scenario="branch_sel_only",
@@ -179,6 +197,7 @@ DEADLOCK = replace(
     repeat="nsa-harness run reports/latest/branch_sel_only/spec.json",
     next="nsa-harness bisect branch_sel_only --layers",
     stacks=STACKS,
+    divergence=DIVERGENCE,
 )
 
 LIVELOCK = replace(
@@ -206,6 +225,7 @@ LIVELOCK = replace(
     ),
     why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
     stacks=(),
+    divergence=None,
     repeat="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
     next=None,
 )

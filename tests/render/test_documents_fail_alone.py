@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,20 @@ def test_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     there = {path.name for path in (run.summary, run.report, run.junit, run.html) if path.is_file()}
     assert there == {"SUMMARY.md", "report.json", "junit.xml", "report.html"} - {file}
     assert f"{file} could not be written" in run.log.read_text()
+
+
+_UPGRADED = """
+import sys
+import nsa_harness.render.documents.documents  # what the start of every attempt imports
+sys.addaudithook(lambda event, given: event == "open" and str(given[0]).endswith(".j2") and sys.exit("read at the end"))
+sys.path.insert(0, sys.argv[1])
+from render_samples import MIXED
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.subject.playbook import PLAYBOOK
+assert report_html(MIXED, PLAYBOOK)
+"""
+
+
+def test_the_page_at_the_end_of_a_plan_is_that_of_the_harness_that_began_it() -> None:
+    done = subprocess.run([sys.executable, "-c", _UPGRADED, str(Path(__file__).parent)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

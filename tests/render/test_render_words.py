@@ -64,9 +64,23 @@ def test_a_place_without_a_file_is_named_by_what_is_known() -> None:
     assert words.place_details(place) == "layer 3 · blocks.3 · parameter w_q"
 
 
+def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time() -> None:
+    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, quiet_s=1.0 + rank / 10) for rank in range(20))
+    assert DEADLOCK.culprit is not None
+    culprit = replace(DEADLOCK.culprit, ranks=(3,))
+    drawing = lanes(replace(DEADLOCK, standings=standings, culprit=culprit, last_step=dict.fromkeys(range(20), 3)))
+    assert drawing is not None
+    assert [(lane.label, lane.caption) for lane in drawing.lanes] == [
+        ("ranks 0-2, 4-19", "step 3 · 2.9 s in all_reduce #14, waits for rank 1"),
+        ("rank 3", "step 3 · 1.3 s in all_reduce #14, waits for rank 1"),
+    ]
+
+
 def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
     count = 100
-    standings = tuple(replace(DEADLOCK.standings[0], rank=rank) for rank in range(count))
+    standings = tuple(
+        replace(DEADLOCK.standings[0], rank=rank, stands_in=f"all_reduce #{rank}") for rank in range(count)
+    )
     assert DEADLOCK.culprit is not None
     culprit = replace(DEADLOCK.culprit, ranks=(97,))
     outcome = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from attempts import clean, journal, said, spec, unpack
@@ -96,3 +97,19 @@ def test_every_artifact_of_a_recorded_run_is_there_or_has_its_reason(tmp_path: P
     assert all((one.count is None) == (one.absent is not None) for one in found)
     there = {one.path for one in found if one.absent is None}
     assert there >= {"output.log", "traces.log", "heartbeat_rank*.jsonl", "training.csv", "rank*/flight.json"}
+
+
+def test_what_the_probe_writes_is_missing_of_a_job_that_was_started_without_it_and_for_no_other_reason(
+    tmp_path: Path,
+) -> None:
+    attempt, asked = clean(tmp_path), spec()
+    found = replace(collect(attempt, asked, "n"), attached=True)
+    reasons = {one.path: one.absent for one in inventory(attempt, found, ())}
+    blind = "it is written by the probe, and the job was started without it"
+    assert {path for path, reason in reasons.items() if reason == blind} == {
+        "heartbeat_rank*.jsonl",
+        "step_ledger.txt",
+        "rank*/flight.json",
+        "rank*/raised.json",
+        "rank*/stacks.txt",
+    }

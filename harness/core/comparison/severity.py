@@ -6,17 +6,17 @@ from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.report import Finding, Outcome, Report, Severity, Status, exit_code
 
 _BAD = frozenset({Status.FAIL, Status.HANG})
+_WEIGHT = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 def severity(finding: Finding, outcome: Outcome) -> Severity:
-    """Of a finding of that outcome. What the scenario announced is no news; what could not be judged is no fault."""
+    """Of a finding of that outcome. What made it fail is critical, announced or not; what could not be judged is no
+    fault."""
     row, causes_it = row_of(finding.code), finding.code == outcome.verdict.cause
-    if causes_it and outcome.expected:
-        return Severity.INFO
-    if outcome.verdict.status not in _BAD:
-        return row.unfailed
-    # Beside the cause of a failure nothing is critical.
-    return Severity.WARNING if row.severity is Severity.CRITICAL and not causes_it else row.severity
+    if outcome.verdict.status in _BAD:
+        # Beside the cause of a failure nothing is critical.
+        return Severity.CRITICAL if causes_it else min(row.severity, Severity.WARNING, key=_WEIGHT.index)
+    return Severity.INFO if causes_it and outcome.expected else row.unfailed
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:

@@ -108,7 +108,7 @@ class Row:
     verdicts: tuple[Status, ...] = ()  # that it can be the cause of
     kinds: tuple[HangKind, ...] = ()  # of a HANG among them
     beside: bool = False  # it is also noted beside any verdict, a PASS included
-    severity: Severity = Severity.CRITICAL  # as the cause of a FAIL or HANG
+    severity: Severity = Severity.CRITICAL  # beside a FAIL or HANG, where a warning is the most; its cause is critical
     unfailed: Severity = Severity.INFO  # in a run that neither failed nor hung
     blames: bool = True  # a run that ends so has a culprit
     between_ranks: bool = False  # ranks do not go together: one side is wrong, and somebody of the other side is not

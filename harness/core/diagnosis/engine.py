@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from nsa_harness.core.alignment.side_by_side import divergence
 from nsa_harness.core.diagnosis.case import Case, Explanation
 from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
 from nsa_harness.core.diagnosis.naming import meshes, with_coordinates, without_steps
@@ -28,7 +29,7 @@ from nsa_harness.core.diagnosis.rules import (
     threads,
 )
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.report import Culprit, Finding, Status
+from nsa_harness.core.report import Culprit, Divergence, Finding, Status
 from nsa_harness.core.verdict.verdict import Judgement
 
 _FAMILIES = (
@@ -52,6 +53,7 @@ class Diagnosis:
     cause: str | None
     culprit: Culprit | None
     findings: tuple[Finding, ...]
+    divergence: Divergence | None = None  # of a PASS, and where the ranks part in no collective
 
 
 @cache
@@ -75,9 +77,23 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
             claim=with_coordinates(reworded(one.claim), places),
             left_open=tuple(with_coordinates(reworded(text), places) for text in one.left_open),
         )
-        for one in (*([main] if main else []), *besides)
+        for one in (*([_with_proof(case, main)] if main else []), *besides)
     )
-    return Diagnosis(cause=main.code if main else None, culprit=_culprit(case, first), findings=findings)
+    culprit = _culprit(case, first)
+    parted = case.difference or next(iter(case.differences), None) if first else None
+    return Diagnosis(
+        cause=main.code if main else None,
+        culprit=culprit,
+        findings=findings,
+        divergence=divergence(parted, case.timelines, culprit.ranks if culprit else ()) if parted else None,
+    )
+
+
+def _with_proof(case: Case, found: Finding) -> Finding:
+    """Where no record stands behind it, what it was read from: the dumps of the last look."""
+    concerned = found.ranks or tuple(case.looked)
+    dumps = (case.looked[rank].proof for rank in concerned if rank in case.looked)
+    return found if found.proof else replace(found, proof=tuple(path for path in dumps if path))
 
 
 def _cause(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Explanation:

@@ -1,7 +1,12 @@
-"""The picture of a search for the page: probes down, items across, as numbers for the template to draw."""
+"""The picture of a search for the page: probes down, items across, as numbers for the template to draw.
+
+Shapes alone are drawn, on a ground of GRID_WIDTH that is stretched to the room there is; texts stand beside them as
+text, so that none can be cut.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
@@ -9,17 +14,13 @@ from nsa_harness.core.bisect.subject import Subject
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import NO_VERDICT, OFF, ON, PARTLY, following_each, pooled, sign, step_word
-from nsa_harness.render.terminal.layout import cropped
 
-WIDTH = 920
-NUMBER_X, STEP_X = 22, 32
-GRID_X, GRID_WIDTH = 190, 400
-VERDICT_X, TIME_X, REMARK_X = 606, 712, 726
-ROW_HEIGHT, CELL_HEIGHT, TOP = 22, 13, 26
+GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
 SHOWN = 200  # rows
 _MOST_CELLS = 100  # of more items several share one
-_LABEL_EVERY = 17.0
-_REMARK = 30  # signs; the title of the row has the whole
+_LABEL_EVERY = 30.0  # of GRID_WIDTH, which a telephone draws at two thirds
+_SIGN = 9.0  # that one character of a label takes there
+_REMARK = 60  # characters; the title of the row has the whole
 _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 
 
@@ -34,7 +35,6 @@ class Cell:
 class ProbeRow:
     """One probe; `open_x` and `open_width` are the items that were open before it."""
 
-    y: int
     n: int
     step: str
     cells: tuple[Cell, ...]
@@ -50,10 +50,9 @@ class ProbeRow:
 class Picture:
     title: str
     noun: str
-    labels: tuple[tuple[float, str], ...]
+    labels: tuple[tuple[float, str], ...]  # percent of the width, and what stands there
     rows: tuple[ProbeRow, ...]
     answer: tuple[Cell, ...]  # the items of the answer
-    height: int
     omitted: int
 
 
@@ -64,10 +63,7 @@ def picture(report: BisectReport) -> Picture | None:
     pairs = list(zip(report.probes, following_each(report.probes), strict=True))[:SHOWN]
     subject, answer = report.subject, _answer(report)
     counted = bisect_words.counted(len(subject.items), subject.noun)
-    rows = tuple(
-        _row(report, probe, step_word(subject, probe, report, following), TOP + ROW_HEIGHT * index)
-        for index, (probe, following) in enumerate(pairs)
-    )
+    rows = tuple(_row(report, probe, step_word(subject, probe, report, following)) for probe, following in pairs)
     return Picture(
         title=f"{words.plural(len(report.probes), 'probe')} against "
         + (f"values of {subject.key}" if subject.ordered else counted),
@@ -75,21 +71,19 @@ def picture(report: BisectReport) -> Picture | None:
         labels=_labels(subject),
         rows=rows,
         answer=_cells(subject, answer) if answer else (),
-        height=TOP + ROW_HEIGHT * (len(rows) + 1) + 6,
         omitted=len(report.probes) - len(rows),
     )
 
 
-def _row(report: BisectReport, probe: ProbeReport, step: str, y: int) -> ProbeRow:
+def _row(report: BisectReport, probe: ProbeReport, step: str) -> ProbeRow:
     subject = report.subject
-    value = cropped(bisect_words.last_value(subject, probe), 24) if subject.ordered else ""
+    value = words.middle(bisect_words.last_value(subject, probe), 24) if subject.ordered else ""
     remark = " · ".join(filter(None, (value, bisect_words.remark(report, probe))))
     verdict = probe.verdict or NO_VERDICT
     took = words.seconds(probe.wall_s) if probe.verdict else ""
     asked = bisect_words.config_words(subject.config(probe.places))
     first, last = _x(probe.open[0], subject), _x(max(probe.open), subject)
     return ProbeRow(
-        y=y,
         n=probe.n,
         step=step,
         cells=_cells(subject, probe.places),
@@ -97,7 +91,7 @@ def _row(report: BisectReport, probe: ProbeReport, step: str, y: int) -> ProbeRo
         open_width=round(last - first, 1),
         verdict=verdict,
         took=took,
-        remark=cropped(remark, _REMARK),
+        remark=words.middle(remark, _REMARK),
         title=" · ".join(part for part in (f"probe {probe.n}", step, asked, verdict, took, remark) if part),
     )
 
@@ -106,13 +100,14 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
     """The value on its line; of items without an order each one, with a gap between them where there is room."""
     if subject.ordered:
         # The good end lies before the first item.
-        return (Cell(x=round(_x(max(chosen, default=-1) + 1, subject) - 4, 1), width=8.0, role="on"),)
+        at = _x(max(chosen, default=-1) + 1, subject)
+        return (Cell(x=min(max(at - 4.0, 0.0), GRID_WIDTH - 8.0), width=8.0, role="on"),)
     pools = pooled(len(subject.items), _MOST_CELLS)
     wide = GRID_WIDTH / len(pools)
     gap = 2.0 if wide >= 10 else 1.0 if wide >= 6 else 0.0
     return tuple(
         Cell(
-            x=round(GRID_X + index * wide, 1),
+            x=round(index * wide, 1),
             width=round(wide - gap, 1),
             role=_ROLES[sign([place in chosen for place in pool])],
         )
@@ -121,23 +116,20 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
 
 
 def _x(place: int, subject: Subject) -> float:
-    return round(GRID_X + GRID_WIDTH * place / len(subject.items), 1)
+    return round(GRID_WIDTH * place / len(subject.items), 1)
 
 
 def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
     if subject.ordered:
         ends = (bisect_words.value_before(subject, 0), subject.label(len(subject.items) - 1))
-        return ((float(GRID_X), cropped(ends[0], 16)), (float(GRID_X + GRID_WIDTH), cropped(ends[1], 16)))
+        return ((0.0, words.middle(ends[0], 16)), (100.0, words.middle(ends[1], 16)))
     pools = pooled(len(subject.items), _MOST_CELLS)
     wide = GRID_WIDTH / len(pools)
-    every = max(1, -(-int(_LABEL_EVERY) // max(int(wide), 1)))
+    every = max(1, math.ceil(_LABEL_EVERY / wide))
     names = [subject.label(pool[0]) for pool in pools]
-    short = all(len(name) * 6.5 <= wide * every for name in names)
+    short = all(len(name) * _SIGN <= wide * every for name in names)
     shown = names if short else [str(pool[0] + 1) for pool in pools]
-    gap = 2.0 if wide >= 10 else 0.0
-    return tuple(
-        (round(GRID_X + index * wide + (wide - gap) / 2, 1), shown[index]) for index in range(0, len(pools), every)
-    )
+    return tuple((round(100 * (index + 0.5) / len(pools), 2), shown[index]) for index in range(0, len(pools), every))
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.callstacks import stack_trees
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Report, counts
@@ -24,11 +24,11 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
     """What SUMMARY.md says, with a picture of the ranks and of a bisection. Same report, same bytes."""
     report, search = escaped((report, search))
     given, told = counts(report.outcomes), answer.told_at_length(report)
-    return _template().render(
+    return _TEMPLATE.render(
         total=sum(given.values()),
         report=report,
         tally=[(status, given[status]) for status in words.LOUDEST_FIRST if given[status]],
-        numbered=list(enumerate(report.outcomes, start=1)),
+        numbered=words.bad_news_first(report),
         single=len(report.outcomes) == 1,
         sections=told,
         told={number for number, _ in told},
@@ -38,7 +38,7 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
         tables=tables(report, playbook),
         severity=severity,
         draw=lanes.lanes,
-        canvas=lanes,
+        stack_trees=stack_trees,
         search=search,
         searched=bisect_picture,
         said=bisect_words,
@@ -46,8 +46,11 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
     )
 
 
-@cache
-def _template() -> Template:
+def _compiled() -> Template:
     source = files("nsa_harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source)
+
+
+# With the code that fills it, and not when the page is written: a plan may outlast an upgrade of the harness.
+_TEMPLATE = _compiled()

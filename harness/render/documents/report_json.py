@@ -47,6 +47,7 @@ OUTCOME_DETAIL = (
     "deepening",
     "showed",
     "stacks",
+    "divergence",
 )
 REPORT_DETAIL = ("command", "interrupted", "not_run")
 

@@ -129,7 +129,7 @@ def _place_line(place: Place) -> str:
 
 def _stacks(outcome: Outcome) -> list[str]:
     """The culprit's first. Files with whole stacks are links below."""
-    lines = [line for stack in outcome.stacks for line in ("", *answer.stack_lines(stack))][1:]
+    lines = [line for block in answer.parting_stacks(outcome.stacks) for line in ("", *block)][1:]
     return ["", *markdown_fence("\n".join(lines), "text")] if lines else []
 
 
@@ -220,15 +220,24 @@ def _repeat(outcome: Outcome) -> list[str]:
 
 
 def _artifacts(outcome: Outcome) -> list[str]:
-    rows = [
-        (
-            markdown_code(item.path, in_table=True) if item.absent is not None else _link(outcome, item.path),
-            "none" if item.count is None else f"{item.count}",
-            markdown(f"not there: {item.absent}") if item.absent is not None else "",
-        )
-        for item in outcome.artifacts
+    rows = [(_link(outcome, item.path), f"{item.count}") for item in outcome.artifacts if item.absent is None]
+    missing = [
+        f"{markdown_code(item.path)}: {markdown(item.absent)}" for item in outcome.artifacts if item.absent is not None
     ]
-    return [*_heading("Files"), "", *markdown_table(("file", "entries:", "remark"), rows)] if rows else []
+    return (
+        [
+            *_heading("Files"),
+            *(["", *markdown_table(("file", "entries:"), rows)] if rows else []),
+            *(
+                ["", f"<details><summary>not there: {len(missing)}</summary>", "", " · ".join(missing)]
+                if missing
+                else []
+            ),
+            *(["", "</details>"] if missing else []),
+        ]
+        if rows or missing
+        else []
+    )
 
 
 def _link(outcome: Outcome, path: str) -> str:

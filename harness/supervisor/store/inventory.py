@@ -68,19 +68,25 @@ def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
 
 def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
+    # Without the probe nobody has seen whether there was anything to write.
+    blind = "it is written by the probe, and the job was started without it" if _without_probe(evidence) else ""
     for pattern, counted_in, absent in (
         ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
-        ("heartbeat_rank*.jsonl", lines, "not reached: no optimizer step was done"),
+        ("heartbeat_rank*.jsonl", lines, blind or "not reached: no optimizer step was done"),
         ("dumps/rank*.txt", files, _no_dumps(evidence)),
         ("profile.txt", lines, _no_dumps(evidence)),
-        ("step_ledger.txt", lines, "no rank has both finished steps and a flight recorder"),
-        ("rank*/flight.json", files, "torch.distributed was not used, or the rank died before its exit"),
-        ("rank*/raised.json", files, "no rank raised"),
-        ("rank*/stacks.txt", files, "no rank died of a fatal signal"),
+        ("step_ledger.txt", lines, blind or "no rank has both finished steps and a flight recorder"),
+        ("rank*/flight.json", files, blind or "torch.distributed was not used, or the rank died before its exit"),
+        ("rank*/raised.json", files, blind or "no rank raised"),
+        ("rank*/stacks.txt", files, blind or "no rank died of a fatal signal"),
         ("env.json", files, "it could not be written"),
     ):
         yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
         yield from (file for file in program_files if file.after == pattern)
+
+
+def _without_probe(evidence: Evidence) -> bool:
+    return evidence.attached and not any(rank.board for rank in evidence.ranks)
 
 
 def _no_dumps(evidence: Evidence) -> str:
