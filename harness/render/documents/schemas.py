@@ -72,7 +72,8 @@ def _rearrange_outcome(known: Schema) -> None:
     detail["place_text"] = {"type": "object"}
     place = known["Place"]
     known["SourceLine"] = {**place, "description": "A place with its statement."}
-    known["CallStack"] = _pointing(known["CallStack"], "Place", "SourceLine")
+    for holder in ("CallStack", "EnteredCall"):
+        known[holder] = _pointing(known[holder], "Place", "SourceLine")
     without_text = {key: value for key, value in place["properties"].items() if key != "text"}
     known["Place"] = _closed(without_text, place["description"])
     verdict["cause"] = outcome_cause = _or_null(_words(Cause))
