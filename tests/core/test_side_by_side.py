@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from builders import collective
@@ -63,3 +64,12 @@ def test_of_many_ranks_that_all_did_otherwise_few_are_shown() -> None:
     found = side_by_side(*([inside(1, sizes=((4 + rank,),))] for rank in range(40)), blamed=(39,))
     assert found is not None
     assert (len(found.ranks), found.ranks[0]) == (6, (39,))
+
+
+def test_ranks_in_one_column_are_no_divergence() -> None:
+    """What parts them lies in the order of groups, or in nothing that a column tells."""
+    same = [done(1, 2), done(1, 2)]
+    lines = {rank: timeline(rank, None, entries, "gloo") for rank, entries in enumerate(same)}
+    apart = timeline(1, None, done(1), "gloo")
+    (found, *_) = differences({**lines, 1: apart}, groups_of(lines, {}), {})
+    assert divergence(replace(found, entered=(), absent=(0, 1)), lines, ()) is None
