@@ -311,3 +311,9 @@ def test_counters_and_settings_are_the_same_on_every_rank(test: str, varies: boo
     text = f"def fit(loader):\n    for i, batch in enumerate(loader):\n        if {test}:\n            reduce()"
     (found,) = branches((Source(file=USER, first=1, text=text),), line(4))
     assert found.varies is varies
+
+
+def test_that_a_file_is_the_program_decides_nothing_between_ranks() -> None:
+    text = 'if __name__ == "__main__":\n    if ready:\n        main()\n'
+    found = branches((Source(file=USER, first=1, text=text),), line(3))
+    assert [one.text for one in found] == ["if ready"]

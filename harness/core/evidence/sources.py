@@ -277,11 +277,17 @@ def branches(sources: Sequence[Source], place: Place | Frame) -> tuple[Branch, .
     if kept is None or place.line is None:
         return ()
     around = holders(kept, place.line)
-    tests = [_branch(kept, one, one.test) for one in around if isinstance(one, ast.If | ast.While)]
+    asked = (one for one in around if isinstance(one, ast.If | ast.While))
+    tests = [_branch(kept, one, one.test) for one in asked if not _asks_for_main(one.test)]
     handlers = [_branch(kept, one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
     loop = next((one for one in around if isinstance(one, _Loop)), None)
     block = loop or next((one for one in around if isinstance(one, Function)), None)
     return (*tests, *handlers, *(_jumps(kept, block, place.line - kept.first) if block is not None else ()))
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    """`if __name__ == "__main__"` is the same on every rank."""
+    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
 def deciding(
