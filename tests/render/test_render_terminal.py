@@ -170,7 +170,7 @@ def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> No
     apart = tuple(replace(row, waits_for=f"rank {row.rank + 1}") for row in alike)
     lines = list(outcome_lines(replace(DEADLOCK, standings=apart), 80))
     assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
-    assert [line for line in lines if line.endswith("more rows are in SUMMARY.md")]
+    assert [line for line in lines if line.endswith("more rows; -v shows them")]
 
 
 def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_informs_does_not() -> None:

@@ -121,7 +121,7 @@ def ranks_table(outcome: Outcome, most: int, width: int) -> Iterator[str]:
     if shown:
         yield from table((*head, ""), shown, width)
     if len(rows) > len(shown):
-        yield from paragraph(f"{len(rows) - len(shown)} more rows are in SUMMARY.md", width, "  ")
+        yield from paragraph(f"{len(rows) - len(shown)} more rows; -v shows them", width, "  ")
 
 
 def _to_do(outcome: Outcome, form: _Form, width: int) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
         yield ""
         yield from table(head, rows[:STANDINGS], width)
     if len(rows) > STANDINGS:
-        yield from paragraph(f"{len(rows) - STANDINGS} more ranks are in SUMMARY.md", width, "  ")
+        yield from paragraph(f"{len(rows) - STANDINGS} more ranks are in report.json", width, "  ")
 
 
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
