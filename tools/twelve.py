@@ -549,8 +549,8 @@ def _told(cell: Mapping[str, Any] | None, missed: Sequence[str]) -> str:
 
 def _totals(done: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield (
-        f"`-`: not run; {len(done)} of {len(names())} cells are. `run` and `watch` count seconds since the last progress,"
-        " `attach` since its own start. Right:"
+        f"`-`: not run; {len(done)} of {len(names())} cells are. `run` and `watch` count seconds since the last"
+        " progress, `attach` since its own start. Right:"
     )
     yield ""
     for way in WAYS:
