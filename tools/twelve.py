@@ -548,7 +548,10 @@ def _told(cell: Mapping[str, Any] | None, missed: Sequence[str]) -> str:
 
 
 def _totals(done: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    yield "`run` and `watch` count seconds since the last progress, `attach` since its own start. Right:"
+    yield (
+        f"`-`: not run; {len(done)} of {len(names())} cells are. `run` and `watch` count seconds since the last"
+        " progress, `attach` since its own start. Right:"
+    )
     yield ""
     for way in WAYS:
         own = {name: missed for name, missed in done.items() if name.endswith(f"/{way}")}
