@@ -75,8 +75,7 @@ def judge_attempt(
         trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
-    unwritten = _traced(attempt, evidence, outcome)
-    unwritten += redact_files(attempt)
+    unwritten = redact_files(attempt)
     unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict

@@ -147,7 +147,8 @@ def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Js
     result: _Json = {
         "ruleId": finding.code,
         "ruleIndex": rule,
-        "level": _LEVELS[severity(finding, outcome)],
+        # A failure that its scenario plants is no error of the code that is checked.
+        "level": _LEVELS[Severity.INFO if causes_it and outcome.expected else severity(finding, outcome)],
         "message": {"text": _message(outcome, finding, causes_it=causes_it)},
         "locations": [_location(place, checkout)] if place else [],
         "relatedLocations": [{"id": number, **one["location"]} for number, one in enumerate(related, 1)],
