@@ -202,7 +202,10 @@ def test_ranks_of_this_node_without_a_process_are_missing(
 def test_how_a_rank_ended_is_seen_until_its_parent_asks_and_known_of_torchrun_that_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    everyone = procfs.children
     with ranks(2, 4716) as started:
+        # What other tests have left below this process is no child of a launcher.
+        monkeypatch.setattr(procfs, "children", lambda pid: [one for one in everyone(pid) if one.pid in started])
         os.kill(started[1], signal.SIGKILL)
         wait_for(lambda: procfs.exit_status(started[1]) is not None, "it has ended")
         assert attach._how_ended({0: started[0]}, [1]) == {1: -signal.SIGKILL}

@@ -35,6 +35,7 @@ class Film:
     looks: list[Snapshot]
     alive: dict[int, int]
     gone: set[int] = field(default_factory=set)
+    piped: dict[int, object] = field(default_factory=dict)
 
     @property
     def camera(self) -> Film:

@@ -230,7 +230,7 @@ def test_a_broken_file_that_nobody_asked_for_is_said_and_the_others_run(here: Pa
     write(here / "scenarios" / "bad.yaml", "about: [\n")
     catalog = load_catalog(here, shipped, ["good"])
     assert "good" in names(catalog)
-    assert [note.split(" ")[:3] for note in catalog.notes] == [["left", "out:", "scenarios/bad.yaml:2:1:"]]
+    assert [note.split(" ")[:3] for note in catalog.notes] == [["not", "read:", "scenarios/bad.yaml:2:1:"]]
     for words in ([], ["bad"], ["good", "bad"], ["g*"]):
         with pytest.raises(ScenarioError, match=r"bad\.yaml:2:1"):
             load_catalog(here, shipped, words)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from living import PATIENCE_S, program
@@ -14,7 +15,7 @@ from living import PATIENCE_S, program
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
-from nsa_harness.supervisor.capture import procfs, stacks
+from nsa_harness.supervisor.capture import procfs, snapshot, stacks
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
 from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.capture.stacks import StackSources
@@ -53,19 +54,42 @@ def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     return these
 
 
+@pytest.mark.parametrize(("load", "longer"), [(0.0, 1.0), (1.5, 1.5), (50.0, 3.0)])
+def test_where_more_wants_to_run_than_there_are_cores_a_question_may_take_longer(
+    load: float, longer: float, use: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use()
+    cores = os.cpu_count() or 1
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * cores, 0.0, 0.0))
+    asked: list[float] = []
+    plain = snapshot.StackSources
+
+    def noted(*, patience: float, **given: Any) -> Any:
+        asked.append(patience)
+        return plain(patience=patience, **given)
+
+    monkeypatch.setattr(snapshot, "StackSources", noted)
+    with program(SLEEPER) as one:
+        Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps").take(1, {0: one.pid})
+    assert asked == [longer]
+
+
 def functions(found: tuple[Stack, ...]) -> list[str]:
     return [frame.function for frame in found[0].frames]
 
 
-def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(use: Callable[..., None], tmp_path: Path) -> None:
+def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
+    use: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(py_spy=HANGS, pystack=HANGS)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as one, program(SLEEPER) as other:
         began_s = time.monotonic()
-        snapshot = camera.take(1, {0: one.pid, 1: other.pid})
+        taken = camera.take(1, {0: one.pid, 1: other.pid})
         took_s = time.monotonic() - began_s
     assert took_s < 3.0
-    assert [rank.stacks for rank in snapshot.ranks] == [(), ()]
+    assert [rank.stacks for rank in taken.ranks] == [(), ()]
     assert {(trouble.what, trouble.rank) for trouble in camera.trouble} == {("stacks", 0), ("stacks", 1)}
     assert all("no answer within" in trouble.why for trouble in camera.trouble)
 
