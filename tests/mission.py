@@ -65,9 +65,9 @@ MISSION = {
     "sequence 4096": ["ready_seq_4096"],
 }
 WITHOUT_A_CPU_FORM = {
-    "ddp_nccl": "nccl needs a GPU for each of 2 ranks; this machine has no GPU",
-    "nccl_p2p_disable": "nccl needs a GPU for each of 2 ranks; this machine has no GPU",
-    "nccl_ib_disable": "nccl needs a GPU for each of 2 ranks; this machine has no GPU",
+    "ddp_nccl": "NCCL needs a GPU for each of 2 ranks; this machine has no GPU",
+    "nccl_p2p_disable": "NCCL needs a GPU for each of 2 ranks; this machine has no GPU",
+    "nccl_ib_disable": "NCCL needs a GPU for each of 2 ranks; this machine has no GPU",
     "ddp_flash": "needs 2 GPUs; this machine has no GPU",
     "ddp_fused_kernels": "needs 2 GPUs; this machine has no GPU",
     "launch_blocking": "needs 2 GPUs; this machine has no GPU",

@@ -30,7 +30,7 @@ def launch(deadline_s: float = 600.0) -> RunSpec:
     return spec(limits=Limits(deadline_s=deadline_s))
 
 
-SKIP = Skip(scenario="ddp_nccl", about="", reason="nccl needs a GPU for each of 2 ranks; this machine has 1 GPU")
+SKIP = Skip(scenario="ddp_nccl", about="", reason="NCCL needs a GPU for each of 2 ranks; this machine has 1 GPU")
 
 
 def offers(wanted: Axes, launches: Sequence[RunSpec | Skip]) -> dict[RunnerKind, Offer]:
@@ -101,7 +101,7 @@ def test_what_could_only_skip_gets_no_job_and_is_said() -> None:
     assert {job.backend for job in found.jobs} == {"gloo"}
     assert found.left_out == (
         "shard 1/1 of nccl with 1 GPU has no job: every scenario in it would be SKIP: "
-        "ddp_nccl: nccl needs a GPU for each of 2 ranks; this machine has 1 GPU",
+        "ddp_nccl: NCCL needs a GPU for each of 2 ranks; this machine has 1 GPU",
     )
 
 

@@ -91,7 +91,7 @@ def test_what_is_asked_for_by_name_is_not_listed_as_not_covered() -> None:
     [
         ("needs: {gpus: 2}", LAPTOP, "needs 2 GPUs; this machine has no GPU"),
         ("needs: {gpus: 4}", TWO_GPUS, "needs 4 GPUs; this machine has 2 GPUs"),
-        ("needs: {backend: nccl}", ONE_GPU, "nccl needs a GPU for each of 2 ranks; this machine has 1 GPU"),
+        ("needs: {backend: nccl}", ONE_GPU, "NCCL needs a GPU for each of 2 ranks; this machine has 1 GPU"),
         ("model: {impl: flash}", LAPTOP, "flash-attn needs a GPU for each of 2 ranks; this machine has no GPU"),
         ("model: {impl: triton}", ONE_GPU, "the fused kernels need a GPU for each of 2 ranks; this machine has 1 GPU"),
         (

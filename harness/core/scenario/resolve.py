@@ -81,7 +81,7 @@ def _missing(scenario: Scenario, facts: MachineFacts, program: OwnProgram) -> st
     if needs.gpus > have:
         return f"needs {gpus_text(needs.gpus)}; {here}"
     if needs.backend is Backend.NCCL and have < ranks:
-        return f"nccl needs a GPU for each of {ranks} ranks; {here}"
+        return f"NCCL needs a GPU for each of {ranks} ranks; {here}"
     return program.missing(scenario, facts) if scenario.is_ours else None
 
 
