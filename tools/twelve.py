@@ -343,7 +343,7 @@ def attached(program: Program, fault: str, python: str, folder: Path, environmen
     with running([*program.launched(python), *words], folder, environment) as job:
         job.until_it_trains()
         if fault == "hang":
-            job.until_it_is_silent()
+            job.until_it_is_silent(may_end=program.hang.verdict == "FAIL")
         ran = subprocess.run(
             [harness(), "attach", str(job.pid), "--for=60", *LIMITS, "--out=reports"],
             cwd=folder, env=dict(environment), check=False, capture_output=True, text=True, timeout=150,
@@ -374,9 +374,11 @@ class Job:
                 raise SystemExit("the job did not begin to train:\n" + "".join(self.lines[-20:]))
             time.sleep(0.05)
 
-    def until_it_is_silent(self) -> None:
+    def until_it_is_silent(self, *, may_end: bool) -> None:
         patience = time.monotonic() + 120
         while time.monotonic() - self.newest_s < SILENT_S:
+            if may_end and self.process.poll() is not None:
+                return
             if self.process.poll() is not None or time.monotonic() > patience:
                 raise SystemExit("the job did not hang:\n" + "".join(self.lines[-20:]))
             time.sleep(0.2)

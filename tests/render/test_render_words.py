@@ -71,8 +71,8 @@ def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time
     drawing = lanes(replace(DEADLOCK, standings=standings, culprit=culprit, last_step=dict.fromkeys(range(20), 3)))
     assert drawing is not None
     assert [(lane.label, lane.caption) for lane in drawing.lanes] == [
-        ("ranks 0-2, 4-19", "step 3 · 2.9 s in all_reduce #14, waits for rank 1"),
-        ("rank 3", "step 3 · 1.3 s in all_reduce #14, waits for rank 1"),
+        ("ranks 0-2, 4-19", "3 steps done · 2.9 s in all_reduce #14, waits for rank 1"),
+        ("rank 3", "3 steps done · 1.3 s in all_reduce #14, waits for rank 1"),
     ]
 
 

@@ -96,7 +96,7 @@ def _steps(outcome: Outcome, rank: int, most: int) -> tuple[Stretch, ...]:
 
 def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
     step = outcome.last_step.get(rank)
-    done = "no step known" if step is None else f"step {step}"
+    done = "no step known" if step is None else f"{words.plural(step, 'step')} done"
     row = next((row for row in outcome.standings if row.rank == rank), None)
     if row is None:
         status = outcome.exit_codes.get(rank)

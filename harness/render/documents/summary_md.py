@@ -159,7 +159,7 @@ def _standings(outcome: Outcome) -> list[str]:
         for row in outcome.standings
     ]
     blocked = "blocked in" if hangs else "last seen"
-    return ["", *markdown_table(("rank:", blocked, "waiting for", "no progress for:", "last step:", "exit"), rows)]
+    return ["", *markdown_table(("rank:", blocked, "waiting for", "no progress for:", "steps done:", "exit"), rows)]
 
 
 def _endings(outcome: Outcome) -> list[str]:
@@ -167,7 +167,7 @@ def _endings(outcome: Outcome) -> list[str]:
         (str(rank), words.step(outcome.last_step.get(rank)), words.exit_of(outcome, rank))
         for rank in sorted(outcome.exit_codes)
     ]
-    return ["", *markdown_table(("rank:", "last step:", "exit"), rows)] if rows else []
+    return ["", *markdown_table(("rank:", "steps done:", "exit"), rows)] if rows else []
 
 
 def _vitals(outcome: Outcome) -> list[str]:
