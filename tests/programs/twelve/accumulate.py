@@ -73,6 +73,7 @@ def main():
                     loss.backward()
                 except OverflowError as error:
                     print(f"rank {rank} skips a micro-batch: {error}", flush=True)
+                    dist.barrier()  # so that the word stands in every log before training goes on
         optimizer.step()
         optimizer.zero_grad()
         if rank == 0 and step % 5 == 0:
