@@ -551,7 +551,7 @@ def _told(cell: Mapping[str, Any] | None, missed: Sequence[str]) -> str:
 
 def _totals(done: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield (
-        f"`-`: not run; {len(done)} of {len(names())} cells are. `run` and `watch` count seconds since the last"
+        f"{len(done)} of {len(names())} cells have been run (`-`: not). `run` and `watch` count seconds since the last"
         " progress, `attach` since its own start. Right:"
     )
     yield ""

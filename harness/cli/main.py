@@ -241,15 +241,17 @@ def report(
         Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
     ] = None,
     out: cli_run.Out = None,
-    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.")] = False,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", envvar="NSA_HARNESS_STRICT", help="A SKIP makes the exit code 125, a silent fault 1."),
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.", **cli_run.REPORT)
     ] = False,
+    strict: cli_run.Strict = False,
     prompt: Annotated[
         bool,
         typer.Option(
-            "--prompt", envvar="NSA_HARNESS_PROMPT", help="The worst failure as a text to paste, 6 kB at most."
+            "--prompt",
+            envvar="NSA_HARNESS_PROMPT",
+            help="The worst failure as a text to paste, 6 kB at most.",
+            **cli_run.REPORT,
         ),
     ] = False,
     verbose: cli_run.Verbose = False,

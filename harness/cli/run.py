@@ -43,6 +43,15 @@ ProbeOption = Annotated[
     Probe, typer.Option(envvar="NSA_HARNESS_PROBE", help="How much instrumentation the ranks load.", **REPORT)
 ]
 
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        envvar="NSA_HARNESS_STRICT",
+        help="Exit with 125 after a SKIP, with 1 after a silent fault.",
+        **REPORT,
+    ),
+]
 Verbose = Annotated[
     bool,
     typer.Option(
@@ -200,15 +209,7 @@ def run(
         bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.", **REPORT)
     ] = False,
     out: Out = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            envvar="NSA_HARNESS_STRICT",
-            help="Exit with 125 after a SKIP, with 1 after a silent fault.",
-            **REPORT,
-        ),
-    ] = False,
+    strict: Strict = False,
     probe: ProbeOption = Probe.FULL,
     verbose: Verbose = False,
     no_redact: NoRedact = False,

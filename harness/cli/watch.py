@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_harness.cli.run import GitDiff, NoRedact, Out, Probe, ProbeOption, Verbose
+from nsa_harness.cli.run import REPORT, GitDiff, NoRedact, Out, Probe, ProbeOption, Verbose
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def watch(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", envvar="NSA_HARNESS_QUIET", help="Say nothing but a hang.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.")
+        bool,
+        typer.Option("--json", envvar="NSA_HARNESS_JSON", help="Events on stderr: stdout is the command's.", **REPORT),
     ] = False,
     out: Out = None,
     probe: ProbeOption = Probe.FULL,
@@ -95,7 +96,7 @@ def attach(
         typer.Option("--for", envvar="NSA_HARNESS_FOR", metavar="SECONDS", min=1.0, help="How long to look at most."),
     ] = 30.0,
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.")
+        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="JSON lines on stdout, text on stderr.", **REPORT)
     ] = False,
     out: Out = None,
     verbose: Verbose = False,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.core.evidence.aftermath import Aftermath, Kind, Missing, aftermath
+from nsa_harness.core.evidence.aftermath import Aftermath, Missing, aftermath
+from nsa_harness.core.evidence.left_file import Kind
 from nsa_harness.core.evidence.sources import program_sources
 from nsa_harness.core.outcome import outcome_of
 from nsa_harness.core.plan import Limits
@@ -94,8 +95,11 @@ def _outcome(
     lacking = (Trouble(what=one.what, why=f"not there; next time: {' · '.join(one.how)}") for one in missing)
     evidence = replace(after.evidence, trouble=(*found.trouble, *after.evidence.trouble, *lacking))
     since_s = found.newest_ns / 1e9
+
     # What a log names is somebody's word: nothing is opened by it but a source file, older than the log.
-    source = lambda file: text_as_launched(file, since_s) if file.endswith(".py") else ""  # noqa: E731
+    def source(file: str) -> str:
+        return text_as_launched(file, since_s) if file.endswith(".py") else ""
+
     evidence = replace(evidence, sources=tuple(program_sources(evidence, source)))
     named = [after.script or request.paths[0].resolve().name]
     spec = observed_spec(job_name(named), "read from the files that it left", named, Limits(), "")

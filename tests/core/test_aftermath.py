@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.grades import CERTAIN
-from nsa_harness.core.evidence.aftermath import Aftermath, Kind, LeftFile, aftermath, is_document, left_file
+from nsa_harness.core.evidence.aftermath import Aftermath, aftermath
 from nsa_harness.core.evidence.job_logs import by_rank, exits_of_tasks, rank_of_path, timeouts
+from nsa_harness.core.evidence.left_file import Kind, LeftFile, is_document, left_file
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import Judgement, judge
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.core.evidence.aftermath import Kind
+from nsa_harness.core.evidence.left_file import Kind
 from nsa_harness.supervisor.store import left_files as module
 from nsa_harness.supervisor.store.left_files import left_files
 

@@ -1,13 +1,11 @@
-"""What is left of a job that nobody watched: each file recognised by its content, and all of them as one evidence."""
+"""What is left of a job that nobody watched: what all its files say of each rank, as one evidence."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import (
     Collective,
@@ -33,7 +31,7 @@ from nsa_harness.core.evidence.exit_messages import (
     last_words,
     warnings_of,
 )
-from nsa_harness.core.evidence.flight import FlightDump, essential, parse_dump
+from nsa_harness.core.evidence.flight import FlightDump, essential
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import HostMemory, SentSignal
 from nsa_harness.core.evidence.job_logs import (
@@ -51,118 +49,16 @@ from nsa_harness.core.evidence.job_logs import (
     watchdog_lines,
     world_size_said,
 )
-from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_py_spy, parse_py_spy_text, parse_pystack
+from nsa_harness.core.evidence.left_file import EMPTY, Kind, LeftFile
+from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble
 
-_PICKLE, _ELF, _CORE = b"\x80", b"\x7fELF", 4
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh")
-_EMPTY = "it is empty"
 _OF_SOME_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
 _TRACEBACK = "Traceback (most recent call last):\n"
-_SNIFFED = 4096
 _NAMED_PARTS = 8  # of a path, that a short name may have
-_BINARY = 0.1  # of the first bytes
 _DIED = re.compile(r"^Fatal Python error: ", re.M)
 _LAUNCHER = "ChildFailedError"  # what torchrun raises of its own, because a rank has failed
-
-
-class Kind(StrEnum):
-    LOG = "log"
-    RECORDER = "flight recorder dump"
-    STACKS = "stack dump"
-    CORE = "core file"
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftFile:
-    """One file, and what it turned out to be."""
-
-    name: str
-    kind: Kind
-    changed_ns: int = 0
-    why: str = ""  # of NOTHING: why nothing of it is used
-    text: str = ""  # of a log, and of a dump that was printed
-    stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process; 0 where none is told
-    recorder: FlightDump | None = None
-
-
-def is_document(head: bytes) -> bool:
-    """It has to be read whole or not at all: half a pickle or half a JSON document says nothing."""
-    return head[:1] == _PICKLE or _json_like(head)
-
-
-def _json_like(head: bytes) -> bool:
-    """A log that begins with "[rank0]: " or "[W1123 02:07:28 ..." is no JSON list."""
-    return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
-
-
-def left_file(name: str, data: bytes, changed_ns: int = 0) -> LeftFile:
-    """What a file is, by its content. Never raises: what nothing can be made of has a reason."""
-    known = LeftFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
-    if not data.strip():
-        return replace(known, why=_EMPTY)
-    if data[:1] == _PICKLE:
-        return _recorder(known, data)
-    if data[:4] == _ELF:
-        if int.from_bytes(data[16:18], "little") != _CORE:
-            return replace(known, why="a program, and no dump of one")
-        return replace(known, kind=Kind.CORE)
-    if data.startswith(_PACKED):
-        return replace(known, why="it is packed; unpack it first")
-    head = data[:_SNIFFED]
-    strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
-    if strange > _BINARY * len(head) or b"\0\0" in head:
-        return replace(known, why="binary, and no dump that is known")
-    if _json_like(head) and (document := _document(known, data)):
-        return document
-    return _text(known, data.decode("utf-8-sig", errors="replace"))
-
-
-def _recorder(known: LeftFile, data: bytes) -> LeftFile:
-    try:
-        return replace(known, kind=Kind.RECORDER, recorder=parse_dump(data))
-    except ValueError as error:
-        return replace(known, why=str(error))
-
-
-def _document(known: LeftFile, data: bytes) -> LeftFile | None:
-    """Of JSON; None where it is a log whose lines are JSON, or begin like it."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict) and "entries" in value:
-        return _recorder(known, data)
-    try:
-        stacks = parse_py_spy(data.decode("utf-8", errors="replace"), "py-spy")
-        pids = {one.get("pid") for one in value}
-        pid = pids.pop() if len(pids) == 1 else 0
-    except (ValueError, TypeError, AttributeError):
-        return replace(known, why="JSON, and neither a flight recorder dump nor stacks of py-spy")
-    if not stacks:
-        return replace(known, why="JSON without anything in it")
-    return replace(known, kind=Kind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
-
-
-_BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current thread|Thread) 0x[0-9a-f]+ ")
-
-
-def _text(known: LeftFile, text: str) -> LeftFile:
-    """Of a file that begins with stacks, these; in a log those of faulthandler may stand anywhere."""
-    stacks = parse_py_spy_text(text)
-    if not stacks and _BEGINS_WITH_A_THREAD.match(text):
-        stacks = {0: parse_faulthandler(text)}
-    elif not stacks and "Traceback for thread" in text:
-        try:
-            stacks = {0: parse_pystack(text)}
-        except ValueError:
-            stacks = {}
-    return replace(known, kind=Kind.STACKS if stacks else Kind.LOG, text=text, stacks=stacks)
-
-
-# The evidence.
 
 
 @dataclass(kw_only=True)
@@ -640,7 +536,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Lef
 
 def _unused(files: Sequence[LeftFile]) -> Iterator[Trouble]:
     """An empty log is none to speak of: most ranks write nothing to stderr."""
-    return (Trouble(what=one.name, why=one.why) for one in files if one.kind is Kind.NOTHING and one.why != _EMPTY)
+    return (Trouble(what=one.name, why=one.why) for one in files if one.kind is Kind.NOTHING and one.why != EMPTY)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

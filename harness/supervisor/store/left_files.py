@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_harness.core.evidence.aftermath import LeftFile, is_document, left_file
 from nsa_harness.core.evidence.flight import MAX_BYTES
+from nsa_harness.core.evidence.left_file import LeftFile, is_document, left_file
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.store.door import Budget, Door, named
 from nsa_harness.supervisor.store.rundir import RunDir
