@@ -19,7 +19,7 @@ ADDED = {
     "commands: run -m", "commands: run --python", "commands: report --prompt",
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
-    "commands: read --no-redact",
+    "commands: read --no-redact", "bisect.json: detail.answer.zones",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -87,10 +87,14 @@ class OutOfBudget(Exception):
 
 
 class QuestionKind(StrEnum):
-    """`SET`: any subset may be asked (layers, branches, names, deltas). `ORDERED`: a value, so only prefixes are."""
+    """`SET`: any subset may be asked (layers, branches, names, deltas). `ORDERED`: a value, so only prefixes are.
+
+    `RANGE`: only items side by side, and none: the program is told from where to where, and nothing else.
+    """
 
     SET = "set"
     ORDERED = "ordered"
+    RANGE = "range"
 
 
 def _alike() -> float:
@@ -116,6 +120,8 @@ class SearchQuestion:
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
     false_bad: float = 0.01  # chance that a run that should pass counts as bad
+    controls: int = 3  # how often the bad end must pass before it is said to
+    flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
 
     def __post_init__(self) -> None:
         assert self.items >= 1
@@ -133,8 +139,18 @@ class AnswerKind(StrEnum):
     SEVERAL = "several"
     THRESHOLD = "threshold"
     COUNT = "count"
+    INDEPENDENT = "independent"  # both ends fail alike often: it does not depend on what was varied
     NONE = "none"
     UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zone:
+    """Neighbours on an ordered question that end alike: lengths from `start` to before `stop`, 0 the good end."""
+
+    start: int
+    stop: int
+    counts_as: CountsAs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +170,7 @@ class SearchAnswer:
     open: tuple[int, ...] = ()  # items that may still matter
     passing: Subset | None = None  # None: nothing was seen to pass
     failing: Subset | None = None  # None: nothing was seen to fail in the way sought
+    zones: tuple[Zone, ...] = ()  # in order, where another failure lies beside the one sought
 
 
 Spans = tuple[tuple[int, int], ...]  # in order, none empty, no two of them touching: equal sets have equal spans

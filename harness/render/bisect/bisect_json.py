@@ -18,6 +18,7 @@ from nsa_harness.core.bisect.question import (
     Purpose,
     SearchAnswer,
     Spans,
+    Zone,
     places_in,
     spans_of,
     within,
@@ -132,6 +133,7 @@ class _StoredAnswer:
     open: Spans
     passing: Spans | None
     failing: Spans | None
+    zones: tuple[Zone, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +199,7 @@ def _stored_answer(answer: SearchAnswer) -> dict[str, Any]:
         "open": spans_of(answer.open),
         "passing": None if answer.passing is None else spans_of(answer.passing),
         "failing": None if answer.failing is None else spans_of(answer.failing),
+        "zones": [asdict(zone) for zone in answer.zones],
     }
 
 

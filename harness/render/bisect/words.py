@@ -91,6 +91,8 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.COUNT:
             count = answer.items[0]
             return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+        case AnswerKind.INDEPENDENT:
+            return "it does not depend on what was varied"
         case AnswerKind.NONE:
             return "nothing to bisect"
         case AnswerKind.UNDECIDED:
@@ -103,6 +105,8 @@ def sentence(report: BisectReport) -> str:
     match answer.kind:
         case AnswerKind.NONE:
             return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
+        case AnswerKind.INDEPENDENT:
+            return f"It does not depend on what was varied: {answer.why}."
         case AnswerKind.UNDECIDED:
             return f"It is not decided: {answer.why or open_word(report)}."
         case AnswerKind.THRESHOLD if report.subject.form is Form.COMMIT:
@@ -289,7 +293,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 def proven(report: BisectReport) -> Iterator[str]:
     """What the probes show of the answer, each claim with how often, and what nobody asked."""
     answer, verb = report.answer, fails_word(report.signature)
-    if answer.kind in (AnswerKind.NONE, AnswerKind.UNDECIDED):
+    if answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED):
         return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)

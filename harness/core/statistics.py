@@ -1,0 +1,74 @@
+"""Rates from counts: an interval for one, a sequential test of two, and how often to ask until something shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, comb, log
+
+# Turner, Ly and Grünwald, "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4:
+# the prior of a rate under which evidence of a difference grows about as fast as it can.
+_PRIOR = 0.18
+
+
+def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval of a rate seen `bad` times in `of`; (0, 1) where nothing was seen."""
+    tail = (1 - confidence) / 2
+    low = 0.0 if bad == 0 else _where(lambda rate: _at_least(bad, of, rate) < tail)
+    high = 1.0 if bad == of else _where(lambda rate: 1 - _at_least(bad + 1, of, rate) > tail)
+    return low, high
+
+
+def tries(rate: float, confidence: float) -> int:
+    """How often to ask until something that happens at that rate has shown, at that confidence."""
+    return ceil(log(1 - confidence) / log(1 - rate))
+
+
+class Separation:
+    """Whether two rates differ, asked after every pair of runs without paying for having looked before.
+
+    Evidence against one common rate, as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1, blocks of
+    one run each): if the rates are equal, whatever they are, it ever exceeds 1/a with a chance of at most a.
+    """
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        self.first_bad = 0
+        self.second_bad = 0
+        self._log_evidence = 0.0
+
+    def learn(self, first_bad: bool, second_bad: bool) -> None:
+        """One run of each; what is expected of them comes from the pairs before."""
+        first, second = self._expected(self.first_bad), self._expected(self.second_bad)
+        common = (first + second) / 2
+        for rate, bad in ((first, first_bad), (second, second_bad)):
+            self._log_evidence += log(rate / common) if bad else log((1 - rate) / (1 - common))
+        self.pairs += 1
+        self.first_bad += first_bad
+        self.second_bad += second_bad
+
+    def shown(self, confidence: float) -> bool:
+        """Whether the rates differ, at that confidence."""
+        return self._log_evidence >= -log(1 - confidence)
+
+    def _expected(self, bad: int) -> float:
+        return (bad + _PRIOR) / (self.pairs + 2 * _PRIOR)
+
+
+def _at_least(bad: int, of: int, rate: float) -> float:
+    """The chance of so many or more; the shorter of both sums."""
+    if bad > of // 2:
+        return sum(_exactly(k, of, rate) for k in range(bad, of + 1))
+    return 1 - sum(_exactly(k, of, rate) for k in range(bad))
+
+
+def _exactly(bad: int, of: int, rate: float) -> float:
+    return comb(of, bad) * rate**bad * (1 - rate) ** (of - bad)
+
+
+def _where(below: Callable[[float], bool]) -> float:
+    """The rate up to which `below` holds."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low
