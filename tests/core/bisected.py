@@ -60,10 +60,13 @@ class Oracle:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.rounds: list[Round] = []
+        self.told: list[tuple[Subset, CountsAs]] = []
 
     def __call__(self, asked: Round) -> list[CountsAs]:
         self.rounds.append(asked)
-        return [self._rule(subset) for subset in asked.subsets]
+        answers = [self._rule(subset) for subset in asked.subsets]
+        self.told += zip(asked.subsets, answers, strict=True)
+        return answers
 
     def count(self, *purposes: Purpose) -> int:
         """Probes for these purposes; of all, if none is named."""

@@ -42,7 +42,7 @@ def test_one_layer_is_found_and_proven_and_the_commands_say_the_truth(workspace:
     assert stored["question"] == "gc.layers in [0,3)"
     assert stored["outcome_sought"]["verdict"] == "HANG"
     assert len([one for one in stored["probes"] if one["purpose"] == "right_edge"]) <= 2
-    launchers = {one["purpose"]: one["launcher"] for one in stored["probes"]}
+    launchers = {one["purpose"]: one["launcher"] for one in reversed(stored["probes"])}  # of the first of each
     assert launchers["control_good"] == "fork"
     assert (launchers["proof_bad"], launchers["proof_good"]) == ("torchrun", "torchrun")
     assert "gc.layers=[2]" in stored["commands"]["bad"]

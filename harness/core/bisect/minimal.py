@@ -71,6 +71,9 @@ def _unjudged(oracle: Oracle, members: Subset) -> Subset:
     return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
+_PASSES_AGAIN = 3  # in all
+
+
 class SetJudge(Protocol):
     """Who says what sets count as: at once and for good, or after repeating."""
 
@@ -87,6 +90,8 @@ class Judge(SetJudge, Protocol):
     """Who also finds where a chain begins to fail."""
 
     def edge(self, chain: Chain, purpose: Purpose) -> int: ...
+    def failed(self) -> Iterable[Subset]: ...  # what is known to fail so far
+    def make_sure(self, confidence: float) -> None: ...  # of all claims proven so far together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +190,15 @@ def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sampl
     others = [other for other in _scattered(among, count, sample + 1) if other != members][:sample]
     smaller = _scattered(among, count - 1, sample) if count > 1 else []
     return (
-        fails(judge, others[0], Purpose.ELSEWHERE, among)
-        and all(answer is CountsAs.BAD for answer in judge.each(others[1:], Purpose.AS_MANY, among))
+        _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
+        and all(_fails_after_all(judge, other, Purpose.AS_MANY, among) for other in others[1:])
         and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
     )
+
+
+def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
+    """One that passes makes the answer another: it is asked again, for a flaky run passes by chance."""
+    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSES_AGAIN)
 
 
 def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:

@@ -65,6 +65,10 @@ class Oracle:
         """What it counted as, each time it was asked."""
         return list(self._answers.get(subset, ()))
 
+    def asked(self) -> Iterable[tuple[Subset, Sequence[CountsAs]]]:
+        """Each set that was asked, and its answers."""
+        return self._answers.items()
+
     def implied(self, subset: Subset) -> CountsAs | None:
         """What it must count as if more items never turn bad into good; None if nothing asked tells."""
         if any(seen.counts_as is BAD and seen.subset <= subset for seen in self.observations):

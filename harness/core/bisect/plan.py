@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
@@ -20,25 +20,34 @@ from nsa_harness.core.bisect.minimal import (
     only_the_number,
     standing_out,
 )
-from nsa_harness.core.bisect.noisy import Noisy, Unsettled, tries
+from nsa_harness.core.bisect.noisy import Noisy, Unsettled
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, units
 from nsa_harness.core.bisect.question import (
     AnswerKind,
     CountsAs,
     OutOfBudget,
     Probe,
+    ProbeAnswer,
     Purpose,
     QuestionKind,
     SearchAnswer,
     SearchQuestion,
     Subset,
 )
+from nsa_harness.core.statistics import Separation, tries
 
-_RAREST = 0.2  # a bad end that fails less often may be taken for a good one
+_SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
+_MOST_UNJUDGED = 5  # of an end, beside as many as were judged
+_ATTEMPTS = 4  # among flaky runs, before the last one says why it is not decided
+_FEWEST_PAIRS, _MOST_PAIRS = (
+    20,
+    100,
+)  # of runs of both ends, before they are said to fail alike often, or to be too close
+# In all, of what is said to fail, and of all but that: a program in which something else fails now and then has made
+# fewer of them believable by chance.
+_SEEN_FAILING, _SEEN_PASSING = 3, 2
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
-_ENOUGH_FAILURES = 3  # to know how often the bad end fails
 _FAILED = (BAD, CountsAs.DIFFERENT)
-_MOST_CONTROLS = 60  # at which a failure in one of twenty runs has shown three times
 
 
 def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
@@ -57,29 +66,36 @@ def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
 
 def _between_ends(oracle: Oracle) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
-    good_end = next(oracle.ask([frozenset()], Purpose.CONTROL_GOOD, oracle.everything))
+    if oracle.question.flaky:
+        return _among_flaky_runs(oracle, _gallop(oracle) or oracle.everything)
+    good_end = _control(oracle, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return so_far(oracle, f"the good end is not good: it {_says(good_end)}")
+        return so_far(oracle, f"the good end is not good: it {_says(good_end)}{_so_often(oracle, frozenset())}")
     end = _gallop(oracle) or oracle.everything
     failed = [counts_as for counts_as in oracle.answers(frozenset(end)) if counts_as in _FAILED]
-    bad_end = failed[0] if failed else _control_bad(oracle)
+    bad_end = failed[0] if failed else _control(oracle, frozenset(end), Purpose.CONTROL_BAD, BAD)
     if bad_end is GOOD:
-        times = len(oracle.answers(frozenset(end)))
-        why = f"the bad end was good {times} of {times} times: nothing to bisect, unless it fails in less than"
-        return SearchAnswer(
-            kind=AnswerKind.NONE,
-            confidence=oracle.question.confidence,
-            why=f"{why} {_RAREST:.0%}",
-            passing=oracle.items(oracle.everything),
-        )
+        return _never_failing(oracle, frozenset(end))
     if bad_end is not BAD:
-        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}")
+        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}{_so_often(oracle, frozenset(end))}")
     return _searched(oracle, end)
+
+
+def _never_failing(oracle: Oracle, end: Subset) -> SearchAnswer:
+    """Where the good end has failed, it is no surprise that the bad one may."""
+    times, confidence = len(oracle.answers(end)), oracle.question.confidence
+    rarer = 1 - (1 - confidence) ** (1 / times)
+    return SearchAnswer(
+        kind=AnswerKind.NONE,
+        confidence=confidence,
+        why=f"the bad end passed {times} of {times}: never seen failing; it may in less than {rarer:.0%} of runs",
+        passing=oracle.items(end),
+    )
 
 
 def _searched(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
-    if GOOD in oracle.answers(frozenset(end)):
+    if BAD in oracle.answers(frozenset()) or GOOD in oracle.answers(frozenset(end)):
         return _among_flaky_runs(oracle, end)
     try:
         return _proven(oracle, Certain(oracle), end)
@@ -93,7 +109,13 @@ def _proven(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     ordered = oracle.question.kind is QuestionKind.ORDERED
     answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
     _recheck(judge, end)
-    return answer
+    judge.make_sure(_with_half_the_doubt(oracle.question))
+    return replace(answer, confidence=answer.confidence * judge.sure)
+
+
+def _with_half_the_doubt(question: SearchQuestion) -> float:
+    """What is proven and what a sample stands for have half of it each."""
+    return 1 - (1 - question.confidence) / 2
 
 
 def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
@@ -105,7 +127,6 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
         items=(length,),
-        confidence=judge.sure,
         p_bad=judge.rate,
         passing=oracle.items(range(length - 1)),
         failing=oracle.items(range(length)),
@@ -114,7 +135,7 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
 
 def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
-    sample = tries(_HALF, oracle.question.confidence)
+    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
     sampled = 1 - _HALF**sample
     found: list[FailingSet] = []
     rest, counts_as = oracle.everything, BAD
@@ -125,7 +146,17 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
         found.append(_smallest(oracle, judge, members, sample))
         rest = tuple(unit for unit in rest if unit not in found[-1].members)
         counts_as = _rest(oracle, judge, rest)
+        if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
+            # It shares members with what was found. Did it fail by chance?
+            _must_fail(oracle, judge, other)
+            rest, counts_as = tuple(sorted(other)), BAD
     return of_culprits(oracle, judge, found, counts_as is GOOD, sampled)
+
+
+def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
+    """The smallest set that fails though it holds nothing of what was found."""
+    others = (one for one in judge.failed() if not any(culprit.members <= one for culprit in found))
+    return min(others, key=_order, default=None)
 
 
 def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
@@ -135,7 +166,7 @@ def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> Sear
     return SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(len(first),),
-        confidence=judge.sure * sampled,
+        confidence=sampled,
         p_bad=judge.rate,
         why="not all sets of the size were asked, but a sample",
         passing=oracle.items(range(1, len(first))),
@@ -152,11 +183,12 @@ def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> Fai
 
 
 def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=oracle.question.repeat):
+    lacking = _SEEN_FAILING - oracle.answers(subset).count(BAD)
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=max(oracle.question.repeat, lacking)):
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = 1) -> CountsAs:
+def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = _SEEN_PASSING) -> CountsAs:
     return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
 
 
@@ -185,19 +217,15 @@ def _gallop(oracle: Oracle) -> tuple[int, ...] | None:
     return None if found is None else oracle.everything[:found]
 
 
-def _control_bad(oracle: Oracle) -> CountsAs:
-    """Good only after enough repetitions: a failure that is rare is still one."""
-    everything = frozenset(oracle.everything)
-    first = next(oracle.ask([everything], Purpose.CONTROL_BAD, everything))
-    if first is not GOOD:
+def _control(oracle: Oracle, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
+    """What an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
+    first = next(oracle.ask([end], purpose, oracle.everything))
+    if first in (expected, CountsAs.UNRESOLVED):
         return first
-    more = tries(_RAREST, oracle.question.confidence) - 1
-    again: list[CountsAs] = []
-    for counts_as in oracle.ask([everything] * more, Purpose.CONTROL_BAD, everything):
-        again.append(counts_as)
-        if counts_as is BAD:
-            return BAD
-    return next((counts_as for counts_as in again if counts_as is not GOOD), GOOD)
+    for counts_as in oracle.ask([end] * (oracle.question.controls - 1), purpose, oracle.everything):
+        if counts_as in (expected, CountsAs.UNRESOLVED):
+            return counts_as
+    return next(counts_as for counts_as in (*oracle.answers(end), first) if counts_as is not expected)
 
 
 def _changes(oracle: Oracle, seen: Contradicted) -> bool:
@@ -211,18 +239,63 @@ def _changes(oracle: Oracle, seen: Contradicted) -> bool:
 
 
 def _among_flaky_runs(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
-    """How often the bad end fails is measured first: it decides how much a run that passes tells."""
+    """Nothing is searched before the bad end is seen to fail more often than the good one, and not just by chance."""
     failing = frozenset(end)
-    while oracle.answers(failing).count(BAD) < _ENOUGH_FAILURES:
-        if len(oracle.answers(failing)) >= _MOST_CONTROLS:
-            raise Unsettled("the bad end fails in less than one of twenty runs: make it fail more often first")
-        next(oracle.ask([failing] * oracle.question.at_once, Purpose.CONTROL_BAD, failing))
-    # A single wrong turn among so many ends in a proof that fails. The next attempt starts from all that was seen.
-    doubt = (1 - oracle.question.confidence) / 2
-    for stricter in (1, 5):
+    if (alike := _alike(oracle, failing)) is not None:
+        return alike
+    doubt = (1 - oracle.question.confidence) / 4
+    for attempt in range(_ATTEMPTS):
+        # A single wrong turn ends in a proof that fails. The next attempt starts from all that was seen.
         with suppress(Unsettled):
-            return _proven(oracle, Noisy(oracle, failing, doubt / stricter), end)
-    return _proven(oracle, Noisy(oracle, failing, doubt / 25), end)
+            return _proven(oracle, Noisy(oracle, failing, doubt / 2**attempt), end)
+    return _proven(oracle, Noisy(oracle, failing, doubt / 2**_ATTEMPTS), end)
+
+
+def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
+    """Both ends in pairs, until their rates are apart: None, or what there is to say instead."""
+    confidence = oracle.question.confidence
+    separation, taken = Separation(), 0
+    while not separation.shown(confidence):
+        good, bad = (_judged(oracle, subset) for subset in (frozenset[int](), end))
+        if taken < min(len(good), len(bad)):
+            separation.learn(good[taken] is BAD, bad[taken] is BAD)
+            taken += 1
+            continue
+        if separation.pairs >= _FEWEST_PAIRS and separation.no_more_than(
+            _SMALLEST_DIFFERENCE, _with_half_the_doubt(oracle.question)
+        ):
+            if not separation.first_bad:
+                raise Unsettled(f"it fails too seldom to search for what it takes: {_counts(separation)}")
+            return SearchAnswer(
+                kind=AnswerKind.INDEPENDENT,
+                confidence=confidence,
+                why=f"{_counts(separation)}; a difference of {_SMALLEST_DIFFERENCE:.0%} or more would have shown",
+            )
+        if taken >= _MOST_PAIRS:
+            raise Unsettled(f"too little to tell the ends apart: {_counts(separation)}")
+        if any(len(oracle.answers(subset)) > 2 * taken + _MOST_UNJUDGED for subset in (frozenset[int](), end)):
+            raise Unsettled(f"one end mostly cannot be judged: {_counts(separation)}")
+        lacking = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == taken)
+        lacking += [(end, Purpose.CONTROL_BAD)] * (len(bad) == taken)
+        for subset, purpose in lacking:
+            list(oracle.ask([subset], purpose, end))
+    if separation.first_bad > separation.second_bad:
+        raise Unsettled(f"the good end fails more often than the bad one: {_counts(separation)}")
+    return None
+
+
+def _judged(oracle: Oracle, subset: Subset) -> list[CountsAs]:
+    return [counts_as for counts_as in oracle.answers(subset) if counts_as in (GOOD, BAD)]
+
+
+def _counts(seen: Separation) -> str:
+    return f"the bad end failed {seen.second_bad} of {seen.pairs} times, the good end {seen.first_bad} of {seen.pairs}"
+
+
+def _so_often(oracle: Oracle, end: Subset) -> str:
+    """ ", 3 of 3 times", where it was asked more than once."""
+    times = len(oracle.answers(end))
+    return "" if times == 1 else f", {times} of {times} times"
 
 
 def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
@@ -230,7 +303,8 @@ def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=len)
-    return _literally(oracle, end, failing, "more items may pass where fewer fail, and what decides cannot be judged")
+    why = "more items may pass where fewer fail, and what decides cannot be judged"
+    return _literally(oracle, end, failing, why, _ONLY_WHAT_WAS_ASKED)
 
 
 def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
@@ -238,10 +312,10 @@ def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> Sea
     why = "between what passes and what fails, the rest was neither good nor bad"
     if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled(why, gap.failing - gap.passing)
-    return _literally(oracle, end, gap.failing, why)
+    return _literally(oracle, end, gap.failing, why, "")
 
 
-def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str) -> SearchAnswer:
+def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
     culprit = ddmin(oracle, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
@@ -249,7 +323,14 @@ def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str) 
     _must_fail(oracle, literal, culprit.members)
     rest_passes = _rest(oracle, literal, frozenset(oracle.everything) - culprit.members) is GOOD
     _recheck(literal, end)
-    return of_culprits(oracle, literal, [culprit], rest_passes, 1.0)
+    if any(not _fits(seen, culprit) for seen in oracle.observations):
+        caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
+    return of_culprits(oracle, literal, [culprit], rest_passes, 1.0, caveat)
+
+
+def _fits(seen: ProbeAnswer, culprit: FailingSet) -> bool:
+    """Whether it ended as it must if nothing else than the culprit fails."""
+    return seen.counts_as is not (GOOD if culprit.members <= seen.subset else BAD)
 
 
 def _says(counts_as: CountsAs) -> str:
@@ -279,20 +360,24 @@ def so_far(oracle: Oracle, why: str, open_units: Subset = frozenset()) -> Search
 
 
 def of_culprits(
-    oracle: Oracle, judge: SetJudge, found: Sequence[FailingSet], rest_passes: bool, sample_confidence: float
+    oracle: Oracle,
+    judge: SetJudge,
+    found: Sequence[FailingSet],
+    rest_passes: bool,
+    sample_confidence: float,
+    caveat: str = "",
 ) -> SearchAnswer:
     """One or several culprits, each proven to fail alone. If the rest was not seen to pass there may be more."""
     groups = tuple(oracle.items(culprit.members) for culprit in found)
-    confidence = judge.sure * (sample_confidence if any(culprit.sampled for culprit in found) else 1.0)
     kind, items = _shape(groups)
     return SearchAnswer(
         kind=kind,
         items=items,
         groups=groups if len(groups) > 1 else (),
-        confidence=confidence if rest_passes else confidence / 2,
+        confidence=sample_confidence if any(culprit.sampled for culprit in found) else 1.0,
         p_bad=judge.rate,
-        why=_caveat(found, rest_passes),
-        passing=_passing(oracle, found, rest_passes),
+        why=caveat or _caveat(found, rest_passes),
+        passing=_passing(oracle, found),
         failing=groups[0],
     )
 
@@ -305,12 +390,18 @@ def _caveat(found: Sequence[FailingSet], rest_passes: bool) -> str:
     return ""
 
 
-def _passing(oracle: Oracle, found: Sequence[FailingSet], rest_passes: bool) -> Subset:
-    """Everything but the answer; where that does not pass, the answer without one member."""
+_ONLY_WHAT_WAS_ASKED = (
+    "without any one of its members it no longer fails, but other sets may: more items pass where fewer fail"
+)
+
+
+def _passing(oracle: Oracle, found: Sequence[FailingSet]) -> Subset | None:
+    """Everything but the answer; where that was not seen to pass, the answer without one member; else None."""
     guilty = frozenset[int]().union(*(culprit.members for culprit in found))
-    if rest_passes:
-        return oracle.items(frozenset(oracle.everything) - guilty)
-    return oracle.items(sorted(found[0].members)[1:])
+    rest = frozenset(oracle.everything) - guilty
+    without = (culprit.members - {member} for culprit in found for member in sorted(culprit.members))
+    seen = (subset for subset in (rest, *without) if GOOD in oracle.answers(subset))
+    return next(map(oracle.items, seen), None)
 
 
 def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
@@ -356,19 +447,23 @@ def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="controls", probes=1 if gallop else 2),
         *([Stage(name="gallop", probes=gallop)] if gallop else []),
         Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
-        Stage(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
+        Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
         Stage(name="controls again", probes=2),
     )
+
+
+def _to_fail(question: SearchQuestion) -> int:
+    return max(question.repeat, _SEEN_FAILING)
 
 
 def _set(question: SearchQuestion) -> tuple[Stage, ...]:
     total = len(units(question))
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
-    sample = tries(0.5, question.confidence)
+    sample = tries(_HALF, _with_half_the_doubt(question))
     # Each member of few is dropped more than once, of many a sample and both ends.
     needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
-    proof = 2 * question.repeat + needed
+    proof = _to_fail(question) + max(question.repeat, _SEEN_PASSING) + needed
     return (
         Stage(name="controls", probes=2),
         Stage(name="right edge", probes=right),
