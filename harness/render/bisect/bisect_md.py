@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.bisect.rows import Row, rows
 from nsa_harness.render.terminal.layout import cropped
 from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
 
@@ -23,14 +24,15 @@ _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all o
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
     """`stacks`: what stood in the dumps of the failing and of the passing probe, by the name of the file."""
     report = escaped(report)
+    told = tuple(rows(report))
     sections = (
         _head(report),
-        _proof(report),
+        _proof(report, told),
         _commands(report),
-        _picture(report),
+        _picture(report, told),
         _stacks(report, stacks or {}),
         _searched(report),
-        _probes(report),
+        _probes(told),
         _made_with(report),
     )
     return _bounded(["\n".join(lines) for lines in sections if lines])
@@ -38,14 +40,15 @@ def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> 
 
 def _head(report: BisectReport) -> list[str]:
     answer = report.answer
-    often = bisect_words.how_often(report)
     sure = bisect_words.sureness(answer)
-    facts = [part for part in (answer.kind.value, sure, often, bisect_words.effort(report)) if part]
+    facts = [part for part in (answer.kind.value, sure, bisect_words.effort(report)) if part]
     lines = [f"# {markdown(bisect_words.sentence(report))}", ""]
     lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
     lines += [f"**{markdown(' · '.join(facts))}**"]
     if setting := bisect_words.setting_word(report):
         lines += ["", f"That is {markdown_code(setting)}."]
+    for text in filter(None, (bisect_words.how_often(report), bisect_words.zones(report))):
+        lines += ["", f"{markdown(text[:1].upper() + text[1:])}."]
     if place := bisect_words.place_line(report):
         lines += ["", f"Where: {' · '.join(map(markdown, place))}"]
     failed = bisect_words.failing_probe(report)
@@ -59,16 +62,15 @@ def _head(report: BisectReport) -> list[str]:
     return lines
 
 
-def _proof(report: BisectReport) -> list[str]:
+def _proof(report: BisectReport, told: Sequence[Row]) -> list[str]:
     """The controls and what was asked once the answer stood."""
-    shown = [probe for probe in report.probes if probe.purpose in PROOFS or probe.purpose in CONTROLS]
+    shown = [row for row, probe in zip(told, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
     if not shown:
         return []
-    rows = [_row(report, probe) for probe in shown[:_PROBE_ROWS]]
     claims = [f"- {markdown(claim)}" for claim in bisect_words.proven(report)]
     where = bisect_words.where_proven(report)
     claims += [f"- {markdown(where)}; nothing else was tried"] if claims and where else []
-    lines = ["## What proves it", "", *markdown_table(_HEAD, rows)]
+    lines = ["## What proves it", "", *_table(shown)]
     return [*lines, *([""] if claims else []), *claims]
 
 
@@ -81,10 +83,10 @@ def _commands(report: BisectReport) -> list[str]:
     return ["## See it again", *lines] if lines else []
 
 
-def _picture(report: BisectReport) -> list[str]:
-    if not report.probes:
+def _picture(report: BisectReport, told: Sequence[Row]) -> list[str]:
+    if not told:
         return []
-    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).rows(report))
+    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(told))
     kept = picture[:_PROBE_ROWS]
     # Each line has passed the escape; as a block they would be cut to the last 40.
     fence = markdown_fence("\n".join(kept), "text")[0][:-4]
@@ -117,13 +119,12 @@ def _searched(report: BisectReport) -> list[str]:
     return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
 
 
-def _probes(report: BisectReport) -> list[str]:
-    if not report.probes:
+def _probes(told: Sequence[Row]) -> list[str]:
+    if not told:
         return []
-    rows = [_row(report, probe) for probe in report.probes[:_PROBE_ROWS]]
-    omitted = len(report.probes) - len(rows)
-    more = ["", f"{omitted} more are in bisect.json."] if omitted else []
-    return [f"## All {words.plural(len(report.probes), 'probe')}", "", *markdown_table(_HEAD, rows), *more]
+    omitted = len(told) - _PROBE_ROWS
+    more = ["", f"{omitted} more are in bisect.json."] if omitted > 0 else []
+    return [f"## All {words.plural(len(told), 'probe')}", "", *_table(told), *more]
 
 
 def _made_with(report: BisectReport) -> list[str]:
@@ -137,16 +138,20 @@ def _made_with(report: BisectReport) -> list[str]:
 _HEAD = ("probe:", "why", "configuration", "verdict", "counts as", "took:", "remark", "directory")
 
 
-def _row(report: BisectReport, probe: ProbeReport) -> tuple[str, ...]:
+def _table(told: Sequence[Row]) -> list[str]:
+    return markdown_table(_HEAD, map(_cells, told[:_PROBE_ROWS]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
     return (
-        str(probe.n),
-        markdown(f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}"),
-        markdown_code(cropped(bisect_words.config_words(report.subject.config(probe.places)), _CELL), in_table=True),
-        f"**{markdown(probe.verdict)}**" if probe.verdict else "none",
-        probe.counts_as.value,
-        words.seconds(probe.wall_s) if probe.verdict else "",
-        markdown(cropped(bisect_words.remark(report, probe), _CELL)),
-        markdown_code(probe.dir, in_table=True) if probe.dir else "",  # no link: an issue has no run directory
+        str(row.n),
+        markdown(row.why),
+        markdown_code(cropped(row.config, _CELL), in_table=True),
+        f"**{markdown(row.verdict)}**" if row.launched else row.verdict,
+        row.counts_as.value,
+        row.took,
+        markdown(cropped(row.remark, _CELL)),
+        markdown_code(row.dir, in_table=True) if row.dir else "",  # no link: an issue has no run directory
     )
 
 

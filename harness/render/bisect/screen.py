@@ -18,7 +18,8 @@ from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.report import Trouble
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.bisect.rows import Next, row, rows
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
@@ -87,14 +88,12 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     yield ""
     if report.interrupted:
         yield from labelled("note", "interrupted: only the probes above were made", width, _LABEL)
-    if often := bisect_words.how_often(report):
-        yield from labelled(
-            "often", "; ".join(filter(None, (often, bisect_words.sureness(report.answer)))), width, _LABEL
-        )
+    yield from labelled("often", bisect_words.how_often(report), width, _LABEL)
+    yield from labelled("zones", bisect_words.zones(report), width, _LABEL)
     if report.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(report)):
         yield from labelled("place", "   ".join(place), width, _LABEL)
     yield from _commands(report, width)
-    if open_ or report.answer.kind is AnswerKind.NONE:
+    if report.answer.kind in (AnswerKind.UNDECIDED, AnswerKind.NONE, AnswerKind.INDEPENDENT):
         yield from labelled("why", report.answer.why, width, _LABEL)
     yield from (_open_lines(report, width) if open_ else _tells(report, width))
     yield from labelled("not tried", " · ".join(report.not_covered), width, _LABEL)
@@ -106,7 +105,7 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
     report = escaped(report)
     yield from header_lines(report, width)
-    yield from Grid(subject=report.subject, width=width).rows(report)
+    yield from Grid(subject=report.subject, width=width).whole(rows(report))
     yield ""
     yield from answer_lines(report, run_dir, width)
 
@@ -135,7 +134,7 @@ def _standing(report: BisectReport, running: Round) -> str:
 
 def _left_s(probes: Sequence[ProbeReport], left: int, at_once: int) -> str:
     """By the mean of the probes that were launched so far."""
-    took = [probe.wall_s for probe in probes if probe.verdict is not None]
+    took = [probe.wall_s for probe in probes if probe.launched]
     if not took:
         return ""
     left_s = sum(took) / len(took) * left / at_once
@@ -180,6 +179,7 @@ STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
     (r"(?<=   )HANG(?= |$)", "bold red"),
     (r"(?<=   )FAIL(?= |$)", "bold red"),
+    (r"(?<=   )wait(?= |$)", "red"),
     (r"(?<=   )(ERROR|none)(?= |$)", "yellow"),
     (r"(?<=   )SKIP(?= |$)", "cyan"),
     (r"^BISECT(?=  )", "bold"),
@@ -188,7 +188,7 @@ STYLES = (
     (r"another failure", "yellow"),
     (r"■", "bold"),
     (r"·", "dim"),
-    (r"^  (place|hangs|fails|passes|alone|tells|open|do|paste|note|log|page|not tried)(?=  |$)", "dim"),
+    (r"^  (often|zones|why|place|hangs|fails|passes|alone|tells|open|do|paste|note|log|page|not tried)(?=  |$)", "dim"),
 )
 
 
@@ -298,7 +298,8 @@ class BisectScreen:
         """Print the row that waits."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
-            self._print(self._grid.row(*pending, following))
+            probe, report = pending
+            self._print(self._grid.row(row(report, probe, following)))
 
     @property
     def _width(self) -> int:

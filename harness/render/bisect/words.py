@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, last_place, spans_of
+from nsa_harness.core.bisect.question import (
+    CONTROLS,
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Subset,
+    Zone,
+    last_place,
+    spans_of,
+)
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.bisect.signature import Signature, line_word, same
+from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
+from nsa_harness.core.statistics import interval
 from nsa_harness.render import words
 
 SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
@@ -124,9 +135,29 @@ def sureness(answer: SearchAnswer) -> str:
 
 
 def how_often(report: BisectReport) -> str:
-    """Of a flaky answer: "hangs in about 50 % of runs"."""
-    rate = report.answer.p_bad
-    return "" if rate is None else f"{fails_word(report.signature)} in about {_percent(rate)} of runs"
+    """Of runs that end both ways: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
+    subject, answer = report.subject, report.answer
+    if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
+        return ""
+    bad_end = frozenset(range(len(subject.items)))
+    failing = bad_end if answer.failing is None or not seen_bad(report, answer.failing)[1] else answer.failing
+    at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
+    ends = ((at_bad, seen_bad(report, failing)), ("at the good end", seen_bad(report, frozenset())))
+    told = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    return f"{fails_word(report.signature)} {', '.join(told)}" if told else ""
+
+
+def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
+    """How often this configuration failed in the way sought, of the runs in which it passed or failed so."""
+    spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
+    seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
+    return seen.count(CountsAs.BAD), len(seen)
+
+
+def zones(report: BisectReport) -> str:
+    """ "passes up to 249, fails otherwise (exception) from 250 to 400, hangs from 401"."""
+    subject, told = report.subject, report.answer.zones
+    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, told[-1])}" for zone in told)
 
 
 def effort(report: BisectReport) -> str:
@@ -150,10 +181,15 @@ def setting_word(report: BisectReport) -> str:
     return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
 
 
-def open_word(report: BisectReport) -> str:
-    """ "layers 6-11 [6:12] are still open"; of a search that was cut short what its last probe left."""
+def open_places(report: BisectReport) -> Collection[int]:
+    """What the answer leaves open; of a search that was cut short what its last probe left."""
     narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
-    places = report.answer.open or (narrowed[-1] if narrowed else range(len(report.subject.items)))
+    return report.answer.open or (narrowed[-1] if narrowed else range(len(report.subject.items)))
+
+
+def open_word(report: BisectReport) -> str:
+    """ "layers 6-11 [6:12] are still open"."""
+    places = open_places(report)
     if report.subject.ordered:
         return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
     return f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
@@ -199,26 +235,11 @@ def config_words(config: Config) -> str:
     return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
 
 
-def purpose_word(subject: Subject, probe: ProbeReport) -> str:
-    """What a probe was for, where it did not narrow the search."""
-    match probe.purpose:
-        case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
-            return "control"
-        case Purpose.ALONE:
-            return f"shape: {_few(subject, sorted(probe.places))} alone"
-        case Purpose.DROP_ONE:
-            missing = sorted(set(range(*probe.open)) - probe.places)
-            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
-        case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
-            return f"proof, {probe.launcher}"
-    return _PURPOSES[probe.purpose]
-
-
 def round_word(purpose: Purpose) -> str:
     """What runs now, where it does not narrow the search."""
     if purpose in CONTROLS:
         return "controls first"
-    return _PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
+    return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
 
 
 def _threshold(subject: Subject, length: int) -> str:
@@ -230,25 +251,49 @@ def _threshold(subject: Subject, length: int) -> str:
     return f"the first {counted(length, subject.noun)}"
 
 
-def _few(subject: Subject, places: Sequence[int]) -> str:
-    """Items in a narrow column: numbers, or names where they are short."""
-    if subject.form is Form.LAYERS:
-        shorter = layer_spans([int(str(subject.items[place])) for place in places])
-        return shorter if len(shorter) <= 8 else f"{len(places)}"
-    return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
+def _zone_word(report: BisectReport, zone: Zone) -> str:
+    match zone.counts_as:
+        case CountsAs.GOOD:
+            return "passes"
+        case CountsAs.BAD:
+            return fails_word(report.signature)
+        case CountsAs.UNRESOLVED:
+            return "cannot be judged"
+    inside = range(zone.start, zone.stop)
+    other = [one for one in report.probes if one.counts_as is CountsAs.DIFFERENT and len(one.places) in inside]
+    causes = sorted({one.cause for one in other if one.cause})
+    return f"fails otherwise ({', '.join(causes)})" if causes else "fails otherwise"
+
+
+def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
+    low, high = (_short(subject, length) for length in (zone.start, zone.stop - 1))
+    if zone.start == 0:
+        return f"up to {high}"
+    return f"from {low}" if zone is last else f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _short(subject: Subject, length: int) -> str:
+    """The value that a prefix of this length stands for; of a commit its hash."""
+    whole = value_before(subject, length)
+    return whole.partition(" ")[0] if subject.form is Form.COMMIT else whole
 
 
 def _listed(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
+def _between(bad: int, of: int) -> str:
+    low, high = interval(bad, of)
+    return f"{low:.0%} to {high:.0%}".replace("%", " %")
+
+
 def _percent(share: float) -> str:
-    """Never 100 % of what is not certain, and never 0 % of what was seen."""
+    """Never 100 % of what is not certain."""
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
-_PURPOSES = {
+PURPOSES = {
     Purpose.GALLOP: "gallop",
     Purpose.RIGHT_EDGE: "right edge",
     Purpose.LEFT_EDGE: "left edge",
@@ -262,12 +307,6 @@ _PURPOSES = {
     Purpose.RECHECK_GOOD: "both ends again",
     Purpose.RECHECK_BAD: "both ends again",
 }
-
-
-def remark(report: BisectReport, probe: ProbeReport) -> str:
-    """What stands beside a verdict: whether it is the failure that is sought, or why it could not be judged."""
-    parts = [_same(report, probe), _how_many(report, probe)]
-    return "   ".join(part for part in parts if part)
 
 
 def place_line(report: BisectReport) -> tuple[str, ...]:
@@ -324,34 +363,6 @@ def what_decides(report: BisectReport) -> str:
     if CountsAs.DIFFERENT in causes:
         return "mend the other failure first, or let it count: --outcome any"
     return "give the same command again with a larger --budget, or with --repeat"
-
-
-def _same(report: BisectReport, probe: ProbeReport) -> str:
-    if probe.counts_as is CountsAs.UNRESOLVED:
-        reason = "could not be launched" if probe.verdict is None else "not judged"
-        return f"{reason}: {probe.summary}" if probe.summary else reason
-    if probe.counts_as is CountsAs.DIFFERENT:
-        return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
-    if probe.counts_as is CountsAs.GOOD:
-        return ""
-    seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
-    if probe.purpose in CONTROLS or not seen_before:
-        return _where(probe)
-    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
-    return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
-
-
-def _where(probe: ProbeReport) -> str:
-    layer = probe.place.layer if probe.place else None
-    parts = (probe.phase, None if layer is None else f"layer {layer}", probe.cause if layer is None else None)
-    return ", ".join(part for part in parts if part)
-
-
-def _how_many(report: BisectReport, probe: ProbeReport) -> str:
-    """ "2 of 3": so often this configuration has ended so, of the times it was asked up to here."""
-    alike = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
-    so = sum(other.counts_as is probe.counts_as for other in alike)
-    return f"{so} of {len(alike)}" if len(alike) > 1 else ""
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
