@@ -39,7 +39,7 @@ from rich.cells import cell_len
 
 from nsa_harness.core.bisect.plan import Stage
 from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchAnswer, Zone
-from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.bisect.report import BisectReport, ended_s
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
@@ -55,6 +55,14 @@ from nsa_harness.render.bisect.screen import (
 from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
+TWO_VARIABLES = Subject(
+    form=Form.KEYS,
+    key="run.env",
+    noun="variable",
+    items=("run.env.NCCL_P2P_DISABLE", "run.env.OMP_NUM_THREADS"),
+    good_values=(None, None),
+    bad_values=("1", "4"),
+)
 OPEN = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 RUN_DIR = Path("reports/20261121T101500-3f2a")
 
@@ -250,6 +258,33 @@ def test_nothing_to_bisect_claims_no_place_and_no_proof() -> None:
     assert text.startswith("ANSWER  nothing to bisect")
     assert "  place" not in text
     assert "  tells" not in text
+
+
+def test_in_all_is_the_time_that_people_waited() -> None:
+    first, second, third, *_ = SINGLE.probes
+    side_by_side = (
+        replace(first, started_s=1.0, wall_s=4.0),
+        replace(second, started_s=1.5, wall_s=6.0),
+        replace(third, started_s=8.0, wall_s=2.0),  # of a later session: the clock stood in between
+    )
+    told = replace(SINGLE, probes=side_by_side, wall_s=12.0, search_probes=1)
+    assert bisect_words.effort(told) == "1 search probe · 3 probes, 9.0 s in all"
+    unknown = replace(told, probes=(replace(first, started_s=None), *side_by_side[1:]))
+    assert bisect_words.effort(unknown) == "1 search probe · 3 probes, 12.0 s in all"
+    assert ended_s(side_by_side) == 10.0
+
+
+def test_names_stand_in_their_columns_where_they_fit_and_else_hang_from_them() -> None:
+    wide, narrow = (list(Grid(subject=TWO_VARIABLES, width=width).head()) for width in (100, 70))
+    assert [line.rstrip() for line in wide] == ["                variable  NCCL_P2P_DISABLE=1 OMP_NUM_THREADS=4"]
+    assert narrow == [
+        "                variable  1 2",
+        "                          │ └ OMP_NUM_THREADS=4",
+        "                          └ NCCL_P2P_DISABLE=1",
+    ]
+    assert all(ascii_only(line).isascii() and len(ascii_only(line)) == len(line) for line in narrow)
+    many = replace(TWO_VARIABLES, items=TWO_VARIABLES.items * 30, bad_values=("1", "4") * 30, good_values=(None,) * 60)
+    assert "   60  OMP_NUM_THREADS=4" in list(Grid(subject=many, width=100).head())
 
 
 def test_no_screen_guesses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
@@ -79,3 +80,14 @@ class BisectReport(SearchDetail):
     probes: tuple[ProbeReport, ...]
     commands: Commands
     floor_probes: int  # what an oracle would need: log2 of the answers that were possible
+
+    @property
+    def elapsed_s(self) -> float:
+        """As people waited, from the first probe's start to the last one's end, however many ran side by side."""
+        started = [one.started_s for one in self.probes if one.started_s is not None]
+        return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
+
+
+def ended_s(probes: Iterable[ProbeReport]) -> float:
+    """Where the clock of a search stands after these probes."""
+    return max((one.started_s + one.wall_s for one in probes if one.started_s is not None), default=0.0)

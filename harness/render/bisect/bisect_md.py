@@ -24,11 +24,12 @@ _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all o
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
     """`stacks`: what stood in the dumps of the failing and of the passing probe, by the name of the file."""
     report = escaped(report)
-    told = tuple(rows(report))
+    told, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
     sections = (
         _head(report),
+        _commands([one for one in facts if one.command]),
+        _told(report, [one for one in facts if not one.command]),
         _proof(report, told),
-        _commands(report),
         _picture(report, told),
         _stacks(report, stacks or {}),
         _searched(report),
@@ -39,48 +40,36 @@ def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> 
 
 
 def _head(report: BisectReport) -> list[str]:
-    answer = report.answer
-    sure = bisect_words.sureness(answer)
-    facts = [part for part in (answer.kind.value, sure, bisect_words.effort(report)) if part]
+    facts = filter(None, (report.answer.kind.value, bisect_words.sureness(report.answer)))
     lines = [f"# {markdown(bisect_words.sentence(report))}", ""]
     lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
     lines += [f"**{markdown(' · '.join(facts))}**"]
     if setting := bisect_words.setting_word(report):
         lines += ["", f"That is {markdown_code(setting)}."]
-    for text in filter(None, (bisect_words.how_often(report), bisect_words.zones(report))):
-        lines += ["", f"{markdown(text[:1].upper() + text[1:])}."]
-    if place := bisect_words.place_line(report):
-        lines += ["", f"Where: {' · '.join(map(markdown, place))}"]
-    failed = bisect_words.failing_probe(report)
-    if failed is not None and failed.summary:
-        lines += ["", markdown(failed.summary)]
     if report.interrupted:
         lines += ["", "**Interrupted.** The same command goes on where it stopped."]
-    if answer.kind is AnswerKind.UNDECIDED:
+    if report.answer.kind is AnswerKind.UNDECIDED:
         lines += ["", f"{markdown(bisect_words.open_word(report))}."]
-        lines += ["", f"To decide it: {markdown(bisect_words.what_decides(report))}."]
     return lines
+
+
+def _commands(facts: Sequence[bisect_words.Fact]) -> list[str]:
+    told = ((one.label.capitalize(), text) for one in facts for text in one.texts)
+    lines = [line for name, text in told for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
+    return ["## See it again", *lines] if lines else []
+
+
+def _told(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
+    failed = bisect_words.failing_probe(report)
+    shown = [(one.label, text) for one in facts for text in one.texts]
+    shown += [("failed", failed.summary)] if failed is not None and failed.summary else []
+    return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in shown)]
 
 
 def _proof(report: BisectReport, told: Sequence[Row]) -> list[str]:
     """The controls and what was asked once the answer stood."""
     shown = [row for row, probe in zip(told, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
-    if not shown:
-        return []
-    claims = [f"- {markdown(claim)}" for claim in bisect_words.proven(report)]
-    where = bisect_words.where_proven(report)
-    claims += [f"- {markdown(where)}; nothing else was tried"] if claims and where else []
-    lines = ["## What proves it", "", *_table(shown)]
-    return [*lines, *([""] if claims else []), *claims]
-
-
-def _commands(report: BisectReport) -> list[str]:
-    fails = bisect_words.fails_word(report.signature).capitalize()
-    named = ((fails, report.commands.bad), ("Passes", report.commands.good))
-    lines = [line for name, text in named if text for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
-    if report.commands.alone:
-        lines += ["", "Without the harness:", "", *markdown_fence(report.commands.alone, "sh")]
-    return ["## See it again", *lines] if lines else []
+    return ["## What proves it", "", *_table(shown)] if shown else []
 
 
 def _picture(report: BisectReport, told: Sequence[Row]) -> list[str]:
@@ -115,7 +104,6 @@ def _searched(report: BisectReport) -> list[str]:
     signature = "no failure was seen" if report.signature is None else f"only {report.signature} counts"
     bullets = [report.subject.question, signature, *report.notes]
     bullets += [f"at least {words.plural(report.floor_probes, 'probe')} for a question of this size"]
-    bullets += [f"not tried: {' · '.join(report.not_covered)}"] if report.not_covered else []
     return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
 
 

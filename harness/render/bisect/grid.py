@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from rich.cells import cell_len
 
@@ -17,6 +18,7 @@ from nsa_harness.render.text import escape
 _NUMBER, _VERDICT, _TIME = 3, 5, 6
 _LEAST_STEP, _MOST_STEP = 19, 33
 _INDENT = " " * (_NUMBER + 2)
+_LEAST_LEGEND = 24  # columns for a name that hangs from its column
 _TICK = 10  # columns between the labels of a ruler
 
 
@@ -28,16 +30,16 @@ class Grid:
     width: int
 
     def head(self) -> Iterator[str]:
-        """The line with the items, and what each number means where they have long names."""
+        """The line with the items, and below it what each column stands for where it cannot say so itself."""
         if self.subject.ordered:
             return
-        yield from self._legend()
         noun = escape(self.subject.noun)
         if self._narrow:
             yield cropped(f"{_INDENT}{self._ruler}   {noun}", self.width)
-            return
-        columns = len(_INDENT) + self._step
-        yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+        else:
+            columns = len(_INDENT) + self._step
+            yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+        yield from self._legend()
 
     def row(self, row: Row) -> Iterator[str]:
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
@@ -107,13 +109,16 @@ class Grid:
         return min(max(cell_len(escape(f"{self._name}{label}")) for label in labels), self._room)
 
     @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items)))
+
+    @cached_property
     def _labels(self) -> tuple[str, ...]:
         """The items at the top of their columns; long names are numbers that the legend explains."""
-        names = tuple(escape(self.subject.label(place)) for place in range(len(self.subject.items)))
-        fits = sum(map(cell_len, names)) + len(names) - 1 <= self._room
+        fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is Form.LAYERS or fits:
-            return names
-        return tuple(str(place + 1) for place in range(len(names)))
+            return self._names
+        return tuple(str(place + 1) for place in range(len(self._names)))
 
     @cached_property
     def _numbered(self) -> bool:
@@ -137,11 +142,15 @@ class Grid:
         return ruler
 
     def _legend(self) -> Iterator[str]:
-        names = [escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items))]
-        plain = tuple(escape(self.subject.label(place)) for place in range(len(names)))
-        if self._labels != plain or tuple(names) != plain:
-            for label, name in zip(self._labels, names, strict=True):
-                yield from paragraph(name, self.width, f"  {label:>3}  ", " " * 7)
+        if self._labels != self._names:
+            left = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
+            ends = [left + sum(len(one) + 1 for one in self._labels[:place]) for place in range(len(self._names))]
+            hangs = self._numbered and ends[-1] + _LEAST_LEGEND <= self.width
+            for place in reversed(range(len(self._names))) if hangs else range(len(self._names)):
+                label, name = self._labels[place], self._names[place]
+                bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:place])))
+                first, rest = (f"{bars:<{ends[place]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
+                yield from paragraph(name, self.width, first, f"{rest:<{len(first)}}")
         if len(self._pools[0]) > 1:
             size = len(self._pools[0])
             pooled = f"one column is {size} {bisect_words.plural(self.subject.noun)}: {ON} all on, {PARTLY} some"

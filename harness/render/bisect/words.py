@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.bisect.question import (
     CONTROLS,
@@ -161,9 +162,9 @@ def zones(report: BisectReport) -> str:
 
 
 def effort(report: BisectReport) -> str:
-    """ "4 search probes · 9 probes and 54 s in all"."""
+    """ "4 search probes · 9 probes, 54 s in all"."""
     search = words.plural(report.search_probes, "search probe")
-    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.wall_s)} in all"
+    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_word(report: BisectReport) -> str:
@@ -217,9 +218,9 @@ def named(subject: Subject, places: Collection[int]) -> str:
 
 def item_word(subject: Subject, place: int) -> str:
     """One item, with what it is set to and what it is otherwise."""
-    name = subject.label(place)
     if subject.form is not Form.KEYS:
-        return name
+        return subject.label(place)
+    name = subject.label(place).removeprefix(ENV)
     good, bad = subject.good_values[place], subject.bad_values[place]
     if str(subject.items[place]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
@@ -292,6 +293,7 @@ def _percent(share: float) -> str:
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
+_WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
 PURPOSES = {
     Purpose.GALLOP: "gallop",
@@ -307,6 +309,44 @@ PURPOSES = {
     Purpose.RECHECK_GOOD: "both ends again",
     Purpose.RECHECK_BAD: "both ends again",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    label: str
+    texts: tuple[str, ...]
+    command: bool = False  # to be copied in one piece
+
+
+def facts(report: BisectReport) -> Iterator[Fact]:
+    """What every document tells below its answer, in the order in which it is read: how to see it again comes first."""
+    answer, fails = report.answer, fails_word(report.signature)
+    open_ = answer.kind is AnswerKind.UNDECIDED
+    commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
+    yield from (Fact(label=label, texts=(text,), command=True) for label, text in commands if text)
+    told = {
+        "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
+        "often": (how_often(report),),
+        "tells": tuple(proven(report)),
+        "zones": (zones(report),),
+        "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
+        "open": (_unjudged(report),) if open_ else (),
+        "do": (what_decides(report),) if open_ else (),
+        "place": ("   ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
+        "took": (effort(report),),
+        "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
+        "not tried": (" · ".join(report.not_covered),),
+    }
+    for label, texts in told.items():
+        if kept := tuple(filter(None, texts)):
+            yield Fact(label=label, texts=kept)
+
+
+def _unjudged(report: BisectReport) -> str:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
+    told = ((unjudged, " not judged"), (other, " with another failure"))
+    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in told if count)
 
 
 def place_line(report: BisectReport) -> tuple[str, ...]:
@@ -332,7 +372,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 def proven(report: BisectReport) -> Iterator[str]:
     """What the probes show of the answer, each claim with how often, and what nobody asked."""
     answer, verb = report.answer, fails_word(report.signature)
-    if answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED):
+    if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
@@ -344,10 +384,6 @@ def proven(report: BisectReport) -> Iterator[str]:
         yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
     if answer.why:
         yield answer.why
-
-
-def where_proven(report: BisectReport) -> str:
-    return f"proven at {report.what}" if report.what else ""
 
 
 def what_decides(report: BisectReport) -> str:
