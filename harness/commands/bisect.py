@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -38,7 +39,7 @@ from nsa_harness.core.bisect.question import (
     Subset,
     spans_of,
 )
-from nsa_harness.core.bisect.report import ProbeReport
+from nsa_harness.core.bisect.report import ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
@@ -126,8 +127,12 @@ class Bisection(SearchState):
     specs: list[RunSpec] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
     out_of_budget: bool = False  # the same command with a larger one goes on
+    began_s: float = field(init=False)  # where the clock of the search, which stands between sessions, was at zero
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.began_s = time.monotonic() - ended_s(self.journal.kept)
 
     def carry_out(self) -> int:
         self.screen.begun(report_so_far(self))
@@ -198,6 +203,7 @@ class Bisection(SearchState):
             n=n, subset=spans_of(subset), purpose=round_.purpose, open=round_.open, left=round_.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+            started_s=time.monotonic() - self.began_s,
         )  # fmt: skip
         try:
             spec = self.launches.spec(subset)

@@ -20,6 +20,11 @@ ADDED = {
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact", "bisect.json: detail.answer.zones",
+    "bisect.json: probes[].early", "bisect.json: probes[].started_s", "bisect.json: answer.bounds",
+    *(f"bisect.json: answer.bounds.{name}{part}" for name in ("passing", "failing", "open") for part in ("", "[]")),
+    "bisect.json: detail.answer.zones[]",
+    *(f"bisect.json: detail.answer.zones[].{name}" for name in ("start", "stop", "counts_as")),
+    "events: done (bisect): answer.bounds",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
