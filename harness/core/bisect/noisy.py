@@ -149,7 +149,6 @@ _EXPECTED = {Purpose.RECHECK_GOOD: GOOD, Purpose.RECHECK_BAD: BAD}
 # What an answer rests on; that others of its size pass is why it is more than a number.
 _CLAIMS = (PROOFS | {Purpose.ELSEWHERE}) - {*_EXPECTED}
 _NEVER_CERTAIN = 0.999
-_NOT = {BAD: GOOD, GOOD: BAD}
 _TWICE = 2  # a point that could not be judged so often is left out
 
 
@@ -159,6 +158,35 @@ class Unsettled(Exception):
     def __init__(self, why: str, open_units: Subset = frozenset()) -> None:
         super().__init__(why)
         self.open_units = open_units
+
+
+class _Settled:
+    """Sets that are settled to fail or to pass, and what must fail or pass because of them."""
+
+    def __init__(self, failing: Subset, passing: Subset) -> None:
+        self.sets: dict[CountsAs, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
+        # Of each set that was asked about: how many of those imply that it fails, and that it passes.
+        self._implied: dict[Subset, dict[CountsAs, int]] = {}
+
+    def add(self, subset: Subset, counts_as: CountsAs) -> None:
+        if subset in self.sets[counts_as]:
+            return
+        self.sets[counts_as].add(subset)
+        for other, implied in self._implied.items():
+            implied[counts_as] += _implies(subset, other, counts_as)
+
+    def must(self, other: Subset, counts_as: CountsAs, but: Subset | None) -> bool:
+        """Whether another one than `but` implies it."""
+        if other not in self._implied:
+            sides = self.sets.items()
+            self._implied[other] = {side: sum(_implies(one, other, side) for one in sets) for side, sets in sides}
+        itself = but in self.sets[counts_as] and _implies(but, other, counts_as)
+        return self._implied[other][counts_as] > itself
+
+
+def _implies(known: Subset, other: Subset, counts_as: CountsAs) -> bool:
+    """What holds a set that fails must fail, and a part of one that passes must pass."""
+    return known <= other if counts_as is BAD else other <= known
 
 
 class Noisy:
@@ -173,7 +201,7 @@ class Noisy:
         self._end = end
         self._enough = 1 - doubt
         self._claims: dict[Subset, CountsAs] = {}
-        self._settled_as: dict[CountsAs, set[Subset]] = {BAD: {end}, GOOD: {frozenset()}}
+        self._known = _Settled(failing=end, passing=frozenset())
 
     @property
     def sure(self) -> float:
@@ -190,7 +218,7 @@ class Noisy:
 
     def edge(self, chain: Chain, purpose: Purpose) -> int:
         """The likeliest length of the first set that fails. Raises Unsettled if no length becomes likely enough."""
-        asked = {subset: self._runs(subset) for subset, _ in self._oracle.asked()}
+        asked = {subset: self._runs(subset) for subset in self._oracle.asked()}
         belief = Belief(chain, self._end, asked)
         bound = len(self._oracle.observations) + self._at_most(len(chain))
         while max(belief.edges()) < self._enough:
@@ -202,13 +230,13 @@ class Noisy:
         found = edges.index(max(edges)) + 1
         if found > len(chain):
             raise Unsettled("what was taken to fail does not when it is asked again", chain.at(len(chain)))
-        self._settled_as[BAD].add(chain.at(found))
-        self._settled_as[GOOD].add(chain.at(found - 1))
+        self._known.add(chain.at(found), BAD)
+        self._known.add(chain.at(found - 1), GOOD)
         return found
 
     def failed(self) -> Iterable[Subset]:
         """What is settled to fail."""
-        return self._settled_as[BAD]
+        return self._known.sets[BAD]
 
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
@@ -230,14 +258,16 @@ class Noisy:
     def _settled(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> CountsAs:
         proof = purpose in PROOFS
         old = len(self._oracle.answers(subset)) if proof else 0
+        beside = self._beside(subset)
         while True:
             answers = self._oracle.answers(subset)
             fresh = answers[old:]
             if (expected := _EXPECTED.get(purpose)) in fresh:
                 return expected
-            counts_as = max(BAD, GOOD, key=lambda side: self._chance(subset, side))
-            if self._chance(subset, counts_as) >= self._enough and len(fresh) >= (least if proof else 0):
-                self._settled_as[counts_as].add(subset)
+            chances = {side: self._chance_beside(subset, side, beside) for side in (BAD, GOOD)}
+            counts_as = max(chances, key=lambda side: chances[side])
+            if chances[counts_as] >= self._enough and len(fresh) >= (least if proof else 0):
+                self._known.add(subset, counts_as)
                 if purpose in _CLAIMS:
                     self._claims[subset] = counts_as
                 return counts_as
@@ -246,37 +276,31 @@ class Noisy:
             list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
 
     def _chance(self, subset: Subset, counts_as: CountsAs) -> float:
-        """That it counts so: its own runs, weighed at the rates that all others show.
+        """That it counts so."""
+        return self._chance_beside(subset, counts_as, self._beside(subset))
+
+    def _chance_beside(self, subset: Subset, counts_as: CountsAs, beside: tuple[Runs, Runs]) -> float:
+        """By its own runs, weighed at the rates that those beside it show.
 
         Of many sets that a search comes by, few fail: to be one of them is, unasked, as unlikely as there are units.
         """
-        own = self._runs(subset)
-        for_bad = _log_marginal_after(own, self._beside(subset, BAD), _FAILS)
-        for_bad -= _log_marginal_after(own, self._beside(subset, GOOD), _PASSES)
+        own, (failing, passing) = self._runs(subset), beside
+        for_bad = _log_marginal_after(own, failing, _FAILS) - _log_marginal_after(own, passing, _PASSES)
         odds = for_bad - log(len(self._oracle.units)) if counts_as is BAD else -for_bad
         return 1 / (1 + exp(min(-odds, 700.0)))
 
     def _runs(self, subset: Subset) -> Runs:
-        answers = self._oracle.answers(subset)
-        return answers.count(GOOD), answers.count(BAD)
+        return self._oracle.count(subset, GOOD), self._oracle.count(subset, BAD)
 
-    def _beside(self, subset: Subset | None, counts_as: CountsAs) -> Runs:
-        """So many passed, so many failed of all other sets that must count so, as far as that is settled."""
-        passed = failed = 0
-        for other, answers in self._oracle.asked():
-            if (
-                other != subset
-                and self._must(other, counts_as, subset)
-                and not self._must(other, _NOT[counts_as], subset)
-            ):
-                passed += answers.count(GOOD)
-                failed += answers.count(BAD)
-        return passed, failed
-
-    def _must(self, other: Subset, counts_as: CountsAs, but: Subset | None) -> bool:
-        """What holds a set that fails must fail, and a part of one that passes must pass."""
-        known = (one for one in self._settled_as[counts_as] if one != but)
-        return any(one <= other if counts_as is BAD else other <= one for one in known)
+    def _beside(self, subset: Subset | None) -> tuple[Runs, Runs]:
+        """The runs of all other sets that must fail, and of all that must pass, as far as that is settled."""
+        runs = {BAD: [0, 0], GOOD: [0, 0]}
+        for other in self._oracle.asked():
+            must = [side for side in runs if self._known.must(other, side, subset)]
+            if other != subset and len(must) == 1:
+                for place, counts_as in enumerate((GOOD, BAD)):
+                    runs[must[0]][place] += self._oracle.count(other, counts_as)
+        return (runs[BAD][0], runs[BAD][1]), (runs[GOOD][0], runs[GOOD][1])
 
     def _ask_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:
         likely = [k for k, share in enumerate(belief.edges()) if share > (1 - self._enough) / 10]
@@ -294,7 +318,8 @@ class Noisy:
 
     def _at_most(self, length: int) -> int:
         """By what a run tells at best: a set that fails as often as it passes, at rates as they are known."""
-        higher, lower = _mean(*self._beside(None, BAD), _FAILS), _mean(*self._beside(None, GOOD), _PASSES)
+        failing, passing = self._beside(None)
+        higher, lower = _mean(*failing, _FAILS), _mean(*passing, _PASSES)
         told = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
         bits = log2(length) + log2(1 / (1 - self._enough))
         return ceil(_PATIENCE * bits / max(told, _LEAST_TOLD)) * self._oracle.question.at_once
