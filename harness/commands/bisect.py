@@ -19,7 +19,6 @@ from nsa_harness.commands.attempt import run_one
 from nsa_harness.commands.bisect_report import (
     ANSWERED,
     INTERRUPTED,
-    NOTHING_YET,
     UNDECIDED,
     SearchState,
     report_so_far,
@@ -73,8 +72,11 @@ _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is 
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
 
 
-class _Interrupted(Exception):
-    """Ctrl-C or TERM: no further probe. The same command goes on."""
+class _Interrupted(OutOfBudget):
+    """Ctrl-C or TERM: no further probe. What is known is told, and the same command goes on."""
+
+    def __str__(self) -> str:
+        return "interrupted; the same command goes on where it stopped"
 
 
 def run_bisection(request: BisectRequest) -> int:
@@ -125,6 +127,7 @@ class Bisection(SearchState):
     specs: list[RunSpec] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
     out_of_budget: bool = False  # the same command with a larger one goes on
+    interrupted: bool = False
     began_s: float = field(init=False)  # where the clock of the search, which stands between sessions, was at zero
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -134,14 +137,11 @@ class Bisection(SearchState):
 
     def carry_out(self) -> int:
         self.screen.begun(report_so_far(self))
-        try:
-            answer = find(self._question(), self.probe)
-        except _Interrupted:
-            why = "interrupted; the same command goes on where it stopped"
-            self._finish(replace(NOTHING_YET, why=why), cut_short=True)
-            return INTERRUPTED
-        answer = in_its_words(self.request.subject, answer)
+        answer = in_its_words(self.request.subject, find(self._question(), self.probe))
         self._tell_what_changed()
+        if self.interrupted:
+            self._finish(answer, cut_short=True)
+            return INTERRUPTED
         self._finish(answer, cut_short=False)
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
@@ -198,8 +198,7 @@ class Bisection(SearchState):
         return purpose in _PROOFS and made < self.request.repeat
 
     def _made(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        if self.interruption.count:
-            raise _Interrupted
+        self._leave_if_interrupted()
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
@@ -231,8 +230,7 @@ class Bisection(SearchState):
                 tell=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices,
                 server=self.server,
             )  # fmt: skip
-        if self.interruption.count:
-            raise _Interrupted
+        self._leave_if_interrupted()
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         with self._lock:
             self.outcomes[outcome.dir] = outcome
@@ -240,6 +238,11 @@ class Bisection(SearchState):
             output = self.run.door.tail(self.run.attempt(name).output)
             counts = counts_as(outcome, self.request.wanted, self.signature, output)
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
+
+    def _leave_if_interrupted(self) -> None:
+        if self.interruption.count:
+            self.interrupted = True
+            raise _Interrupted
 
     @contextmanager
     def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
