@@ -19,7 +19,7 @@ ADDED = {
     "commands: run -m", "commands: run --python", "commands: report --prompt",
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
-    "commands: read --no-redact", "bisect.json: detail.answer.zones",
+    "commands: read --no-redact", "bisect.json: detail.answer.zones", "bisect.json: detail.answer.known",
     "bisect.json: probes[].early", "bisect.json: probes[].started_s", "bisect.json: answer.bounds",
     *(f"bisect.json: answer.bounds.{name}{part}" for name in ("passing", "failing", "open") for part in ("", "[]")),
     "bisect.json: answer.bounds.known", "bisect.json: answer.bounds.known[]",
