@@ -301,7 +301,7 @@ def test_a_set_whose_prefixes_cannot_be_judged_is_found_among_other_sets() -> No
 
 def test_a_member_that_could_not_be_left_out_leaves_it_undecided() -> None:
     answer, _ = bisected(question(12), lambda subset: UNRESOLVED if subset == {7} else needs({7})(subset))
-    assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (6, 7))
+    assert (answer.kind, answer.known, answer.open) == (AnswerKind.UNDECIDED, (7,), (6,))
     assert answer.why == "it fails together, but without some of its members it cannot be judged"
 
 
@@ -339,7 +339,7 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
     answer = find(question(12, max_probes=limit), probe)
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 13)
-    assert answer.kind is AnswerKind.SINGLE or set(answer.open) >= {7}
+    assert answer.kind is AnswerKind.SINGLE or {*answer.open, *answer.known} >= {7}
     assert answer.kind is AnswerKind.SINGLE or f"{limit} probes are the most" in answer.why
 
 
@@ -352,4 +352,27 @@ def test_a_probe_may_say_that_its_budget_is_out() -> None:
         return probe(asked)
 
     answer = find(question(12), until_the_fifth)
-    assert (answer.open, answer.passing, answer.failing) == ((6, 7, 8), frozenset(range(6)), frozenset(range(9)))
+    assert (answer.known, answer.passing, answer.failing) == ((), frozenset(range(6)), frozenset(range(9)))
+    assert answer.open == tuple(range(9))  # one of 6, 7 and 8 is needed, and any of the others may be beside it
+
+
+@pytest.mark.parametrize("limit", range(24))
+def test_of_a_search_that_was_cut_short_what_is_known_is_true(limit: int) -> None:
+    answer = find(question(12, max_probes=limit), Oracle(needs({2, 7, 8})))
+    if answer.kind is AnswerKind.UNDECIDED:
+        assert {2, 7, 8} >= {*answer.known}
+        assert {*answer.known, *answer.open} >= {2, 7, 8}
+        assert not {*answer.known} & {*answer.open}
+
+
+def test_the_members_that_were_found_before_the_budget_ended_are_known() -> None:
+    found = [find(question(12, max_probes=limit), Oracle(needs({2, 7, 8}))).known for limit in range(24)]
+    assert [known for known, before in zip(found, [(), *found], strict=False) if known != before][:3] == [
+        (8,), (2, 8), (2, 7, 8),
+    ]  # fmt: skip
+
+
+def test_where_answers_contradict_each_other_nothing_is_known() -> None:
+    flips = iter([GOOD, BAD, GOOD, BAD, BAD, GOOD, BAD, BAD])
+    answer = find(question(4, max_probes=8), Oracle(lambda _: next(flips)))
+    assert (answer.kind, answer.known) == (AnswerKind.UNDECIDED, ())

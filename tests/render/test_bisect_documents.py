@@ -100,14 +100,18 @@ def test_an_answer_of_keys_names_them_and_a_flaky_one_says_how_often() -> None:
 
 def test_an_undecided_answer_has_the_bounds_of_what_is_open() -> None:
     bounds = json.loads(bisect_json(UNDECIDED))["answer"]["bounds"]
-    assert bounds == {"passing": [0, 1, 2, 3, 4, 5], "failing": [*range(12)], "open": [6, 7, 8, 9, 10, 11]}
+    ends = {"passing": [0, 1, 2, 3, 4, 5], "failing": [*range(12)]}
+    assert bounds == {**ends, "open": [6, 7, 8, 9, 10, 11], "known": []}
+    told = replace(UNDECIDED, answer=replace(UNDECIDED.answer, open=(0, 1), known=(6,)))
+    assert json.loads(bisect_json(told))["answer"]["bounds"] == {**ends, "open": [0, 1], "known": [6]}
+    assert from_json(bisect_json(told)).answer == told.answer
     assert json.loads(bisect_json(SINGLE))["answer"]["bounds"] is None
 
 
 def test_a_search_that_was_cut_short_has_the_bounds_that_its_probes_show() -> None:
     cut = replace(THRESHOLD, probes=THRESHOLD.probes[:5], answer=INTERRUPTED.answer)
     bounds = json.loads(bisect_json(cut))["answer"]["bounds"]
-    assert bounds == {"passing": [64], "failing": [96], "open": [65, 96]}
+    assert bounds == {"passing": [64], "failing": [96], "open": [65, 96], "known": []}
 
 
 def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:

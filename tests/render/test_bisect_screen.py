@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bisect_samples import (
@@ -370,3 +371,18 @@ def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
     found = bisect_words.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
     assert found is not None
     assert found.n == 9  # the last proof of layer 7 alone
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"known": (6,), "open": (0, 1)}, "layer 6 is needed; layers 0-1 [0:2] are still open"),
+        ({"known": (2, 6), "open": (4,)}, "layers 2 and 6 are needed; layer 4 is still open"),
+        ({"known": (6,), "open": ()}, "layer 6 is needed; the proof is still open"),
+        ({"open": tuple(range(12))}, "one of layers 6-11 [6:12] is needed; layers 0-11 [0:12] are still open"),
+        ({"open": tuple(range(6, 12))}, "layers 6-11 [6:12] are still open"),
+    ],
+)
+def test_a_search_that_was_cut_short_tells_what_is_needed_and_what_is_open(answer: dict[str, Any], said: str) -> None:
+    told = replace(UNDECIDED, answer=replace(UNDECIDED.answer, **answer))
+    assert bisect_words.open_word(told) == said

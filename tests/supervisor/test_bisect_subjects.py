@@ -19,6 +19,7 @@ from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
+from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
@@ -292,6 +293,10 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
     launches = _launches(typed, SubjectOptions(gc_range="auto"))
     request = replace(launches.request, fork=False)
-    with bisect._open(request, create_run(typed.working_dir), launches, FACTS) as search:
+    mark = bookmark("", "", {})
+    with (
+        search_folder(typed.working_dir, mark, dict) as folder,
+        bisect._open(request, folder, launches, FACTS) as search,
+    ):
         search.screen.lost_terminal()
         assert search.interruption.count == 1

@@ -348,15 +348,29 @@ def so_far(oracle: Oracle, why: str, open_units: Subset = frozenset()) -> Search
     passed = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
     inside = [subset for subset in passed if failing is None or subset < failing]
     passing = max(inside, key=len, default=None)
-    between = (frozenset(oracle.everything) if failing is None else failing) - (passing or frozenset())
+    known = _needed(oracle, failing)
+    within = frozenset(oracle.everything) if failing is None else failing
+    ordered = oracle.question.kind is QuestionKind.ORDERED
+    left = within - (passing or frozenset()) if ordered else within - known
     return SearchAnswer(
         kind=AnswerKind.UNDECIDED,
         confidence=0.0,
         why=why,
-        open=tuple(sorted(oracle.items(open_units or between))),
+        open=tuple(sorted(oracle.items(open_units - known or left))),
+        known=() if ordered else tuple(sorted(oracle.items(known))),
         passing=None if passing is None else oracle.items(passing),
         failing=None if failing is None else oracle.items(failing),
     )
+
+
+def _needed(oracle: Oracle, failing: Subset | None) -> Subset:
+    """Of a set that fails, those without which it passes; none are known where answers contradict each other."""
+    bad = [seen.subset for seen in oracle.observations if seen.counts_as is BAD]
+    good = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
+    contradicted = oracle.question.flaky or any(fails <= passes for fails in bad for passes in good)
+    if failing is None or contradicted:
+        return frozenset()
+    return frozenset().union(*(failing - passes for passes in good if len(failing - passes) == 1))
 
 
 def of_culprits(

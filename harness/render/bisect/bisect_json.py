@@ -96,6 +96,7 @@ class Bounds:
     passing: tuple[Any, ...] | None
     failing: tuple[Any, ...] | None
     open: tuple[Any, ...]
+    known: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,7 @@ class StoredAnswer(SearchAnswer):
     items: Annotated[tuple[int, ...], AfterValidator(_within)] = ()
     groups: tuple[Places, ...] = ()
     open: Ordered = ()
+    known: Ordered = ()
     passing: Places | None = None
     failing: Places | None = None
 
@@ -278,6 +280,7 @@ def _bounds(report: BisectReport) -> Bounds:
         passing=None if passing is None else _named(subject, passing),
         failing=None if failing is None else _named(subject, failing),
         open=tuple(subject.items[place] for place in (sorted({open_[0], open_[-1]}) if subject.ordered else open_)),
+        known=tuple(subject.items[place] for place in answer.known),
     )
 
 

@@ -184,16 +184,30 @@ def setting_word(report: BisectReport) -> str:
 
 def open_places(report: BisectReport) -> Collection[int]:
     """What the answer leaves open; of a search that was cut short what its last probe left."""
+    if report.answer.open or report.answer.known:
+        return report.answer.open
     narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
-    return report.answer.open or (narrowed[-1] if narrowed else range(len(report.subject.items)))
+    return narrowed[-1] if narrowed else range(len(report.subject.items))
 
 
 def open_word(report: BisectReport) -> str:
-    """ "layers 6-11 [6:12] are still open"."""
+    """ "layer 2 is needed; layers 6-11 [6:12] are still open"."""
     places = open_places(report)
     if report.subject.ordered:
         return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
-    return f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    if report.answer.known and not report.answer.open:
+        return f"{_needed_word(report)}the proof is still open"
+    still = f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    return f"{_needed_word(report)}{still}"
+
+
+def _needed_word(report: BisectReport) -> str:
+    """ "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; "; nothing where neither is known."""
+    subject, answer = report.subject, report.answer
+    if answer.known:
+        return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
+    some = (answer.failing or frozenset()) - (answer.passing or frozenset())
+    return f"one of {named(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
 
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:

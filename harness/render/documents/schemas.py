@@ -433,6 +433,7 @@ _ABOUT = {
     "config": "the configuration, by dotted key",
     "purpose": "why it was asked",
     "open": "what is still open, as places among the items of the subject",
+    "known": "of an undecided search, what the failing set does not fail without, as places",
     "left": "probes still to come at most",
     "in_full": "whether only a launch by torchrun can answer it",
     "launcher": "torchrun, fork or plain; none where it could not be launched",

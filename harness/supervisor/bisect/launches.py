@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from nsa_harness import __version__
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form, Subject
@@ -20,7 +23,7 @@ from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
-from nsa_harness.supervisor.bisect.journal import question_key
+from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 
@@ -198,6 +201,7 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
 
 
 _MOST_PROBES = 1000  # a search that takes more has lost its way
+_MOST_FILLED = 1000  # choices whose words are looked at for the names of files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,17 +238,53 @@ def question_of(request: BisectRequest) -> SearchQuestion:
     )
 
 
-def key_of(request: BisectRequest, launches: Launches) -> str:
-    """The same command about the same program on the same packages is the same question."""
-    ends = [_hash_or_reason(launches, subset) for subset in ((), range(len(request.subject.items)))]
-    return question_key(
-        request.subject, request.templates, request.question.words, request.question.script, ends, request.wanted,
-        request.confidence, request.repeat, request.jobs, request.fork, request.probe,
-    )  # fmt: skip
+def program_of(request: BisectRequest, launches: Launches) -> Program:
+    """What the launches of this search lie in. Of commits only what lies beside the repository: each has its own."""
+    specs = [spec for spec in _ends(launches) if isinstance(spec, RunSpec)]
+    words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
+    for place in range(min(len(request.subject.items), _MOST_FILLED)):
+        with suppress(CannotLaunch):
+            filled = request.templates.filled(request.subject, frozenset({place}))
+            words += [*filled.args, *(value for _, value in filled.env)]
+    if request.subject.form is Form.COMMIT:
+        words = [word for word in words if _names_a_root(word)]
+        specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
+    asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)}) if specs else Interpreter()
+    return Program(specs=specs, words=words, interpreter=asked, working_dir=request.question.working_dir)
 
 
-def _hash_or_reason(launches: Launches, subset: Sequence[int]) -> str:
-    try:
-        return launches.spec(subset).spec_hash
-    except CannotLaunch as why:
-        return str(why)
+def premises_of(request: BisectRequest, launches: Launches, program: Program) -> Premises:
+    """All that must be as it was for a finished probe to answer again; what is nearest to the user first."""
+    question = request.question
+    return {
+        **program.files(),
+        **program.environment(),
+        "nsa-harness": __version__,
+        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in _ends(launches))),
+        "what is searched": sealed(
+            request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
+            request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+        ),
+    }  # fmt: skip
+
+
+def _ends(launches: Launches) -> list[RunSpec | str]:
+    """As they are launched, or why they cannot be."""
+    found: list[RunSpec | str] = []
+    for subset in ((), range(len(launches.subject.items))):
+        try:
+            found.append(launches.spec(subset))
+        except CannotLaunch as why:
+            found.append(str(why))
+    return found
+
+
+def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
+    """The hash has the program's content in it, which of a commit is not that of the working directory."""
+    if isinstance(spec, str):
+        return spec
+    return replace(spec, spec_hash="") if subject.form is Form.COMMIT else spec.spec_hash
+
+
+def _names_a_root(word: str) -> bool:
+    return word.startswith("/") or "=/" in word
