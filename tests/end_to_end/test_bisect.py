@@ -132,6 +132,16 @@ def test_a_users_own_script_is_bisected_through_its_own_words(workspace: Workspa
 
 
 @pytest.mark.slow
+def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace: Workspace) -> None:
+    """In the program only layer 5 and 6 matter; the variable is filled as its own words for a range say."""
+    ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_RANGE={range}"))
+    stored = _answer(ran)
+    assert _items(ran) == ("range", [5, 7]), ran.out + ran.err
+    assert all(one["verdict"] for one in stored["probes"]), "each of them was launched"
+    assert "GC_RANGE='5:7'" in stored["commands"]["bad"].replace("'\"'\"'", "'")
+
+
+@pytest.mark.slow
 def test_and_through_its_environment(workspace: Workspace) -> None:
     ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_LAYERS={layers}"))
     assert _items(ran) == ("range", [5, 7]), ran.out + ran.err

@@ -26,6 +26,7 @@ ADDED = {
     "bisect.json: detail.answer.zones[]",
     *(f"bisect.json: detail.answer.zones[].{name}" for name in ("start", "stop", "counts_as")),
     "events: done (bisect): answer.bounds",
+    "bisect.json: detail.subject.in_a_row",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

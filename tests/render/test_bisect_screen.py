@@ -188,6 +188,27 @@ def test_each_answer_is_one_sentence(told: BisectReport, sentence: str) -> None:
     assert bisect_words.sentence(told) == sentence
 
 
+def test_of_neighbours_alone_it_is_said_what_no_range_can_tell_and_each_range_that_passes() -> None:
+    """Nobody has asked whether layers between the ends are needed, and everything else is two ranges."""
+    row = replace(RANGE.subject, in_a_row=True)
+    rests = [probe(row, 20 + n, Purpose.PROOF_GOOD, rest, GOOD) for n, rest in enumerate((range(5, 12), range(8)))]
+    told = replace(
+        RANGE,
+        subject=row,
+        probes=(*(one for one in RANGE.probes if one.purpose is not Purpose.PROOF_GOOD), *rests),
+        answer=replace(RANGE.answer, passing=frozenset(range(8))),
+    )
+    assert bisect_words.sentence(told) == "It hangs with layers 4-8 [4:9], and no smaller range of them."
+    assert list(bisect_words.proven(told))[1:3] == [
+        "with layers 0-7 [0:8] it passes: 2 of 2 under fork and torchrun",
+        "with layers 5-11 [5:12] it passes: 1 of 1 under torchrun",
+    ]
+    two = replace(told, answer=replace(told.answer, items=(4, 6)))
+    assert bisect_words.headline(two) == "layers 4-5 [4:6], all of them together"
+    count = replace(COUNT, subject=row)
+    assert bisect_words.sentence(count) == "It hangs with any 5 layers in a row, wherever they are."
+
+
 def test_a_flaky_answer_says_how_often_by_counts_and_how_sure_it_is() -> None:
     lines = list(answer_lines(FLAKY, RUN_DIR, 100))
     assert lines[0].startswith("ANSWER  layer 7 alone   (NSA_GC_RANGE=7:8)   97 % sure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from nsa_harness.commands import bisect
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.bisect.plan import at_most, worst_case
+from nsa_harness.core.bisect.question import QuestionKind
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
@@ -47,8 +49,10 @@ def _script(question: Invocation, *args: str) -> Invocation:
 
 def _request(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> BisectRequest:  # noqa: B008
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
+    templates = templates.checked(subject)
+    subject = replace(subject, in_a_row=templates.in_a_row)
     return BisectRequest(
-        question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
+        question=question, subject=subject, templates=templates, base_args=arguments_of(question),
         wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
         probe="full", command="",
     )  # fmt: skip
@@ -122,16 +126,37 @@ def test_a_configuration_that_makes_no_launch_says_why(typed):
 
 
 def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_environment(typed):
-    templates = parse_templates(["--gc-layers={layers}"], ["GC={range}"])
+    templates = parse_templates(["--gc-layers={layers}"], ["GC=on {layers}"])
     launches = _launches(_script(typed, "--steps", "3"), SubjectOptions(gc_range="0:8"), templates)
     spec = launches.spec((4, 5))
     assert spec.program == ("train.py", "--steps", "3", "--gc-layers=4,5")
-    assert dict(spec.env)["GC"] == "4:6"
+    assert dict(spec.env)["GC"] == "on 4,5"
     assert launches.spec(()).program[-1] == "--gc-layers="
+    assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
+    assert question_of(launches.request).kind is QuestionKind.SET
+
+
+@pytest.mark.parametrize("args", [("--gc={range}",), ("--gc={range}/{layers}", "--list={layers}")])
+def test_a_program_that_takes_a_range_is_asked_for_neighbours_only(typed, args):
+    launches = _launches(_script(typed), SubjectOptions(gc_range="2:8"), parse_templates(args, ["GC={range}"]))
+    assert question_of(launches.request).kind is QuestionKind.RANGE
+    assert launches.subject.question == "layers in [2,8), only in a row"
+    assert dict(launches.spec((2, 3)).env)["GC"] == "4:6"
     assert dict(launches.spec(()).env)["GC"] == "0:0"
+    typed_words = shlex.split(str(launches.command((2, 3), None)))
+    filled = [word.format(range="4:6", layers="4,5") for word in args]
+    assert typed_words[5:] == ["run.env.GC='4:6'", "--", *filled]
     with pytest.raises(CannotLaunch, match="are no range"):
         launches.spec((1, 4))
-    assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
+
+
+def test_of_a_program_that_takes_both_the_list_is_searched_and_the_range_left_out(typed):
+    templates = parse_templates(["--gc-layers={layers}", "--gc={range}"], ["GC={range}"])
+    launches = _launches(_script(typed), SubjectOptions(gc_range="0:8"), templates)
+    assert question_of(launches.request).kind is QuestionKind.SET
+    spec = launches.spec((1, 4))
+    assert (spec.program, "GC" in dict(spec.env)) == (("train.py", "--gc-layers=1,4"), False)
+    assert spec.notes[-1] == "{layers} says any choice of layers, so what has {range} in it is left out"
 
 
 def test_the_command_for_people_repeats_a_script_with_its_words(typed):

@@ -116,12 +116,18 @@ def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
 
     One item is decided first, then both ends: to reduce a wide range item by item is dear.
     """
+    span = stretch(judge, pool)
+    return _inside(judge, span) if len(span) > 1 else frozenset(span)
+
+
+def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
+    """The neighbours in a pool that fails, from the last one needed back to the first: an item alone, or both ends."""
     right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right - 1]})
     if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
-        return last
+        return pool[right - 1 : right]
     left = right - 1 - judge.edge(Chain(base=last, order=pool[: right - 1][::-1]), Purpose.LEFT_EDGE)
-    return _inside(judge, pool[left:right])
+    return pool[left:right]
 
 
 def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
@@ -153,14 +159,16 @@ def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
     """
     while len(members) > 1:
         dropped = _dropped(members, sample)
-        spare, kept, unjudged = _spare(judge, members, dropped, -(-sample // len(dropped)))
+        spare, kept, unjudged = first_spare(judge, members, dropped, -(-sample // len(dropped)))
         if spare is None:
             return FailingSet(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
         members = reduced(judge, members - {spare}, kept)
     return FailingSet(members=members)
 
 
-def _spare(judge: Judge, members: Subset, dropped: Sequence[int], times: int) -> tuple[int | None, Subset, Subset]:
+def first_spare(
+    judge: SetJudge, members: Subset, dropped: Sequence[int], times: int
+) -> tuple[int | None, Subset, Subset]:
     """The first member without which it still fails, those that are needed, and those of which nothing is known."""
     without = [members - {member} for member in dropped]
     kept, unjudged = set[int](), set[int]()

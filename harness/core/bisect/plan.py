@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
+from nsa_harness.core.bisect.contiguous import all_windows_asked, only_the_length, rests, shortest, shrunk
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
     FailingSet,
@@ -19,6 +21,7 @@ from nsa_harness.core.bisect.minimal import (
     minimal,
     only_the_number,
     standing_out,
+    stretch,
 )
 from nsa_harness.core.bisect.noisy import Noisy, Unsettled
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, units
@@ -135,6 +138,8 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
 
 def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
+    if oracle.question.kind is QuestionKind.RANGE:
+        return _ranges(oracle, judge)
     sample = tries(_HALF, _with_half_the_doubt(oracle.question))
     sampled = 1 - _HALF**sample
     found: list[FailingSet] = []
@@ -143,7 +148,7 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
         members = standing_out(judge, rest)
         if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
             return _number(oracle, judge, members, sampled)
-        found.append(_smallest(oracle, judge, members, sample))
+        found.append(_proven_alone(oracle, judge, minimal(judge, members, sample)))
         rest = tuple(unit for unit in rest if unit not in found[-1].members)
         counts_as = _rest(oracle, judge, rest)
         if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
@@ -159,6 +164,34 @@ def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
     return min(others, key=_order, default=None)
 
 
+def _ranges(oracle: Oracle, judge: Judge) -> SearchAnswer:
+    """As `_culprits`, but what is found can only be taken out with all on one side of its first or its last."""
+    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
+    counts_as = cache(partial(_rest, oracle, judge))
+    found: list[FailingSet] = []
+    failing: Subset | None = frozenset(oracle.everything)
+    while failing is not None:
+        members = frozenset(stretch(judge, tuple(sorted(failing))))
+        if not found and only_the_length(judge, members, len(oracle.units), sample):
+            whole = all_windows_asked(len(oracle.units), len(members), sample)
+            return _number(oracle, judge, members, 1.0 if whole else 1 - _HALF**sample)
+        new = _proven_alone(oracle, judge, shortest(judge, members, sample))
+        found = [*(one for one in found if not new.members <= one.members), new]
+        failing = next((rest for rest in _rests(oracle, found) if counts_as(rest) is BAD), None)
+        if failing is None and (failing := _unexplained(judge, found)) is not None:
+            _must_fail(oracle, judge, failing)
+    passed = all(counts_as(rest) is GOOD for rest in _rests(oracle, found))
+    return of_culprits(oracle, judge, sorted(found, key=lambda one: min(one.members)), passed, 1.0)
+
+
+def _rests(oracle: Oracle, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
+    """Everything but the culprits: what is asked to pass if there is nothing else."""
+    culprits = [culprit.members for culprit in found]
+    if oracle.question.kind is QuestionKind.RANGE:
+        return rests(len(oracle.units), culprits)
+    return (frozenset(oracle.everything).difference(*culprits),)
+
+
 def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
     """Any so many. The two configurations are the first so many, and one fewer."""
     _must_fail(oracle, judge, first)
@@ -168,14 +201,13 @@ def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> Sear
         items=(len(first),),
         confidence=sampled,
         p_bad=judge.rate,
-        why="not all sets of the size were asked, but a sample",
+        why="" if sampled == 1 else "not all sets of the size were asked, but a sample",
         passing=oracle.items(range(1, len(first))),
         failing=oracle.items(range(len(first))),
     )
 
 
-def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> FailingSet:
-    culprit = minimal(judge, members, sample)
+def _proven_alone(oracle: Oracle, judge: Judge, culprit: FailingSet) -> FailingSet:
     _must_fail(oracle, judge, culprit.members)
     if culprit.unjudged:
         raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
@@ -316,16 +348,17 @@ def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> Sea
 
 
 def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
-    culprit = ddmin(oracle, failing)
+    ranges = oracle.question.kind is QuestionKind.RANGE
+    culprit = shrunk(oracle, failing) if ranges else ddmin(oracle, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
     literal = Literal(oracle)
     _must_fail(oracle, literal, culprit.members)
-    rest_passes = _rest(oracle, literal, frozenset(oracle.everything) - culprit.members) is GOOD
+    passed = [_rest(oracle, literal, rest) is GOOD for rest in _rests(oracle, [culprit])]
     _recheck(literal, end)
     if any(not _fits(seen, culprit) for seen in oracle.observations):
         caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
-    return of_culprits(oracle, literal, [culprit], rest_passes, 1.0, caveat)
+    return of_culprits(oracle, literal, [culprit], all(passed), 1.0, caveat)
 
 
 def _fits(seen: ProbeAnswer, culprit: FailingSet) -> bool:
@@ -390,17 +423,19 @@ def of_culprits(
         groups=groups if len(groups) > 1 else (),
         confidence=sample_confidence if any(culprit.sampled for culprit in found) else 1.0,
         p_bad=judge.rate,
-        why=caveat or _caveat(found, rest_passes),
+        why=caveat or _caveat(oracle, found, rest_passes),
         passing=_passing(oracle, found),
         failing=groups[0],
     )
 
 
-def _caveat(found: Sequence[FailingSet], rest_passes: bool) -> str:
+def _caveat(oracle: Oracle, found: Sequence[FailingSet], rest_passes: bool) -> str:
     if not rest_passes:
         return "everything but the answer was not seen to pass, so there may be more"
     if any(culprit.sampled for culprit in found):
         return "not each member was taken away by itself, but both ends and a sample"
+    if oracle.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in found):
+        return "no smaller range in it fails; whether it takes all that lies between its ends, no range can tell"
     return ""
 
 
@@ -410,11 +445,10 @@ _ONLY_WHAT_WAS_ASKED = (
 
 
 def _passing(oracle: Oracle, found: Sequence[FailingSet]) -> Subset | None:
-    """Everything but the answer; where that was not seen to pass, the answer without one member; else None."""
-    guilty = frozenset[int]().union(*(culprit.members for culprit in found))
-    rest = frozenset(oracle.everything) - guilty
+    """The most of everything but the answer that was seen to pass, else the answer without a member; else None."""
+    rests_first = sorted(_rests(oracle, found), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in found for member in sorted(culprit.members))
-    seen = (subset for subset in (rest, *without) if GOOD in oracle.answers(subset))
+    seen = (subset for subset in (*rests_first, *without) if GOOD in oracle.answers(subset))
     return next(map(oracle.items, seen), None)
 
 
@@ -447,7 +481,7 @@ class Stage:
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
     """For answers that hold: runs that turn out flaky or contradict each other take more."""
-    return _ordered(question) if question.kind is QuestionKind.ORDERED else _set(question)
+    return _STAGES[question.kind](question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
@@ -489,3 +523,25 @@ def _set(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
         Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
     )
+
+
+def _range(question: SearchQuestion) -> tuple[Stage, ...]:
+    right = probes_at_worst(question.items, question.at_once)
+    left = probes_at_worst(max(question.items - 1, 1), question.at_once)
+    sample = tries(_HALF, _with_half_the_doubt(question))
+    ends = 2 * -(-sample // 2) if question.items > 1 else 0  # both are dropped, more than once each
+    # Itself, and what lies before its last and behind its first.
+    proof = _to_fail(question) + 2 * max(question.repeat, _SEEN_PASSING) + ends
+    return (
+        Stage(name="controls", probes=2),
+        Stage(name="right edge", probes=right),
+        Stage(name="left edge", probes=left),
+        Stage(name="shape", probes=2),
+        Stage(name="proof", probes=proof),
+        Stage(name="controls again", probes=2),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"),
+    )
+
+
+_STAGES = {QuestionKind.SET: _set, QuestionKind.ORDERED: _ordered, QuestionKind.RANGE: _range}

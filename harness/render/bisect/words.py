@@ -93,7 +93,9 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.SINGLE:
             return f"{named(subject, answer.items)} alone"
         case AnswerKind.RANGE:
-            return f"{named(subject, range(*answer.items))}, all of them together"
+            places = range(*answer.items)
+            between = subject.in_a_row and len(places) > 2  # nobody can tell whether these are needed
+            return f"{named(subject, places)}, {'and no smaller range of them' if between else 'all of them together'}"
         case AnswerKind.SET:
             return f"{named(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
@@ -102,6 +104,8 @@ def headline(report: BisectReport) -> str:
             return _threshold(subject, answer.items[0])
         case AnswerKind.COUNT:
             count = answer.items[0]
+            if subject.in_a_row and count > 1:
+                return f"any {counted(count, subject.noun)} in a row, wherever they are"
             return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
         case AnswerKind.INDEPENDENT:
             return "it does not depend on what was varied"
@@ -390,8 +394,11 @@ def proven(report: BisectReport) -> Iterator[str]:
         return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
-    if answer.passing is not None:
-        yield _claim(report, answer.passing, CountsAs.GOOD, "passes")
+    rests = [] if answer.passing is None else [answer.passing]
+    if report.subject.in_a_row:  # everything else is several ranges
+        proofs = [one for one in report.probes if one.purpose is Purpose.PROOF_GOOD]
+        rests += [one.places for one in proofs if one.counts_as is CountsAs.GOOD]
+    yield from (_claim(report, rest, CountsAs.GOOD, "passes") for rest in dict.fromkeys(rests))
     dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
     if dropped:
         good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}

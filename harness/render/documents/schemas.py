@@ -452,6 +452,7 @@ _ABOUT = {
     "open_end": "whether nobody says that the last item fails",
     "together": "items that go on and off as one",
     "labels": "the items for people",
+    "in_a_row": "whether the program is told from where to where, so that only neighbours were asked together",
     "groups": "sets of which each is enough",
     "p_bad": "how often what should fail does; null where runs are not flaky",
     "passing": "a set that was seen to pass; or null",

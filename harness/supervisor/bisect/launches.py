@@ -45,16 +45,17 @@ class Templates:
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    note: str = ""  # what was left out, and why
 
     def __bool__(self) -> bool:
         return bool(self.args or self.env)
 
     def checked(self, subject: Subject) -> Templates:
-        """Itself. Raises UsageError for a placeholder that the question does not fill, and where nothing is filled."""
+        """What is filled of it. Raises UsageError for a placeholder the question does not fill, and if none is."""
         if not self and not subject.declared:
             raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
         known = PLACEHOLDERS.get(subject.form, ())
-        for text in (*self.args, *(value for _, value in self.env)):
+        for text in self._texts:
             names = _PLACEHOLDER.findall(text)
             unknown = next((name for name in names if name not in known), None)
             if unknown is None and names:
@@ -62,7 +63,27 @@ class Templates:
             choice = " or ".join(f"{{{name}}}" for name in known) or "none; the question sets keys of a scenario"
             what = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
             raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
-        return self
+        return self._without_ranges()
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether only neighbours can be said."""
+        return any("range" in names for names in map(_names, self._texts))
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return (*self.args, *(value for _, value in self.env))
+
+    def _without_ranges(self) -> Templates:
+        """The list says any choice, the range only some: where each has words of its own, the list's are kept."""
+        found = [_names(text) for text in self._texts]
+        if {"layers"} not in found or {"layers", "range"} in found or {"range"} not in found:
+            return self
+        return Templates(
+            args=tuple(text for text in self.args if _names(text) != {"range"}),
+            env=tuple((name, text) for name, text in self.env if _names(text) != {"range"}),
+            note="{layers} says any choice of layers, so what has {range} in it is left out",
+        )
 
     def filled(self, subject: Subject, subset: Collection[int]) -> Templates:
         if not self:
@@ -73,7 +94,7 @@ class Templates:
         def fill(text: str) -> str:
             return _PLACEHOLDER.sub(lambda found: _range(value) if found[1] == "range" else listed, text)
 
-        return Templates(args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
+        return replace(self, args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
 
 
 @dataclass(kw_only=True)
@@ -140,7 +161,8 @@ class Launches:
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
         spec = self._in_its_tree(spec, subset)
         text = f"{spec.spec_hash} {self.subject.config(subset)}"
-        return replace(spec, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
+        notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
+        return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def _question(self, subset: Collection[int]) -> Invocation:
         question = self.question
@@ -170,12 +192,16 @@ class Launches:
         return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
+def _names(text: str) -> set[str]:
+    return set(_PLACEHOLDER.findall(text))
+
+
 def _range(value: Plain) -> str:
     numbers = sorted(int(str(number)) for number in value) if isinstance(value, list) else []
     if not numbers:
         return "0:0"
     if numbers != list(range(numbers[0], numbers[-1] + 1)):
-        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} could say them")
+        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them")
     return f"{numbers[0]}:{numbers[-1] + 1}"
 
 
@@ -226,8 +252,9 @@ class BisectRequest:
 
 def question_of(request: BisectRequest) -> SearchQuestion:
     subject = request.subject
+    unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
     return SearchQuestion(
-        kind=QuestionKind.ORDERED if subject.ordered else QuestionKind.SET,
+        kind=QuestionKind.ORDERED if subject.ordered else unordered,
         items=len(subject.items),
         together=tuple(map(frozenset, subject.together)),
         at_once=request.jobs,
