@@ -271,8 +271,10 @@ class Noisy:
                 if purpose in _CLAIMS:
                     self._claims[subset] = counts_as
                 return counts_as
-            if len(fresh) >= _MOST_REPEATS or fresh[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
+            if fresh[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
                 return CountsAs.UNRESOLVED
+            if len(fresh) >= _MOST_REPEATS:
+                raise Unsettled(f"{_MOST_REPEATS} runs do not tell at which of both rates it fails", subset)
             list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
 
     def _chance(self, subset: Subset, counts_as: CountsAs) -> float:
