@@ -37,6 +37,7 @@ from nsa_harness.core.bisect.question import (
     SearchQuestion,
     Subset,
 )
+from nsa_harness.core.bisect.zones import beside_at_worst, zones
 from nsa_harness.core.statistics import Separation, tries
 
 _SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
@@ -341,10 +342,26 @@ def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
 
 def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
-    why = "between what passes and what fails, the rest was neither good nor bad"
     if oracle.question.kind is QuestionKind.ORDERED:
-        raise Unsettled(why, gap.failing - gap.passing)
-    return _literally(oracle, end, gap.failing, why, "")
+        return _hidden(oracle, end, gap)
+    return _literally(oracle, end, gap.failing, _NEITHER, "")
+
+
+_NEITHER = "between what passes and what fails, the rest was neither good nor bad"
+
+
+def _hidden(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+    """It begins somewhere in what is neither good nor bad, or right behind that, whose borders are asked once more."""
+    literal = Literal(oracle)
+    _must_fail(oracle, literal, gap.failing)
+    if _rest(oracle, literal, gap.passing) is not GOOD:
+        raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
+    _recheck(literal, end)
+    between = [one.counts_as for one in oracle.observations if gap.passing < one.subset < gap.failing]
+    found = zones(len(gap.passing), len(gap.failing), len(end), between)
+    hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
+    why = hidden if found[1].counts_as is CountsAs.DIFFERENT else _NEITHER
+    return replace(so_far(oracle, why, gap.failing - gap.passing), zones=found)
 
 
 def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
@@ -497,6 +514,11 @@ def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
         Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
         Stage(name="controls again", probes=2),
+        Stage(
+            name="borders",
+            probes=beside_at_worst(question.items, question.at_once),
+            only_if="another failure hides where it begins",
+        ),
     )
 
 
