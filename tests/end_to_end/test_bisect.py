@@ -142,6 +142,7 @@ def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace
     assert "GC_RANGE='5:7'" in stored["commands"]["bad"].replace("'\"'\"'", "'")
 
 
+@pytest.mark.slow
 def test_an_open_wait_is_proven_in_full_twice_and_a_slow_sound_probe_on_the_same_line_passes(
     workspace: Workspace,
 ) -> None:
