@@ -230,19 +230,22 @@ class Bisection(SearchState):
             return
         self.confirmed.add(forked.subset)
         again = self._once_more(forked.places, Purpose.REPEAT)
-        if again.counts_as not in (forked.counts_as, CountsAs.UNRESOLVED):
-            with_it = self.request.subject.describe(forked.places)
-            self.note(
-                f"with {with_it} a forked probe counts as {forked.counts_as.value} and one of torchrun as "
-                f"{again.counts_as.value}: torchrun throughout from here, and what forks showed is discounted"
-            )
-            raise _LauncherDecides
+        if again.counts_as in (forked.counts_as, CountsAs.UNRESOLVED):
+            return
+        if self._once_more(forked.places, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
+            return  # it changes under one launcher, so the other one explains nothing
+        with_it = self.request.subject.describe(forked.places)
+        self.note(
+            f"with {with_it} a forked probe counts as {forked.counts_as.value} and one of torchrun as "
+            f"{again.counts_as.value}: torchrun throughout from here, and what forks showed is discounted"
+        )
+        raise _LauncherDecides
 
-    def _once_more(self, subset: Subset, purpose: Purpose) -> ProbeReport:
-        """Under torchrun, and with the limits that the command for people has."""
+    def _once_more(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
+        """`in_full`: under torchrun, and with the limits that the command for people has."""
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), left=0)
         self.screen.round_begun(round_, report_so_far(self), self._left_s(round_))
-        return self._one(next(self._numbers), subset, round_, in_full=True)
+        return self._one(next(self._numbers), subset, round_, in_full=in_full)
 
     def _ask_for_commands(self, answer: SearchAnswer) -> None:
         """A command is printed only where its last launch did what is said of it."""
@@ -419,14 +422,21 @@ class Bisection(SearchState):
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
     """A forked probe that torchrun should be asked about; None: no launcher explains anything here.
 
-    An end that is not what it should be; or two probes that contradict each other, one forked and the other not.
+    An end that is not what it should be; or two probes that contradict each other, one forked and the other not. Of a
+    configuration that was seen to end both ways under one launcher nothing is asked.
     """
+    if any(_alike(one, new) and one.counts_as is not new.counts_as for one in before):
+        return None
     forked = new.launcher == Launcher.FORK
     if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
         return new
     others = (one for one in before if one.n != new.n and (one.launcher == Launcher.FORK) is not forked)
     other = next((one for one in others if _contradict(one, new) or _contradict(new, one)), None)
     return new if other is not None and forked else other
+
+
+def _alike(one: ProbeReport, other: ProbeReport) -> bool:
+    return one.subset == other.subset and one.launcher == other.launcher
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:

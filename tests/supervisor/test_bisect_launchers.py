@@ -16,7 +16,7 @@ from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect import Bisection, contradicted_fork
 from nsa_harness.commands.bisect_report import NOTHING_YET
-from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
+from nsa_harness.core.bisect.question import CountsAs, Purpose, Round, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
@@ -82,8 +82,9 @@ def test_a_fork_that_torchrun_contradicts_is_discounted_and_the_search_goes_on_u
     assert (found["answer"]["kind"], found["answer"]["items"], found["answer"]["confidence"]) == ("single", [5], 1.0)
     assert len(search.notes) == 1
     assert "torchrun throughout from here" in search.notes[0]
-    first = next(number for number, one in enumerate(found["probes"]) if one["purpose"] == "repeat")
-    assert {one["launcher"] for one in found["probes"][first:]} == {TORCHRUN}
+    asked = [number for number, one in enumerate(found["probes"]) if one["purpose"] == "repeat"]
+    assert [found["probes"][number]["launcher"] for number in asked] == [TORCHRUN, FORK]
+    assert {one["launcher"] for one in found["probes"][asked[-1] + 1 :]} == {TORCHRUN}
     assert {one["counts_as"] for one in found["probes"] if one["launcher"] == FORK} == {"unresolved"}
     assert "--layers=5" in found["commands"]["bad"]
 
@@ -102,6 +103,23 @@ def test_what_torchrun_confirms_is_no_matter_of_the_launcher(typed: Invocation) 
     found = stored(search)
     assert found["answer"]["kind"] == "none"
     assert [one["launcher"] for one in found["probes"] if one["purpose"] == "repeat"] == [TORCHRUN]
+
+
+def test_a_run_that_changes_under_one_launcher_is_flaky_and_torchrun_decides_nothing(
+    typed: Invocation,  # noqa: F811
+) -> None:
+    """The first fork of the good end fails by chance."""
+    forked: list[frozenset[int]] = []
+
+    def rule(places: frozenset[int], launcher: str) -> CountsAs:
+        forked.extend([places] if launcher == FORK else [])
+        return BAD if (launcher == FORK and len(forked) == 1) or 5 in places else GOOD
+
+    with searched(typed, rule) as search:
+        search.probe(Round(subsets=(frozenset(),), purpose=Purpose.CONTROL_GOOD, open=(0, 8), left=0))
+        assert search.forks
+        assert [one.launcher for one in search.probes] == [FORK, TORCHRUN, FORK]
+        assert [one.counts_as for one in search.probes] == [BAD, GOOD, GOOD]
 
 
 def of(n: int, places: set[int], launcher: str, counts_as: CountsAs, purpose: Purpose = Purpose.ALONE) -> ProbeReport:
@@ -123,6 +141,7 @@ def of(n: int, places: set[int], launcher: str, counts_as: CountsAs, purpose: Pu
         (of(2, {1}, TORCHRUN, DIFFERENT), of(1, {1}, FORK, BAD), 1),
         (of(2, {1, 2}, TORCHRUN, DIFFERENT), of(1, {1}, FORK, BAD), None),
         (of(2, {1}, TORCHRUN, UNRESOLVED), of(1, {1}, FORK, BAD), None),
+        (of(2, {1}, FORK, GOOD, Purpose.CONTROL_BAD), of(1, {1}, FORK, BAD, Purpose.CONTROL_BAD), None),
         (of(2, {1}, FORK, GOOD), of(1, {1}, FORK, BAD), None),  # the same launcher: flaky, or not in order
         (of(2, {1}, TORCHRUN, GOOD), of(1, {1}, TORCHRUN, BAD), None),
         (of(1, set(), FORK, BAD, Purpose.CONTROL_GOOD), None, 1),
