@@ -82,7 +82,43 @@ def bisect(
             "--any",
             envvar="NSA_HARNESS_ANY",
             metavar="KEY=[A,...]",
-            help="Any key: a range of numbers or a list of words.",
+            help="Any key. Numbers: from which one on. Words: which of them, several of them at a time.",
+            **QUESTION,
+        ),
+    ] = None,
+    ordered: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ORDERED",
+            metavar="KEY=[A,...]",
+            help="Words that have an order, such as versions, the good one first: from which one on.",
+            **QUESTION,
+        ),
+    ] = None,
+    choice: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_CHOICE",
+            metavar="KEY=[A,...]",
+            help="Values of which just one is set at a time: which of them fail.",
+            **QUESTION,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_SEEDS",
+            metavar="A:B",
+            help="Random seeds, each several times: is it the data, or a race?",
+            **QUESTION,
+        ),
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ITEMS",
+            metavar="NAME=A:B",
+            help="Numbered things of your script, such as batches or data shards: which of them.",
             **QUESTION,
         ),
     ] = None,
@@ -104,7 +140,7 @@ def bisect(
         typer.Option(
             envvar="NSA_HARNESS_ARG",
             metavar="TEXT",
-            help="An argument of your script that has {layers}, {range} or {value} in it.",
+            help="An argument of your script that has {layers}, {items}, {range} or {value} in it.",
             **cli_run.PROGRAM,
         ),
     ] = None,
@@ -181,7 +217,7 @@ def bisect(
 
     options = SubjectOptions(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
-        commits=commits, any=any_key,
+        commits=commits, any=any_key, ordered=ordered, choice=choice, seeds=seeds, items=items,
     )  # fmt: skip
     if log is not None:
         from nsa_harness.commands.bisect_report import show_stored

@@ -125,6 +125,7 @@ def _floor(answer: SearchAnswer, items: int) -> int:
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),
         AnswerKind.SEVERAL: math.comb(items, len(answer.items)),
+        AnswerKind.CHOICE: 1 << items,
     }
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 

@@ -20,6 +20,7 @@ ADDED = {
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact", "bisect.json: detail.answer.zones",
+    *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

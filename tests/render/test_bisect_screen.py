@@ -36,7 +36,7 @@ from render_samples import POISON
 from rich.cells import cell_len
 
 from nsa_harness.core.bisect.plan import Stage
-from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchAnswer
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer
 from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
@@ -227,6 +227,26 @@ def asking(subject: Subject, signature: bool = False) -> str:
     return next(iter(header_lines(told, 200))).split("   ")[1]
 
 
+CHOICE = Subject(form=Form.CHOICE, key="parallel.wrapper", noun="value", items=("ddp", "fsdp", "none", "manual"))
+
+
+def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -> None:
+    answer = SearchAnswer(
+        kind=AnswerKind.CHOICE, items=(1,), open=(3,), failing=frozenset({1}), passing=frozenset({0}), why="one is open"
+    )  # fmt: skip
+    asked = ((0, GOOD), (1, BAD), (2, GOOD), (3, CountsAs.DIFFERENT), (1, BAD))
+    probes = [probe(CHOICE, n, Purpose.EACH, {place}, how) for n, (place, how) in enumerate(asked, start=1)]
+    told = bisection(CHOICE, probes, answer)
+    assert bisect_words.headline(told) == "value fsdp, not values ddp and none"
+    assert [claim.partition(" under")[0] for claim in bisect_words.proven(told)] == [
+        "with value ddp it passes: 1 of 1",
+        "with value fsdp it hangs: 2 of 2",
+        "with value none it passes: 1 of 1",
+        "value manual: open",
+        "one is open",
+    ]
+
+
 def test_every_form_of_a_question_has_its_words() -> None:
     forms = {
         Form.LAYERS: TWELVE,
@@ -235,6 +255,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.KEYS: ONE_KEY.subject,
         Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
         Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
+        Form.CHOICE: CHOICE,
     }
     assert set(forms) == set(Form)
     assert {form: asking(subject) for form, subject in forms.items()} == {
@@ -244,6 +265,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.KEYS: "which of 5 keys make it fail?",
         Form.PARTS: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
+        Form.CHOICE: "which values make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"

@@ -14,6 +14,7 @@ import pytest
 from nsa_harness.commands import bisect
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.bisect.plan import at_most, worst_case
+from nsa_harness.core.bisect.question import QuestionKind
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
@@ -159,6 +160,72 @@ def test_numbers_have_a_threshold_and_words_are_a_set(typed):
     assert words.spec((0, 1)).program[-1] == "--x=flip,crop"
     assert "expected KEY=[A, B, ...]" in _refused(script, SubjectOptions(any="batch=4"), templates)
     assert "a value is given twice" in _refused(script, SubjectOptions(any="batch=[1, 1]"), templates)
+
+
+def test_ordered_words_stay_as_they_were_written(typed):
+    script, templates = _script(typed), parse_templates(["--v={value}"], [])
+    launches = _launches(script, SubjectOptions(ordered='v=[1.90, 2.0, 2.0.1, "2.1"]'), templates)
+    assert (launches.subject.good, launches.subject.items) == ("1.90", ("2.0", "2.0.1", "2.1"))
+    assert launches.subject.question == "v in (1.90, 2.1]"
+    assert launches.spec(()).program[-1] == "--v=1.90"
+    assert launches.spec((0, 1)).program[-1] == "--v=2.0.1"
+    assert launches.command((0,), None) == "nsa-harness run train.py --ranks 2 -- --v=2.0"
+    assert question_of(launches.request).kind is QuestionKind.ORDERED
+    assert "2.0 is given twice" in _refused(script, SubjectOptions(ordered="v=[2.0,2.0]"), templates).replace('"', "")
+    for wrong in ("v=2.0", "v=[2.0]", "[1,2]", "v=[[1],[2]]", "v=[1,"):
+        assert "--ordered: " in _refused(script, SubjectOptions(ordered=wrong), templates)
+
+
+def test_ordered_words_reach_a_key_as_what_they_are_and_a_variable_as_their_text(typed):
+    launches = _launches(typed, SubjectOptions(ordered="train.steps=[4, 2, 1]"))
+    program = launches.spec((0,)).program
+    assert program[program.index("--steps") + 1] == "2"
+    variable = _launches(typed, SubjectOptions(ordered="run.env.PROTOCOL=[1.90, 2]"))
+    assert dict(variable.spec(()).env) == {"PROTOCOL": "1.90"}
+    assert variable.command((), None) == "nsa-harness run gc_baseline_full 'run.env.PROTOCOL=\"1.90\"'"
+
+
+def test_a_choice_sets_one_value_at_a_time(typed):
+    launches = _launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp, none]"))
+    assert launches.subject.question == "parallel.wrapper one of ddp, fsdp, none"
+    words = [launches.command((place,), None) for place in range(3)]
+    assert words[1] == "nsa-harness run gc_baseline_full parallel.wrapper=fsdp"
+    assert len({launches.spec((place,)).program for place in range(3)}) == 3
+    asked = question_of(launches.request)
+    assert (asked.kind, asked.items, asked.flaky) == (QuestionKind.CHOICE, 3, False)
+    shapes = _launches(
+        _script(typed), SubjectOptions(choice="mesh=[[2,4],[4,2]]"), parse_templates(["--mesh={value}"], [])
+    )
+    assert [shapes.spec((place,)).program[-1] for place in range(2)] == ["--mesh=2,4", "--mesh=4,2"]
+    assert "expected KEY=[A, B, ...]" in _refused(typed, SubjectOptions(choice="parallel.wrapper=ddp"))
+    assert "can stand only in a scenario file" in _refused(typed, SubjectOptions(choice="extends=[a, b]"))
+
+
+def test_seeds_are_a_choice_in_which_a_race_is_looked_for(typed):
+    launches = _launches(typed, SubjectOptions(seeds="3:6"))
+    program = launches.spec((2,)).program
+    assert program[program.index("--seed") + 1] == "5"
+    assert question_of(launches.request).flaky
+    few = _launches(_script(typed), SubjectOptions(seeds="1,7,42"), parse_templates(["--seed={value}"], []))
+    assert few.spec((2,)).program[-1] == "--seed=42"
+    assert "2 to 64 seeds" in _refused(typed, SubjectOptions(seeds="3:4"))
+    assert "expected A:B" in _refused(typed, SubjectOptions(seeds="3"))
+    assert "--seeds: how does train.py take it?" in _refused(_script(typed), SubjectOptions(seeds="0:4"))
+
+
+def test_numbered_items_have_a_name_of_the_users(typed):
+    script, templates = _script(typed), parse_templates(["--only={items}"], [])
+    launches = _launches(script, SubjectOptions(items="batch=0:64"), templates)
+    assert launches.subject.question == "batch in [0,64)"
+    assert launches.spec((3, 9)).program[-1] == "--only=3,9"
+    assert launches.subject.describe((3, 9)) == "batches 3 and 9"
+    assert launches.subject.describe(range(64)) == "all 64 batches"
+    wide = _launches(script, SubjectOptions(items="shard=0:8"), parse_templates([], ["SHARDS={range}"]))
+    assert dict(wide.spec((2, 3)).env) == {"SHARDS": "2:4"}
+    assert "expected NAME=A:B" in _refused(script, SubjectOptions(items="0:8"), templates)
+    assert '{item} is not filled here; did you mean "items"?' in _refused(
+        script, SubjectOptions(items="batch=0:8"), parse_templates(["--only={item}"], [])
+    )
 
 
 def test_two_files_are_told_apart_key_by_key(typed):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
+from nsa_harness.core.bisect.choice import among_values
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
     FailingSet,
@@ -57,6 +58,8 @@ def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
 
 def _between_ends(oracle: Oracle) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
+    if oracle.question.kind is QuestionKind.CHOICE:
+        return among_values(oracle)
     good_end = next(oracle.ask([frozenset()], Purpose.CONTROL_GOOD, oracle.everything))
     if good_end is not GOOD:
         return so_far(oracle, f"the good end is not good: it {_says(good_end)}")

@@ -23,6 +23,7 @@ class Form(StrEnum):
 
     LAYERS = "layers"  # the numbers of the chosen ones, in a list
     VALUE = "value"  # the largest of the chosen ones
+    CHOICE = "choice"  # the one that is chosen
     WORDS = "words"  # the chosen ones, in a list
     PARTS = "branches"  # the chosen ones with + between them; none of them and all of them are said in another way
     KEYS = "keys"  # dotted keys that have their bad value instead of their good one
@@ -52,6 +53,11 @@ class Subject:
         return self.form in ORDERED
 
     @property
+    def one_value(self) -> bool:
+        """A configuration has just one of the items."""
+        return self.ordered or self.form is Form.CHOICE
+
+    @property
     def declared(self) -> bool:
         """Keys of a scenario say it; otherwise only what the program's own words or environment take."""
         return "." in self.key or self.form in (Form.KEYS, Form.COMMIT)
@@ -63,6 +69,8 @@ class Subject:
             return f"{self.key} above {self._shown(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
             return f"{self.key} in ({self._shown(self.good)}, {self.label(len(self.items) - 1)}]"
+        if self.form is Form.CHOICE:
+            return f"{self.key} one of {', '.join(self.label(place) for place in range(len(self.items)))}"
         if self.form is Form.LAYERS:
             first, stop = _number(self.items[0]), _number(self.items[-1]) + 1
             return f"{self.key} in [{first},{stop})"
@@ -75,6 +83,8 @@ class Subject:
         """The configuration in which just these items are switched on."""
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
+        if self.form is Form.CHOICE:
+            return {self.key: self.items[max(subset, default=0)]}
         chosen = [self.items[place] for place in sorted(subset)]
         if self.form is Form.PARTS:
             if not chosen and isinstance(self.good, dict):
@@ -95,7 +105,8 @@ class Subject:
         """The configuration as overrides of a command line; no override can take a variable away."""
         away = self.swept_away(subset)
         config = self.config(subset).items()
-        return tuple(override_word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
+        word = self._as_typed if self.one_value else override_word
+        return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
 
     def describe(self, subset: Collection[int]) -> str:
         """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
@@ -105,22 +116,50 @@ class Subject:
         if not places:
             return f"no {self.noun}"
         if len(places) == len(self.items) and len(places) > 1:
-            return f"all {len(places)} {self.noun}s"
-        plural = "" if len(places) == 1 else "s"
+            return f"all {len(places)} {plural(self.noun)}"
+        noun = self.noun if len(places) == 1 else plural(self.noun)
         if self.form is Form.LAYERS:
-            return f"{self.noun}{plural} {layer_spans([_number(self.items[place]) for place in places])}"
-        return f"{self.noun}{plural} {', '.join(self.label(place) for place in places)}"
+            return f"{noun} {layer_spans([_number(self.items[place]) for place in places])}"
+        return f"{noun} {', '.join(self.label(place) for place in places)}"
+
+    @staticmethod
+    def _as_typed(key: str, value: Plain) -> str:
+        """A text stands for what was written: for a number where YAML reads one, but of a variable for the text."""
+        written = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
+        return f"{key}={value}" if written else override_word(key, value)
 
     @staticmethod
     def _shown(value: Plain) -> str:
         return value if isinstance(value, str) else json.dumps(value)
 
 
+def plural(noun: str) -> str:
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+
+
+SEED = "seed"
+_OF_SEEDS = {
+    AnswerKind.CHOICE: "it is the data, or what else the seed draws: the same seeds fail each time, the others never",
+    AnswerKind.INDEPENDENT: "it is a race, and not the data: which seed it is decides nothing",
+}
+
+
 def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
     """The answer as this subject can be spoken of: only layers lie side by side; of other items a range is a set."""
+    if subject.noun == SEED and (meaning := _meaning(answer)):
+        return replace(answer, why="; ".join(filter(None, (meaning, answer.why))))
     if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
         return answer
     return replace(answer, kind=AnswerKind.SET, items=tuple(range(*answer.items)))
+
+
+def _meaning(answer: SearchAnswer) -> str:
+    """Of runs with several seeds: the data or a race."""
+    if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
+        return "neither the data nor a race: it fails whatever the seed"
+    if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
+        return "both: some seeds fail more often than others, but not each time, so there is a race too"
+    return _OF_SEEDS.get(answer.kind, "")
 
 
 def override_word(key: str, value: Plain) -> str:

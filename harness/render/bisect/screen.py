@@ -94,7 +94,7 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     if report.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(report)):
         yield from labelled("place", "   ".join(place), width, _LABEL)
     yield from _commands(report, width)
-    if open_ or report.answer.kind is AnswerKind.NONE:
+    if open_ or report.answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT):
         yield from labelled("why", report.answer.why, width, _LABEL)
     yield from (_open_lines(report, width) if open_ else _tells(report, width))
     yield from labelled("not tried", " · ".join(report.not_covered), width, _LABEL)

@@ -8,6 +8,7 @@ from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Pur
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.signature import Signature, line_word, same
 from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
+from nsa_harness.core.bisect.subject import plural as plural
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
 from nsa_harness.render import words
@@ -38,10 +39,6 @@ def question(report: BisectReport) -> str:
 def fails_word(signature: Signature | None) -> str:
     """The verb: "hangs" or "fails"."""
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
-
-
-def plural(noun: str) -> str:
-    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
 def counted(count: int, noun: str) -> str:
@@ -91,6 +88,9 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.COUNT:
             count = answer.items[0]
             return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+        case AnswerKind.CHOICE:
+            fine = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
+            return named(subject, answer.items) + (f", not {named(subject, fine)}" if fine else "")
         case AnswerKind.INDEPENDENT:
             return "it does not depend on what was varied"
         case AnswerKind.NONE:
@@ -249,6 +249,7 @@ def _percent(share: float) -> str:
 
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
 _PURPOSES = {
+    Purpose.EACH: "each value",
     Purpose.GALLOP: "gallop",
     Purpose.RIGHT_EDGE: "right edge",
     Purpose.LEFT_EDGE: "left edge",
@@ -295,6 +296,9 @@ def proven(report: BisectReport) -> Iterator[str]:
     answer, verb = report.answer, fails_word(report.signature)
     if answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED):
         return
+    if answer.kind is AnswerKind.CHOICE:
+        yield from _each_value(report, verb)
+        return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
     if answer.passing is not None:
@@ -303,6 +307,19 @@ def proven(report: BisectReport) -> Iterator[str]:
     if dropped:
         good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}
         yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
+    if answer.why:
+        yield answer.why
+
+
+def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
+    answer = report.answer
+    for place in range(len(report.subject.items)):
+        if place in answer.items:
+            yield _claim(report, (place,), CountsAs.BAD, verb)
+        elif place not in answer.open:
+            yield _claim(report, (place,), CountsAs.GOOD, "passes")
+        else:
+            yield f"{report.subject.describe((place,))}: open"
     if answer.why:
         yield answer.why
 

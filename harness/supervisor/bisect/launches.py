@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.bisect.signature import Wanted
-from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.bisect.subject import SEED, Form, Subject
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.overrides import is_override
@@ -26,9 +26,10 @@ from nsa_harness.supervisor.launch.planning import Invocation, planned
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 PLACEHOLDERS = {
-    Form.LAYERS: ("layers", "range"),
+    Form.LAYERS: ("layers", "items", "range"),
     Form.VALUE: ("value",),
     Form.WORDS: ("value",),
+    Form.CHOICE: ("value",),
 }
 
 
@@ -220,15 +221,23 @@ class BisectRequest:
     git_diff: bool = False
 
 
+_KINDS = {
+    Form.VALUE: QuestionKind.ORDERED,
+    Form.COMMIT: QuestionKind.ORDERED,
+    Form.CHOICE: QuestionKind.CHOICE,
+}
+
+
 def question_of(request: BisectRequest) -> SearchQuestion:
     subject = request.subject
     return SearchQuestion(
-        kind=QuestionKind.ORDERED if subject.ordered else QuestionKind.SET,
+        kind=_KINDS.get(subject.form, QuestionKind.SET),
         items=len(subject.items),
         together=tuple(map(frozenset, subject.together)),
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
+        flaky=subject.noun == SEED,  # whether it is a race is the question itself
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
     )

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_harness.core.bisect.subject import ENV, Form, Subject
+from nsa_harness.core.bisect.subject import ENV, SEED, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
-from nsa_harness.core.scenario.overrides import parse_override
+from nsa_harness.core.scenario.overrides import is_override, parse_override
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
-from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
+from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
 from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
@@ -25,6 +25,7 @@ _SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
 _REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
 _REACH_VALUES = 1 << 17
 _MOST_VALUES = 1 << 20  # a search holds each of them
+_MOST_SEEDS = 64  # each is run several times
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
 # Where the first key differs, the others of its line mean nothing without it.
 _WITH_THEIR_HEAD = (
@@ -52,6 +53,10 @@ class SubjectOptions:
     set: str | None = None
     commits: str | None = None
     any: str | None = None
+    ordered: str | None = None
+    choice: str | None = None
+    seeds: str | None = None
+    items: str | None = None
 
 
 def subject_of(
@@ -84,6 +89,7 @@ _NEEDS_PLACEHOLDER = {
     "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with its own words",
     "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with its own words",
     "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with its own words",
+    "seeds": "--arg '--seed={value}' or --env-arg 'SEED={value}', with its own words",
 }
 
 
@@ -207,6 +213,61 @@ def _any(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
     return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
+def _ordered(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """A search by prefixes asks of them only whether one comes before the other, as they were given."""
+    key, written = _as_given("--ordered", value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
+    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
+
+
+def _choice(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    key, written = _as_given("--choice", value, "parallel.wrapper=[ddp,fsdp]")
+    return Subject(form=Form.CHOICE, key=key, noun="value", items=tuple(written))
+
+
+def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
+    """The key and its values, each as it was written: YAML reads 1.90 as a number and 2.0.1 as a text."""
+    wrong = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
+    if not is_override(value):
+        raise UsageError(wrong)
+    override = parse_override(value, option)
+    read = plain(override.value)
+    text = as_written(value.partition("=")[2], option).root
+    written = plain(text) if text is not None else None
+    if not isinstance(read, list) or not isinstance(written, list) or len(read) < 2:
+        raise UsageError(wrong)
+    # A list in the list is a value of several numbers, as of a mesh.
+    values = [one if isinstance(one, list | dict) else word for one, word in zip(read, written, strict=True)]
+    if option == "--ordered" and any(isinstance(one, list | dict) for one in read):
+        raise UsageError(wrong)
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{option}: {override.key}: {shown(twice)} is given twice")
+    return override.key, values
+
+
+def _seeds(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
+    """Each by itself: a seed decides what is drawn, and no order of seeds means anything."""
+    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", value):
+        seeds = list(dict.fromkeys(map(int, value.split(","))))
+    else:
+        seeds = list(range(*_span("--seeds", value)))
+    if not 2 <= len(seeds) <= _MOST_SEEDS:
+        raise UsageError(f"--seeds={value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+    return Subject(form=Form.CHOICE, key="train.seed" if scenario.is_ours else "seed", noun=SEED, items=tuple(seeds))
+
+
+def _items(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """Numbers under a name of the user's: data shards, sample indices, batches."""
+    key, equals, span = value.partition("=")
+    if not equals or not is_override(f"{key}="):
+        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(value)}")
+    start, stop = _span("--items", span)
+    noun = key.rpartition(".")[2]
+    # A key of a list has its plural: data.shards.
+    noun = noun.removesuffix("s") if "." in key and len(noun) > 1 else noun
+    return Subject(form=Form.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
+
+
 _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subject]] = {
     "gc_range": _gc_range,
     "layers": _layers,
@@ -216,6 +277,10 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
     "env": _env,
     "commits": _commits,
     "any": _any,
+    "ordered": _ordered,
+    "choice": _choice,
+    "seeds": _seeds,
+    "items": _items,
 }
 
 
