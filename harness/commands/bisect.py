@@ -56,6 +56,7 @@ from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
     Launches,
+    earlier_of,
     key_of,
     question_of,
 )
@@ -147,7 +148,7 @@ class Bisection(SearchState):
         with suppress(CannotLaunch):
             spec = self.launches.spec(range(len(self.request.subject.items)))
             jobs = min(jobs, max(1, len(self.facts.gpus) // spec.ranks)) if spec.device == "cuda" else jobs
-        return replace(question_of(self.request), bad_cost=self._bad_cost, at_once=jobs)
+        return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=jobs)
 
     def probe(self, round_: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
@@ -320,7 +321,8 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
         interruption = stack.enter_context(interruptible(broadcast, as_run))
         screen.lost_terminal = interruption.lost_terminal
         server = stack.enter_context(ForkServer()) if request.fork else None
+        earlier = earlier_of(launches, run.path.parent, but=run.run_id)
         yield Bisection(
             request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
-            broadcast=broadcast, interruption=interruption, server=server,
+            broadcast=broadcast, interruption=interruption, server=server, earlier=earlier, notes=[*earlier.notes],
         )  # fmt: skip

@@ -35,7 +35,7 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.plan import Stage
+from nsa_harness.core.bisect.plan import Case, Stage
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer
 from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Form, Subject
@@ -43,6 +43,7 @@ from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.bisect.screen import (
     Control,
+    Expected,
     answer_lines,
     header_lines,
     plan_lines,
@@ -312,8 +313,15 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Stage(name="shape", probes=4),
         Stage(name="next culprit", probes=21, only_if="there are several"),
     )
+    known = (
+        Expected(case=Case(name="the bad end never fails", probes=4), takes_s=8.0),
+        Expected(case=Case(name="two or a range together", probes=14), takes_s=61.0),
+        Expected(case=Case(name="each more that is enough", probes=21, more=True), takes_s=100.0),
+        Expected(case=Case(name="it fails in half of its runs", probes=50, about=True), takes_s=None),
+    )
     told = replace(SINGLE, probes=(), signature=None)
-    golden("bisect.plan.txt", "\n".join(plan_lines(told, parts, controls, 100)) + "\n")
+    lines = [*plan_lines(told, parts, known, controls, 100, "a run takes 2 s"), *plan_lines(told, parts, (), (), 40)]
+    golden("bisect.plan.txt", "\n".join(lines) + "\n")
 
 
 def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:

@@ -12,8 +12,9 @@ from typing import NoReturn
 import pytest
 
 from nsa_harness.commands import bisect
+from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.bisect.plan import at_most, worst_case
+from nsa_harness.core.bisect.plan import at_most, cases, worst_case
 from nsa_harness.core.bisect.question import QuestionKind
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import Form
@@ -23,13 +24,15 @@ from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
+    Earlier,
     Launches,
     Templates,
+    earlier_of,
     parse_templates,
     question_of,
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
-from nsa_harness.supervisor.launch.planning import Invocation, Script
+from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.store.rundir import create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -354,6 +357,75 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
     with pytest.raises(StoredRunError) as refused:
         find_run(reports / "20260101T000000-dead", reports)
     assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
+
+
+def _stored(parent: Path, *ends: tuple[str, str, float]) -> str:
+    """A run whose report says how these specs ended."""
+    run = create_run(parent)
+    outcomes = [{"spec_hash": one, "verdict": verdict, "timing": {"wall_s": took}} for one, verdict, took in ends]
+    run.report.write_text(json.dumps({"outcomes": outcomes}))
+    return run.run_id
+
+
+def test_a_healthy_bad_end_is_asked_three_times_unless_somebody_insists_or_has_seen_it_fail(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = launches.request
+    assert question_of(request).controls == 3
+    assert question_of(replace(request, insistent=True)).controls == 14
+    assert question_of(replace(request, insistent=True, confidence=0.99)).controls == 21
+    assert earlier_of(launches, tmp_path / "none").notes == ()
+    everything = launches.spec(range(4)).spec_hash
+    run_id = _stored(tmp_path, (everything, "HANG", 8.0), (launches.spec(()).spec_hash, "PASS", 2.0))
+    seen = earlier_of(launches, tmp_path)
+    assert (question_of(request, seen).controls, question_of(request, seen).flaky) == (14, False)
+    (note,) = seen.notes
+    assert f"HANG in {run_id}" in note
+    assert (seen.run_s(("PASS",)), seen.run_s(("HANG",)), seen.run_s(("SKIP",)), seen.run_s()) == (2.0, 8.0, None, 5.0)
+    assert earlier_of(launches, tmp_path, but=run_id) == Earlier()
+
+
+def test_stored_runs_that_disagree_make_a_search_believe_no_answer_alone(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    same = replace(typed, words=(*typed.words, "gc.layers=none"))
+    (by_run,) = planned(same, FACTS).specs
+    first = _stored(tmp_path, (by_run.spec_hash, "PASS", 1.0))
+    assert question_of(launches.request, earlier_of(launches, tmp_path)).flaky is False
+    second = _stored(tmp_path, (by_run.spec_hash, "FAIL", 1.0), ("another", "PASS", 1.0))
+    seen = earlier_of(launches, tmp_path)
+    assert question_of(launches.request, seen).flaky
+    (note,) = seen.notes
+    assert f"PASS in {first} and FAIL in {second}" in note
+
+
+def test_a_stored_report_that_cannot_be_read_tells_nothing(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    for text in ("", "[]", '{"outcomes": [{}]}', '{"outcomes": [{"spec_hash": 1, "timing": 2}]}', '{"outcomes": 3}'):
+        create_run(tmp_path).report.write_text(text)
+    create_run(tmp_path)
+    assert earlier_of(launches, tmp_path) == Earlier()
+
+
+def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, tmp_path, capsys):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = replace(launches.request, out=tmp_path / "reports")
+    show_plan(request)
+    assert "not known before the controls have run" in capsys.readouterr().out
+    _stored(tmp_path / "reports", (launches.spec(range(4)).spec_hash, "HANG", 8.0))
+    _stored(tmp_path / "reports", (launches.spec(()).spec_hash, "PASS", 2.0))
+    show_plan(request)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the bad end never fails at most 15 probes 30.0 s" in told
+    assert "a run takes 2.0 s where it passes and 8.0 s where it fails, by 2 stored runs" in told
+    assert "HANG in" in told
+    one = next(case for case in cases(question_of(request)) if case.name == "one alone is enough").probes
+    assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told
+
+
+def test_the_dry_run_of_a_choice_lists_every_value(typed, capsys):
+    show_plan(_launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp]")).request)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "each value ddp nsa-harness run gc_baseline_full parallel.wrapper=ddp value fsdp" in told
+    assert "no value ever fails at most 6 probes" in told
 
 
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil, log2
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
-from nsa_harness.core.bisect.choice import among_values
+from nsa_harness.core.bisect.choice import among_values, most_rounds
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
     FailingSet,
@@ -34,6 +35,7 @@ from nsa_harness.core.bisect.question import (
     SearchQuestion,
     Subset,
 )
+from nsa_harness.core.statistics import Separation
 
 _RAREST = 0.2  # a bad end that fails less often may be taken for a good one
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
@@ -331,6 +333,83 @@ def _order(subset: Collection[int]) -> tuple[int, list[int]]:
     return len(subset), sorted(subset)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a search may go, and what that takes."""
+
+    name: str
+    probes: int
+    more: bool = False  # each time, to those of the case before
+    about: bool = False  # expected, not the most that it can be: of runs that fail only sometimes
+    fails: float = 0.5  # the share of its probes that fail, roughly: they may take longer
+
+
+_FLAKY = (("half", 0.5), ("a fifth", 0.2))
+
+
+def cases(question: SearchQuestion) -> tuple[Case, ...]:
+    """Each answer that a search may come to, with the probes to it and its proof."""
+    nothing = Case(name="the bad end never fails", probes=1 + question.controls, fails=0.0)
+    if question.kind is QuestionKind.CHOICE:
+        values = len(units(question))
+        nothing = Case(name="no value ever fails", probes=values * question.controls, fails=0.0)
+        once = Case(name="each value fails always or never", probes=at_most(worst_case(question)))
+        some = Case(name="values fail sometimes", probes=values * most_rounds(question.confidence))
+        return (nothing, some) if question.flaky else (nothing, once, some)
+    answers = _ordered_cases(question) if question.kind is QuestionKind.ORDERED else _set_cases(question)
+    flaky = (
+        Case(name=f"it fails in {words} of its runs", probes=_flaky(question, rate), about=True, fails=rate / 2)
+        for words, rate in _FLAKY
+    )
+    return nothing, *answers, *flaky
+
+
+def _ordered_cases(question: SearchQuestion) -> tuple[Case, ...]:
+    return (Case(name="there is a threshold", probes=at_most(worst_case(question))),)
+
+
+def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
+    stages = {stage.name: stage.probes for stage in worst_case(question)}
+    whole = at_most(worst_case(question))
+    # One prefix search, the item by itself, whether another item does as well, both proofs.
+    alone = stages["controls"] + stages["right edge"] + 2 + 2 * question.repeat + stages["controls again"]
+    one = Case(name="one alone is enough", probes=min(alone, whole))
+    if len(units(question)) == 1:
+        return (one,)
+    return (
+        one,
+        Case(name="two or a range together", probes=whole),
+        Case(name="each more of those together", probes=stages["next member"], more=True),
+        Case(name="each more that is enough by itself", probes=stages["next culprit"], more=True),
+        Case(name="only the number counts", probes=whole + stages["sizes"]),
+    )
+
+
+def _flaky(question: SearchQuestion, rate: float) -> int:
+    """Expected where what should fail does so at that rate, and what should pass passes.
+
+    Until both ends differ, then the bits of one place among all and of the doubt that may be left, by what a run tells
+    (the capacity of a Z-channel), then each proof until a failure would have shown.
+    """
+    ends = 2 * _pairs_until_shown(rate, question.confidence)
+    doubt = (1 - question.confidence) / 2
+    bits = log2(len(units(question))) + log2(1 / doubt) / 2
+    proofs = ceil(1 / rate) + tries(rate, question.confidence)
+    return ceil(ends + bits / _bits_a_run(rate) + proofs)
+
+
+def _bits_a_run(rate: float) -> float:
+    silent = 1 - rate
+    return log2(1 + rate * silent ** (silent / rate))
+
+
+def _pairs_until_shown(rate: float, confidence: float) -> int:
+    ends = Separation()
+    while not ends.shown(confidence):
+        ends.learn(int((ends.pairs + 1) * rate) > int(ends.pairs * rate), False)
+    return ends.pairs
+
+
 _SHAPES = 4  # alone, ends only, without middle, elsewhere
 
 
@@ -345,12 +424,21 @@ class Stage:
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
     """For answers that hold: runs that turn out flaky or contradict each other take more."""
+    if question.kind is QuestionKind.CHOICE:
+        return _choice(question)
     return _ordered(question) if question.kind is QuestionKind.ORDERED else _set(question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
     """Without the parts that only some searches come to."""
     return sum(part.probes for part in parts if not part.only_if)
+
+
+def _choice(question: SearchQuestion) -> tuple[Stage, ...]:
+    values = len(units(question))
+    if question.flaky:
+        return (Stage(name="until the rates part", probes=values * most_rounds(question.confidence)),)
+    return (Stage(name="each value", probes=values), Stage(name="proof", probes=values * question.repeat))
 
 
 def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:

@@ -14,15 +14,17 @@ from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans
 from nsa_harness.core.bisect.signature import Wanted
 from nsa_harness.core.bisect.subject import SEED, Form, Subject
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
+from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.store.rundir import Ended, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 PLACEHOLDERS = {
@@ -106,6 +108,16 @@ class Launches:
         if self.stall_s is None or found.limits.stall_s is not None:
             return found
         return replace(found, limits=replace(found.limits, stall_s=self.stall_s))
+
+    def hashes(self, subset: Collection[int]) -> frozenset[str]:
+        """What this launch and the same one by `nsa-harness run` are stored under; of a commit nothing is known."""
+        try:
+            typed = planned(self._question(subset), self.facts).specs if self.subject.form is not Form.COMMIT else ()
+            return frozenset(
+                {self.spec(subset).spec_hash, *(one.spec_hash for one in typed if isinstance(one, RunSpec))}
+            )
+        except HarnessError:
+            return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None) -> str | None:
         """What repeats it by hand; the stored spec where no words can say it."""
@@ -217,10 +229,12 @@ class BisectRequest:
     json: bool
     probe: str
     command: str  # as typed
+    insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
     redact: bool = True
     git_diff: bool = False
 
 
+_CONTROLS = 3  # times that a bad end passes before it is said to
 _KINDS = {
     Form.VALUE: QuestionKind.ORDERED,
     Form.COMMIT: QuestionKind.ORDERED,
@@ -228,8 +242,65 @@ _KINDS = {
 }
 
 
-def question_of(request: BisectRequest) -> SearchQuestion:
+BAD = (Status.HANG, Status.FAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """Stored runs of what a question is about, the newest first."""
+
+    good: tuple[Ended, ...] = ()
+    bad: tuple[Ended, ...] = ()  # of a choice those of every value
+
+    @property
+    def failed(self) -> tuple[Ended, ...]:
+        return tuple(one for one in self.bad if one.verdict in BAD)
+
+    @property
+    def disagree(self) -> tuple[Ended, ...]:
+        """The newest two that ended differently with one spec."""
+        for one in (*self.good, *self.bad):
+            for other in (*self.good, *self.bad):
+                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD:
+                    return one, other
+        return ()
+
+    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD)) -> float | None:
+        """How long one that ended so takes; None where none was stored."""
+        took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
+        return sum(took) / len(took) if took else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if pair := self.disagree:
+            ends = " and ".join(f"{one.verdict} in {one.run_id}" for one in pair)
+            return (f"stored runs of one configuration ended differently, {ends}: no answer is believed alone",)
+        if self.failed:
+            newest = self.failed[0]
+            often = "it is run more often before it is said to pass"
+            return (f"the bad end was seen failing before, {newest.verdict} in {newest.run_id}: {often}",)
+        return ()
+
+
+def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
+    """What the runs below `parent` tell of the ends of this question."""
+    subject = launches.subject
+    everything = range(len(subject.items))
+    bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
+    found = [frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad)]
+    ends = tuple(ended_before(parent, found[0] | found[1], but))
+    return Earlier(
+        good=tuple(one for one in ends if one.spec_hash in found[0] - found[1]),
+        bad=tuple(one for one in ends if one.spec_hash in found[1]),
+    )
+
+
+_RAREST = 0.2  # a failure that shows in so many runs is to be seen where somebody insists, or has seen one
+
+
+def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
     subject = request.subject
+    insistent = request.insistent or bool(earlier.failed)
     return SearchQuestion(
         kind=_KINDS.get(subject.form, QuestionKind.SET),
         items=len(subject.items),
@@ -237,7 +308,8 @@ def question_of(request: BisectRequest) -> SearchQuestion:
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
-        flaky=subject.noun == SEED,  # whether it is a race is the question itself
+        controls=tries(_RAREST, request.confidence) if insistent else _CONTROLS,
+        flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
     )
