@@ -158,7 +158,7 @@ def bisect(
         typer.Option(
             envvar="NSA_HARNESS_OUTCOME",
             metavar="KIND",
-            help="What counts as bad: same, hang, fail, fail:REGEX or any.",
+            help="What counts as bad: same, hang, fail, fail:REGEX, any, or slow (slow:1.5, slow:200ms).",
             **SEARCH,
         ),
     ] = "same",
@@ -224,7 +224,7 @@ def bisect(
 
         raise typer.Exit(show_stored(log, out))
     from nsa_harness.core.bisect.signature import parse_outcome
-    from nsa_harness.supervisor.bisect.launches import BisectRequest, parse_templates
+    from nsa_harness.supervisor.bisect.launches import BisectRequest, check_outcome, parse_templates
     from nsa_harness.supervisor.bisect.subjects import arguments_of, subject_of
     from nsa_harness.supervisor.launch.machine import machine_facts
 
@@ -235,6 +235,7 @@ def bisect(
         wanted = parse_outcome(outcome)
     except ValueError as error:
         raise UsageError(f"--outcome: {error}") from None
+    check_outcome(wanted, subject, jobs)
     request = BisectRequest(
         question=question,
         subject=subject,

@@ -39,12 +39,13 @@ from nsa_harness.core.bisect.question import (
     spans_of,
 )
 from nsa_harness.core.bisect.report import ProbeReport
-from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
+from nsa_harness.core.bisect.signature import SLOW, Signature, counts_as, line_word
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import free_devices
 from nsa_harness.render import words
+from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
 from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
@@ -63,6 +64,7 @@ from nsa_harness.supervisor.bisect.launches import (
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
 
@@ -126,6 +128,8 @@ class Bisection(SearchState):
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
     specs: list[RunSpec] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # devices
+    baseline_s: list[float] = field(default_factory=list)  # a step of the good end, each time; where slow is sought
+    slow_from_s: float | None = None  # a step that takes so long counts as bad; None until that is known
     out_of_budget: bool = False  # the same command with a larger one goes on
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -226,9 +230,13 @@ class Bisection(SearchState):
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
-            output = self.run.door.tail(self.run.attempt(name).output)
-            counts = counts_as(outcome, self.request.wanted, self.signature, output)
-        return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
+            attempt = self.run.attempt(name)
+            step_s = seconds_a_step(attempt, spec.ranks) if self.request.wanted.how == SLOW else None
+            counts = counts_as(
+                outcome, self.request.wanted, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
+                slow_from_s=self.slow_from_s,
+            )  # fmt: skip
+        return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s), outcome)
 
     @contextmanager
     def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
@@ -258,8 +266,23 @@ class Bisection(SearchState):
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
+        if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD:
+            self._learn_pace(kept)
         if self.signature is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
-            self.signature = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
+            slow = self.request.wanted.how == SLOW
+            verdict, cause, place = (SLOW, None, None) if slow else (kept.verdict, kept.cause, line_word(kept.place))
+            self.signature = Signature(verdict=verdict, cause=cause, place=place)
+
+    def _learn_pace(self, good: ProbeReport) -> None:
+        """Only before anything was compared with it: what is slow may not change in the middle. Called in the lock."""
+        if good.step_s is None or self.slow_from_s is not None:
+            return
+        self.baseline_s.append(good.step_s)
+        if len(self.baseline_s) == question_of(self.request).baseline:
+            self.slow_from_s = self.request.wanted.slow_from_s(self.baseline_s)
+            assert self.slow_from_s is not None
+            self.notes.append(bisect_words.slow_word(self.slow_from_s, self.baseline_s))
+            self.screen.note(self.notes[-1])
 
     def _finish(self, answer: SearchAnswer, *, cut_short: bool) -> None:
         report = write_answer(self, answer, self.outcomes, self.specs, cut_short=cut_short)
@@ -325,4 +348,5 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
         yield Bisection(
             request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
             broadcast=broadcast, interruption=interruption, server=server, earlier=earlier, notes=[*earlier.notes],
+            slow_from_s=request.wanted.step_s,
         )  # fmt: skip

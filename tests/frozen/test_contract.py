@@ -21,6 +21,7 @@ ADDED = {
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact", "bisect.json: detail.answer.zones",
     *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items")),
+    "bisect.json: probes[].step_s",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -38,6 +38,7 @@ from rich.cells import cell_len
 from nsa_harness.core.bisect.plan import Case, Stage
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer
 from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
@@ -246,6 +247,28 @@ def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -
         "value manual: open",
         "one is open",
     ]
+
+
+def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
+    subject = THRESHOLD.subject
+    slow = Signature(verdict="slow", cause=None, place=None)
+    place = len(subject.items) - 1
+    answer = replace(
+        THRESHOLD.answer, items=(place + 1,), passing=frozenset(), failing=frozenset(range(place + 1))
+    )  # fmt: skip
+    good = probe(subject, 1, Purpose.CONTROL_GOOD, (), GOOD, step_s=0.0304)
+    bad = probe(subject, 2, Purpose.CONTROL_BAD, range(place + 1), BAD, verdict="PASS", step_s=1.26)
+    told = bisection(subject, [good, bad], answer, signature=slow)
+    with_bad, with_good = subject.describe(range(place + 1)), subject.describe(())
+    assert next(bisect_words.proven(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
+    assert bisect_words.remark(told, good) == "30.4 ms a step"
+    assert bisect_words.remark(told, bad) == "1.3 s a step   slow"
+    assert bisect_words.place_line(told) == ()
+    assert bisect_words.question(told).endswith("is it slow?")
+    assert bisect_words.sentence(told).startswith("It is slow with ")
+    none = replace(good, counts_as=CountsAs.UNRESOLVED, step_s=None)
+    assert "fewer than two optimizer steps" in bisect_words.remark(told, none)
+    assert "three optimizer steps" in bisect_words.what_decides(replace(told, probes=(none,)))
 
 
 def test_every_form_of_a_question_has_its_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from contextlib import closing
@@ -15,8 +16,9 @@ from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.bisect.plan import at_most, cases, worst_case
-from nsa_harness.core.bisect.question import QuestionKind
-from nsa_harness.core.bisect.signature import Wanted
+from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind
+from nsa_harness.core.bisect.report import ProbeReport
+from nsa_harness.core.bisect.signature import Signature, Wanted, parse_outcome
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError, UsageError
@@ -27,12 +29,14 @@ from nsa_harness.supervisor.bisect.launches import (
     Earlier,
     Launches,
     Templates,
+    check_outcome,
     earlier_of,
     parse_templates,
     question_of,
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.rundir import create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -426,6 +430,56 @@ def test_the_dry_run_of_a_choice_lists_every_value(typed, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert "each value ddp nsa-harness run gc_baseline_full parallel.wrapper=ddp value fsdp" in told
     assert "no value ever fails at most 6 probes" in told
+
+
+def test_a_step_takes_what_the_boards_of_the_slower_rank_say(tmp_path):
+    boards = Path(__file__).parents[1] / "evidence" / "loss_not_a_number" / "boards"
+    attempt = create_run(tmp_path).attempt("p01")
+    assert seconds_a_step(attempt, 2) is None
+    for rank, name in enumerate(("11135", "11136")):
+        attempt.rank(rank).mkdir(parents=True)
+        (attempt.rank(rank) / "board").write_bytes(gzip.decompress((boards / f"{name}.board.gz").read_bytes()))
+    assert seconds_a_step(attempt, 1) == pytest.approx(0.02648, abs=1e-5)
+    assert seconds_a_step(attempt, 2) == pytest.approx(0.02794, abs=1e-5)
+    (attempt.rank(1) / "board").write_bytes(b"torn")
+    assert seconds_a_step(attempt, 2) == pytest.approx(0.02648, abs=1e-5)
+
+
+def _good(n: int, step_s: float | None) -> ProbeReport:
+    return ProbeReport(
+        n=n, subset=(), purpose=Purpose.CONTROL_GOOD, open=(0, 4), left=0, in_full=False, launcher="fork",
+        verdict="PASS", kind=None, cause=None, summary="", place=None, culprits=(), phase="exit",
+        counts_as=CountsAs.GOOD, wall_s=1.0, longest_quiet_s=None, dir=f"p{n:02d}", spec_hash="a", step_s=step_s,
+    )  # fmt: skip
+
+
+def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = replace(launches.request, fork=False, wanted=parse_outcome("slow"))
+    assert question_of(request).baseline == 3
+    assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
+    with bisect._open(request, create_run(typed.working_dir), launches, FACTS) as search:
+        for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
+            assert search.slow_from_s is None
+            search._learn(_good(n, step_s))
+        assert search.slow_from_s == pytest.approx(0.15)
+        search._learn(_good(4, 9.0))
+        assert search.slow_from_s == pytest.approx(0.15)
+        assert search.notes == ["slow is a step of 150 ms or more: it takes 100 ms to 120 ms in 3 runs of the good end"]
+        search._learn(replace(_good(5, 0.4), purpose=Purpose.CONTROL_BAD, counts_as=CountsAs.BAD))
+        assert search.signature == Signature(verdict="slow", cause=None, place=None)
+
+
+def test_a_rate_is_compared_with_nothing_side_by_side_and_in_a_choice_only_with_a_time(typed):
+    layers = _launches(typed, SubjectOptions(gc_range="0:4")).subject
+    choice = _launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp]")).subject
+    check_outcome(parse_outcome("slow"), layers, 1)
+    check_outcome(parse_outcome("hang"), choice, 4)
+    check_outcome(parse_outcome("slow:200ms"), choice, 1)
+    with pytest.raises(UsageError, match="leave --jobs out"):
+        check_outcome(parse_outcome("slow"), layers, 2)
+    with pytest.raises(UsageError, match="as in slow:200ms"):
+        check_outcome(parse_outcome("slow:2"), choice, 1)
 
 
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):

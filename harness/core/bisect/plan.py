@@ -62,7 +62,9 @@ def _between_ends(oracle: Oracle) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
     if oracle.question.kind is QuestionKind.CHOICE:
         return among_values(oracle)
-    good_end = next(oracle.ask([frozenset()], Purpose.CONTROL_GOOD, oracle.everything))
+    often = [frozenset[int]()] * oracle.question.baseline
+    good_ends = oracle.ask(often, Purpose.CONTROL_GOOD, oracle.everything)
+    good_end = next((one for one in good_ends if one is not GOOD), GOOD)
     if good_end is not GOOD:
         return so_far(oracle, f"the good end is not good: it {_says(good_end)}")
     end = _gallop(oracle) or oracle.everything
@@ -349,7 +351,7 @@ _FLAKY = (("half", 0.5), ("a fifth", 0.2))
 
 def cases(question: SearchQuestion) -> tuple[Case, ...]:
     """Each answer that a search may come to, with the probes to it and its proof."""
-    nothing = Case(name="the bad end never fails", probes=1 + question.controls, fails=0.0)
+    nothing = Case(name="the bad end never fails", probes=question.baseline + question.controls, fails=0.0)
     if question.kind is QuestionKind.CHOICE:
         values = len(units(question))
         nothing = Case(name="no value ever fails", probes=values * question.controls, fails=0.0)
@@ -444,7 +446,7 @@ def _choice(question: SearchQuestion) -> tuple[Stage, ...]:
 def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
     gallop = depth(question.items) + 1 if question.unbounded else 0
     return (
-        Stage(name="controls", probes=1 if gallop else 2),
+        Stage(name="controls", probes=question.baseline + (0 if gallop else 1)),
         *([Stage(name="gallop", probes=gallop)] if gallop else []),
         Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
         Stage(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
@@ -461,7 +463,7 @@ def _set(question: SearchQuestion) -> tuple[Stage, ...]:
     needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
     proof = 2 * question.repeat + needed
     return (
-        Stage(name="controls", probes=2),
+        Stage(name="controls", probes=question.baseline + 1),
         Stage(name="right edge", probes=right),
         Stage(name="left edge", probes=left),
         Stage(name="shape", probes=_SHAPES),

@@ -123,6 +123,7 @@ class SearchQuestion:
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
     false_bad: float = 0.01  # chance that a run that should pass counts as bad
+    baseline: int = 1  # how often the good end is run before anything is compared with it
     controls: int = 3  # how often the bad end must pass before it is said to
     flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
 

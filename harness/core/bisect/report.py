@@ -33,6 +33,7 @@ class ProbeReport:
     longest_quiet_s: float | None  # of any rank; None: not observed
     dir: str | None  # of the attempt, relative to the run directory
     spec_hash: str | None
+    step_s: float | None = None  # of the rank that takes longest; None: not asked, or fewer than two steps were done
 
     @property
     def places(self) -> Subset:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from statistics import median
 
 from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, last_place, spans_of
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.bisect.signature import Signature, line_word, same
+from nsa_harness.core.bisect.signature import SLOW, Signature, line_word, same
 from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
 from nsa_harness.core.bisect.subject import plural as plural
 from nsa_harness.core.report import Status
@@ -21,14 +22,15 @@ def question(report: BisectReport) -> str:
     """ "which checkpointed layers make it HANG?"."""
     subject = report.subject
     fail = "fail" if report.signature is None else report.signature.verdict  # once one was seen
+    does_it = "is it slow" if fail == SLOW else f"does it {fail}"
     nouns = plural(subject.noun)
     match subject.form:
         case Form.LAYERS if subject.key == GC_LAYERS:
             return f"which checkpointed layers make it {fail}?"
         case Form.VALUE:
-            return f"from which {subject.noun} on does it {fail}?"
+            return f"from which {subject.noun} on {does_it}?"
         case Form.COMMIT:
-            return f"since which {subject.noun} does it {fail}?"
+            return f"since which {subject.noun} {does_it}?"
         case Form.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case Form.KEYS:
@@ -37,7 +39,9 @@ def question(report: BisectReport) -> str:
 
 
 def fails_word(signature: Signature | None) -> str:
-    """The verb: "hangs" or "fails"."""
+    """The verb: "hangs", "fails" or "is slow"."""
+    if signature is not None and signature.verdict == SLOW:
+        return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
 
 
@@ -267,14 +271,39 @@ _PURPOSES = {
 
 def remark(report: BisectReport, probe: ProbeReport) -> str:
     """What stands beside a verdict: whether it is the failure that is sought, or why it could not be judged."""
-    parts = [_same(report, probe), _how_many(report, probe)]
+    pace = "" if probe.step_s is None else f"{pace_word(probe.step_s)} a step"
+    parts = [pace, _same(report, probe), _how_many(report, probe)]
     return "   ".join(part for part in parts if part)
+
+
+def pace_word(step_s: float) -> str:
+    """ "12.4 ms"; from a second on as any other time."""
+    return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
+
+
+def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
+    """Where slow begins, and why there; `baseline_s` is a step of each run of the good end."""
+    took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
+    runs = words.plural(len(baseline_s), "run")
+    return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
+
+
+def _paces(report: BisectReport) -> Iterator[str]:
+    """What a step takes with the answer and without."""
+    found = []
+    for subset in (report.answer.failing, report.answer.passing):
+        spans = None if subset is None else spans_of(subset)
+        took = [one.step_s for one in report.probes if one.subset == spans and one.step_s is not None]
+        if subset is not None and took:
+            found.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
+    if found:
+        yield f"a step takes {', '.join(found)}"
 
 
 def place_line(report: BisectReport) -> tuple[str, ...]:
     """Where the failure stands: module, source line, and who; of the last probe that showed it."""
     probe = failing_probe(report)
-    if probe is None:
+    if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
     who = words.ranks(probe.culprits) if probe.culprits else ""
     details = ", ".join(part for part in (who, probe.phase or "") if part)
@@ -296,6 +325,7 @@ def proven(report: BisectReport) -> Iterator[str]:
     answer, verb = report.answer, fails_word(report.signature)
     if answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED):
         return
+    yield from _paces(report)
     if answer.kind is AnswerKind.CHOICE:
         yield from _each_value(report, verb)
         return
@@ -333,6 +363,8 @@ def what_decides(report: BisectReport) -> str:
     causes = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
     if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
+        if good_ends[-1].verdict == Status.PASS:
+            return "let the program do three optimizer steps or more: with fewer it has no time a step"
         return f"name a good end that passes; this one: {good_ends[-1].summary}"
     if report.interrupted:
         return "give the same command again: finished probes are not repeated"
@@ -345,12 +377,16 @@ def what_decides(report: BisectReport) -> str:
 
 def _same(report: BisectReport, probe: ProbeReport) -> str:
     if probe.counts_as is CountsAs.UNRESOLVED:
+        if probe.verdict == Status.PASS:
+            return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
         reason = "could not be launched" if probe.verdict is None else "not judged"
         return f"{reason}: {probe.summary}" if probe.summary else reason
     if probe.counts_as is CountsAs.DIFFERENT:
         return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
     if probe.counts_as is CountsAs.GOOD:
         return ""
+    if report.signature is not None and report.signature.verdict == SLOW:
+        return "slow"
     seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
     if probe.purpose in CONTROLS or not seen_before:
         return _where(probe)

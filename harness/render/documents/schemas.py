@@ -17,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from nsa_harness import __version__, protocol
 from nsa_harness.core.bisect.question import AnswerKind
+from nsa_harness.core.bisect.signature import SLOW
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import WORTHS
 from nsa_harness.core.evidence.live import FirstLook, RankProgress
@@ -101,7 +102,8 @@ def _bisect_schema() -> Schema:
     probe["verdict"], probe["cause"] = _or_null(_words(Status)), _or_null(_words(Cause))
     known["ProbeReport"] = _closed({**probe, "config": {"type": "object"}}, known["ProbeReport"]["description"])
     signature = known["Signature"]["properties"]
-    signature["verdict"], signature["cause"] = _words(Status), _or_null(_words(Cause))
+    signature["verdict"] = _words((*Status, SLOW))
+    signature["cause"] = _or_null(_words(Cause))
     known["Answer"] = _answer()
     known["Controls"] = _closed({key: {"type": ["string", "null"]} for key in ("good", "bad")})
     detail = {key: values.pop(key) for key in bisect_json.DETAIL}
@@ -423,6 +425,7 @@ _ABOUT = {
     "gradients": "such as 67 of 67; null when unknown",
     "buckets": "of DDP; null when unknown",
     "longest_quiet_s": "longest time without progress; null when unknown",
+    "step_s": "time between two optimizer steps, of the rank that takes longest; null where it was not asked or not seen",
     "path": "relative to the attempt, a pattern allowed",
     "count": "lines, rows or files; null when absent",
     "absent": "why it is not there; null when it is",

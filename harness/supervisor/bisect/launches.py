@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
-from nsa_harness.core.bisect.signature import Wanted
+from nsa_harness.core.bisect.signature import BASELINE, SLOW, Wanted
 from nsa_harness.core.bisect.subject import SEED, Form, Subject
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
@@ -210,6 +210,16 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
     return Templates(args=tuple(args), env=tuple(pairs))
 
 
+def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
+    """Raises UsageError where a rate can be compared with nothing."""
+    if wanted.how != SLOW:
+        return
+    if jobs > 1:
+        raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
+    if subject.form is Form.CHOICE and wanted.step_s is None:
+        raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
+
+
 _MOST_PROBES = 1000  # a search that takes more has lost its way
 
 
@@ -308,6 +318,7 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
+        baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
         controls=tries(_RAREST, request.confidence) if insistent else _CONTROLS,
         flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
         unbounded=subject.open_end,
