@@ -66,7 +66,16 @@ def bisect(
             "--set",
             envvar="NSA_HARNESS_SET",
             metavar="GOOD,BAD",
-            help="Keys in which two scenarios differ.",
+            help="Keys in which two scenarios differ, or two files that your script reads as {file}.",
+            **QUESTION,
+        ),
+    ] = None,
+    env_file: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ENV_FILE",
+            metavar="GOOD,BAD",
+            help="Variables and packages of two environments: files, pip freeze, or virtual environments.",
             **QUESTION,
         ),
     ] = None,
@@ -140,7 +149,7 @@ def bisect(
         typer.Option(
             envvar="NSA_HARNESS_ARG",
             metavar="TEXT",
-            help="An argument of your script that has {layers}, {items}, {range} or {value} in it.",
+            help="An argument of your script that has {layers}, {items}, {range}, {value} or {file} in it.",
             **cli_run.PROGRAM,
         ),
     ] = None,
@@ -218,6 +227,7 @@ def bisect(
     options = SubjectOptions(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
         commits=commits, any=any_key, ordered=ordered, choice=choice, seeds=seeds, items=items,
+        env_file=env_file,
     )  # fmt: skip
     if log is not None:
         from nsa_harness.commands.bisect_report import show_stored

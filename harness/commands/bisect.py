@@ -61,6 +61,7 @@ from nsa_harness.supervisor.bisect.launches import (
     key_of,
     question_of,
 )
+from nsa_harness.supervisor.bisect.mixtures import Mixtures
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
@@ -338,6 +339,7 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
             home = run.worktrees.resolve()
             trees = Worktrees(repository=request.question.working_dir, home=home)
             launches.enter_trees(stack.enter_context(closing(trees)))
+        launches.enter_mixtures(Mixtures(home=run.mixtures.resolve()))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(_close, screen, run)
         broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))

@@ -20,7 +20,7 @@ ADDED = {
     *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact", "bisect.json: detail.answer.zones",
-    *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items")),
+    *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items", "env-file")),
     "bisect.json: probes[].step_s",
 }  # fmt: skip
 # A command that gave it goes on as before.

@@ -280,6 +280,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
         Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
         Form.CHOICE: CHOICE,
+        Form.FILE: replace(ONE_KEY.subject, form=Form.FILE),
     }
     assert set(forms) == set(Form)
     assert {form: asking(subject) for form, subject in forms.items()} == {
@@ -290,6 +291,7 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.PARTS: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
         Form.CHOICE: "which values make it fail?",
+        Form.FILE: "which of 5 keys make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"

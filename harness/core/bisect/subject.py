@@ -15,6 +15,7 @@ Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placehol
 
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
+PACKAGE = "package."
 _NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
 
 
@@ -27,6 +28,7 @@ class Form(StrEnum):
     WORDS = "words"  # the chosen ones, in a list
     PARTS = "branches"  # the chosen ones with + between them; none of them and all of them are said in another way
     KEYS = "keys"  # dotted keys that have their bad value instead of their good one
+    FILE = "file"  # the same in a file that the program reads
     COMMIT = "commit"  # the newest of the chosen ones
 
 
@@ -41,7 +43,8 @@ class Subject:
     key: str  # "gc.layers"; for people where the form has several keys
     noun: str  # one item: "layer"
     items: tuple[Plain, ...]
-    good: Plain = None  # ordered: the value of the good end, below the first item; parts: the keys without any of them
+    # Ordered: the value of the good end, below the first item; parts: the keys without any of them; file: both files.
+    good: Plain = None
     bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to; parts: the word for all of them
     good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
     open_end: bool = False  # ordered: nobody says that the last item is bad; it is as far as is looked
@@ -56,6 +59,11 @@ class Subject:
     def one_value(self) -> bool:
         """A configuration has just one of the items."""
         return self.ordered or self.form is Form.CHOICE
+
+    @property
+    def keyed(self) -> bool:
+        """Each item is a key, with a good and a bad value."""
+        return self.form in (Form.KEYS, Form.FILE)
 
     @property
     def declared(self) -> bool:
@@ -91,7 +99,7 @@ class Subject:
                 return self.good
             whole = self.bad_values if len(chosen) == len(self.items) else ()
             return {self.key: whole[0] if whole else "+".join(map(str, chosen))}
-        if self.form is Form.KEYS:
+        if self.keyed:
             pairs = zip(self.items, self.good_values, self.bad_values, strict=True)
             return {str(key): bad if place in subset else good for place, (key, good, bad) in enumerate(pairs)}
         return {self.key: list(chosen)}
@@ -101,10 +109,17 @@ class Subject:
         unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
         return frozenset(key.removeprefix(ENV) for key in unset)
 
+    def packages(self, subset: Collection[int]) -> Config:
+        """Versions by the name of a package; None: it is not to be there."""
+        config = self.config(subset).items()
+        return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
+
     def words(self, subset: Collection[int]) -> tuple[str, ...]:
         """The configuration as overrides of a command line; no override can take a variable away."""
+        if self.form is Form.FILE:
+            return ()
         away = self.swept_away(subset)
-        config = self.config(subset).items()
+        config = [(key, value) for key, value in self.config(subset).items() if not key.startswith(PACKAGE)]
         word = self._as_typed if self.one_value else override_word
         return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
 

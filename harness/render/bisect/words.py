@@ -8,7 +8,7 @@ from statistics import median
 from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, last_place, spans_of
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.signature import SLOW, Signature, line_word, same
-from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
+from nsa_harness.core.bisect.subject import ENV, PACKAGE, Config, Form, Subject, layer_spans, override_word
 from nsa_harness.core.bisect.subject import plural as plural
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
@@ -33,7 +33,7 @@ def question(report: BisectReport) -> str:
             return f"since which {subject.noun} {does_it}?"
         case Form.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
-        case Form.KEYS:
+        case Form.KEYS | Form.FILE:
             return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
 
@@ -144,7 +144,7 @@ def setting_word(report: BisectReport) -> str:
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
-    if subject.form is Form.KEYS:
+    if subject.keyed:
         return "; ".join(item_word(subject, place) for place in sorted(failing))
     if subject.key != GC_LAYERS:
         return ""
@@ -186,9 +186,11 @@ def named(subject: Subject, places: Collection[int]) -> str:
 def item_word(subject: Subject, place: int) -> str:
     """One item, with what it is set to and what it is otherwise."""
     name = subject.label(place)
-    if subject.form is not Form.KEYS:
+    if not subject.keyed:
         return name
     good, bad = subject.good_values[place], subject.bad_values[place]
+    if str(subject.items[place]).startswith(PACKAGE):
+        return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
     if str(subject.items[place]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
     return f"{name}: {'not set' if bad is None else shown(bad)} instead of {'not set' if good is None else shown(good)}"

@@ -425,7 +425,7 @@ _ABOUT = {
     "gradients": "such as 67 of 67; null when unknown",
     "buckets": "of DDP; null when unknown",
     "longest_quiet_s": "longest time without progress; null when unknown",
-    "step_s": "time between two optimizer steps, of the rank that takes longest; null where it was not asked or not seen",
+    "step_s": "time between two optimizer steps, of the slowest rank; null where it was not asked or seen",
     "path": "relative to the attempt, a pattern allowed",
     "count": "lines, rows or files; null when absent",
     "absent": "why it is not there; null when it is",

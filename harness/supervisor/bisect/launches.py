@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
@@ -22,6 +23,7 @@ from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import question_key
+from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 from nsa_harness.supervisor.store.rundir import Ended, ended_before
@@ -32,6 +34,7 @@ PLACEHOLDERS = {
     Form.VALUE: ("value",),
     Form.WORDS: ("value",),
     Form.CHOICE: ("value",),
+    Form.FILE: ("file",),
 }
 
 
@@ -64,10 +67,11 @@ class Templates:
             raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
         return self
 
-    def filled(self, subject: Subject, subset: Collection[int]) -> Templates:
+    def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
+        """`file`: what is read by a program whose keys stand in a file."""
         if not self:
             return self
-        value = subject.config(subset)[subject.key]
+        value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
         listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
         def fill(text: str) -> str:
@@ -83,6 +87,7 @@ class Launches:
     request: BisectRequest
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
+    mixtures: Mixtures | None = None  # None: nothing is made yet, as of a plan
     stall_s: float | None = None  # learnt from the good control
     known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
 
@@ -92,6 +97,11 @@ class Launches:
     def enter_trees(self, trees: Worktrees) -> None:
         """From here on each commit is launched in a checkout of its own."""
         self.trees = trees
+        self.known.clear()
+
+    def enter_mixtures(self, mixtures: Mixtures) -> None:
+        """From here on what lies between two files is made."""
+        self.mixtures = mixtures
         self.known.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
@@ -110,18 +120,18 @@ class Launches:
         return replace(found, limits=replace(found.limits, stall_s=self.stall_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """What this launch and the same one by `nsa-harness run` are stored under; of a commit nothing is known."""
+        """What this launch is stored under; and the same one by `nsa-harness run`, where its spec says all of it."""
+        elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
         try:
-            typed = planned(self._question(subset), self.facts).specs if self.subject.form is not Form.COMMIT else ()
-            return frozenset(
-                {self.spec(subset).spec_hash, *(one.spec_hash for one in typed if isinstance(one, RunSpec))}
-            )
+            typed = () if elsewhere else planned(self._question(subset), self.facts).specs
+            by_hand = (one.spec_hash for one in typed if isinstance(one, RunSpec))
+            return frozenset({self.spec(subset).spec_hash, *by_hand})
         except HarnessError:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None) -> str | None:
         """What repeats it by hand; the stored spec where no words can say it."""
-        if self.subject.swept_away(subset):
+        if self.subject.swept_away(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         if self.subject.form is Form.COMMIT:
             return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question)}"
@@ -148,8 +158,9 @@ class Launches:
             raise CannotLaunch(f"this machine cannot: {spec.reason}")
         away = self.subject.swept_away(subset)
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
-        spec = self._in_its_tree(spec, subset)
-        text = f"{spec.spec_hash} {self.subject.config(subset)}"
+        spec = self._in_its_tree(self._with_packages(spec, subset), subset)
+        files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
+        text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         return replace(spec, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def _question(self, subset: Collection[int]) -> Invocation:
@@ -158,13 +169,38 @@ class Launches:
             question = replace(question, working_dir=self._tree(subset))
         if self.subject.declared and self.subject.form is not Form.COMMIT:
             question = replace(question, words=(*question.words, *self.subject.words(subset)))
-        filled = self.request.templates.filled(self.subject, subset)
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        filled = self.request.templates.filled(self.subject, subset, file)
         words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
         if question.script is None:
             args = (f"run.args={json.dumps([*self.request.base_args, *filled.args])}",) if filled.args else ()
             return replace(question, words=(*words, *args))
         script = replace(question.script, args=(*question.script.args, *filled.args))
         return replace(question, words=words, script=script)
+
+    def _file(self, subset: Collection[int]) -> str:
+        """The user's own at both ends; else one that is named by what it holds, and stays in the run."""
+        good, bad = self._both_files()
+        if len(subset) in (0, len(self.subject.items)):
+            return (bad if subset else good)[0]
+        text = mixed_text(good[1], bad[1], [self.subject.label(place) for place in subset])
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}{good[1].suffix}"
+        return name if self.mixtures is None else str(self.mixtures.file(name, text))
+
+    def _both_files(self) -> list[tuple[str, Path]]:
+        """Each as it was named, and where it lies."""
+        assert isinstance(self.subject.good, list)
+        return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
+
+    def _with_packages(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
+        if self.mixtures is None or not (packages := self.subject.packages(subset)):
+            return spec
+        folders = self.mixtures.python_path(packages, spec.python)
+        env = dict(spec.env)
+        path = [*folders, env.get("PYTHONPATH", self.question.environ.get("PYTHONPATH", ""))]
+        if folders:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return replace(spec, env=tuple(sorted(env.items())))
 
     def _tree(self, subset: Collection[int]) -> Path:
         assert self.trees is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_harness.core.bisect.subject import ENV, SEED, Form, Subject
+from nsa_harness.core.bisect.subject import ENV, PACKAGE, SEED, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
 from nsa_harness.core.scenario.overrides import is_override, parse_override
@@ -17,6 +17,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.bisect.commits import commits_between
+from nsa_harness.supervisor.bisect.mixtures import different_keys, environment_differences, read_environment
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 
 AUTO = "auto"
@@ -57,6 +58,7 @@ class SubjectOptions:
     choice: str | None = None
     seeds: str | None = None
     items: str | None = None
+    env_file: str | None = None
 
 
 def subject_of(
@@ -67,9 +69,13 @@ def subject_of(
     `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
     """
     option, value = _only(options)
+    if option == "set" and templated:
+        return question, _of_two_files(value, _with_scenario("file", question))
     question = _with_scenario(option, question)
     if option == "set":
         return _of_two(value, question)
+    if option == "env_file":
+        return _of_environments(value, question)
     scenario = _scenario(question)
     if scenario.is_ours and templated:
         reach = "--arg and --env-arg reach a program of yours"
@@ -107,7 +113,10 @@ def _with_scenario(option: str, question: Invocation) -> Invocation:
     named = question.script is not None or any("=" not in word for word in question.words)
     if option == "set":
         if named:
-            raise UsageError("--set names both scenarios itself, the good one and the bad one; give no other")
+            theirs = "two files that your program reads itself go with --arg '--config={file}', with its own word"
+            raise UsageError(
+                f"--set names both scenarios itself, the good one and the bad one; give no other; {theirs}"
+            )
         return question
     if named:
         return question
@@ -286,9 +295,7 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
 
 def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Every dotted key in which two scenarios differ. The search goes on from the good one."""
-    names = value.split(",")
-    if len(names) != 2 or not all(names):
-        raise UsageError(f"--set: expected GOOD,BAD, two scenarios or YAML files, got {shown(value)}")
+    names = _two("--set", value, "two scenarios or YAML files")
     good, bad = (replace(question, words=(_as_path(name, question.working_dir), *question.words)) for name in names)
     before, after = (dict(_flat(as_plain(_scenario(side)))) for side in (good, bad))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
@@ -303,6 +310,51 @@ def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
         bad_values=tuple(after.get(key) for key in keys),
         together=tuple(_together(keys)),
     )
+
+
+def _of_two_files(value: str, question: Invocation) -> Subject:
+    """Two config files of the program's own; each mixture of them is a file that it is given instead."""
+    names = _two("--set", value, "two files that the program reads")
+    good, bad = (question.working_dir / name for name in names)
+    if good.suffix != bad.suffix:
+        raise UsageError(f"--set: {shown(names[0])} and {shown(names[1])} end differently; name two files of one kind")
+    keys = different_keys(good, bad)
+    if not keys:
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key")
+    return Subject(
+        form=Form.FILE, key="keys", noun="key", items=tuple(key.label for key in keys), good=list(names),
+        good_values=tuple(key.good for key in keys), bad_values=tuple(key.bad for key in keys),
+    )  # fmt: skip
+
+
+def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+    """Variables and packages. Under the good virtual environment's Python, if it is one."""
+    names = _two("--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments")
+    good, bad = (read_environment(question.working_dir / name) for name in names)
+    if (good.python is None) != (bad.python is None):
+        raise UsageError("--env-file: two virtual environments or two files; `pip freeze` makes a file of either")
+    found = list(environment_differences(good, bad))
+    if not found:
+        raise UsageError(f"--env-file: {names[0]} and {names[1]} do not differ")
+    packages = [key.startswith(PACKAGE) for key, _, _ in found]
+    noun = "package" if all(packages) else "difference" if any(packages) else "variable"
+    subject = Subject(
+        form=Form.KEYS,
+        key="environment",
+        noun=noun,
+        items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in found),
+        labels=tuple(key.removeprefix(PACKAGE) for key, _, _ in found),
+        good_values=tuple(one for _, one, _ in found),
+        bad_values=tuple(other for _, _, other in found),
+    )
+    return replace(question, python=good.python or question.python), subject
+
+
+def _two(option: str, value: str, what: str) -> tuple[str, str]:
+    good, comma, bad = value.partition(",")
+    if not (good and comma and bad) or "," in bad:
+        raise UsageError(f"{option}: expected GOOD,BAD, {what}, got {shown(value)}")
+    return good, bad
 
 
 def _as_path(name: str, working_dir: Path) -> str:

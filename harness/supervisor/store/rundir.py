@@ -92,6 +92,7 @@ class RunDir:
         self.search_state = path / "bisection.json"  # which question it is, and whether it has ended
         self.search_probes = path / "probes.jsonl"  # its journal
         self.worktrees = path / "worktrees"  # of commits, while it runs
+        self.mixtures = path / "mixtures"  # of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
 
     @property
