@@ -306,6 +306,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
     "harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
     "harness/render/documents/html.py": ({".read_text"}, "our own template"),
     "harness/supervisor/bisect/mixtures.py": ({".rename"}, "a folder that pip has filled, in a run of our own"),
+    "harness/supervisor/bisect/premises.py": ({".read_bytes", ".walk"}, "the files of the program that is searched"),
     "harness/supervisor/store/door.py": ({"open", ".open", ".scandir", ".unlink", ".rename"}, "the door itself"),
     "harness/supervisor/store/logs.py": ({".open"}, "a log of a launch that runs, by no link"),
     "harness/supervisor/store/redacted_files.py": ({".open"}, "the bundle that a user has named"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -246,10 +247,11 @@ def bisect(
     except ValueError as error:
         raise UsageError(f"--outcome: {error}") from None
     check_outcome(wanted, subject, jobs)
+    templates = templates.checked(subject)
     request = BisectRequest(
         question=question,
-        subject=subject,
-        templates=templates.checked(subject),
+        subject=replace(subject, in_a_row=templates.in_a_row),
+        templates=templates,
         base_args=arguments_of(question),
         wanted=wanted,
         confidence=confidence,

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,7 +19,6 @@ from nsa_harness.commands.attempt import run_one
 from nsa_harness.commands.bisect_report import (
     ANSWERED,
     INTERRUPTED,
-    NOTHING_YET,
     UNDECIDED,
     SearchState,
     report_so_far,
@@ -38,7 +38,7 @@ from nsa_harness.core.bisect.question import (
     Subset,
     spans_of,
 )
-from nsa_harness.core.bisect.report import ProbeReport
+from nsa_harness.core.bisect.report import ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import SLOW, Signature, counts_as, line_word
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.plan import Launcher, RunSpec
@@ -52,30 +52,35 @@ from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.supervisor.bisect.commits import Worktrees
-from nsa_harness.supervisor.bisect.journal import Journal, as_seen, unfinished, write_state
+from nsa_harness.supervisor.bisect.journal import Journal, SearchFolder, as_seen, bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
     Launches,
     earlier_of,
-    key_of,
+    premises_of,
+    program_of,
     question_of,
 )
 from nsa_harness.supervisor.bisect.mixtures import Mixtures
+from nsa_harness.supervisor.bisect.premises import told
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.record import Record, write_record
-from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
+from nsa_harness.supervisor.store.rundir import RunDir
 
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 _STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
 _STALL_FACTOR = 3.0  # times the longest quiet of the good control
 
 
-class _Interrupted(Exception):
-    """Ctrl-C or TERM: no further probe. The same command goes on."""
+class _Interrupted(OutOfBudget):
+    """Ctrl-C or TERM: no further probe. What is known is told, and the same command goes on."""
+
+    def __str__(self) -> str:
+        return "interrupted; the same command goes on where it stopped"
 
 
 def run_bisection(request: BisectRequest) -> int:
@@ -83,16 +88,12 @@ def run_bisection(request: BisectRequest) -> int:
     facts = machine_facts()
     parent = request.out or Path("reports")
     launches = Launches(request=request, facts=facts)
-    key = key_of(request, launches)
-    known = unfinished(parent, key)
-    keeping = {"redact": request.redact, "git_diff": request.git_diff}
-    run = RunDir(known.path, **keeping) if known else create_run(parent, **keeping)
+    program = program_of(request, launches)
+    mark = bookmark(request.subject.question, request.command, premises_of(request, launches, program))
     sweep_dead_runs()
-    with locked(run):
-        # Before anything that takes long: whoever finds the folder of a search that was killed is told what it is.
-        write_state(run, key, request.subject.question, request.command, ended=False)
-        write_record(run, begun_record(request, facts))
-        return _search_in(run, request, launches, facts, key, goes_on=known is not None)
+    with search_folder(parent, mark, program.files, redact=request.redact, git_diff=request.git_diff) as folder:
+        write_record(folder.run, begun_record(request, facts))
+        return _search_in(folder, request, launches, facts)
 
 
 def begun_record(request: BisectRequest, facts: MachineFacts) -> Record:
@@ -103,16 +104,15 @@ def begun_record(request: BisectRequest, facts: MachineFacts) -> Record:
     )  # fmt: skip
 
 
-def _search_in(
-    run: RunDir, request: BisectRequest, launches: Launches, facts: MachineFacts, key: str, *, goes_on: bool
-) -> int:
-    with _open(request, run, launches, facts) as bisection:
-        if goes_on:
+def _search_in(folder: SearchFolder, request: BisectRequest, launches: Launches, facts: MachineFacts) -> int:
+    with _open(request, folder, launches, facts) as bisection:
+        if folder.goes_on:
             made = words.plural(len(bisection.journal.kept), "probe")
-            bisection.screen.note(f"goes on with {run.path}: {made} already made")
+            bisection.screen.note(f"goes on with {folder.run.path}: {made} already made")
+        elif folder.note:
+            bisection.note(folder.note)
         code = bisection.carry_out()
-        ended = code != INTERRUPTED and not bisection.out_of_budget
-        write_state(run, key, request.subject.question, request.command, ended=ended)
+        folder.write(ended=code != INTERRUPTED and not bisection.out_of_budget)
     return code
 
 
@@ -121,6 +121,7 @@ class Bisection(SearchState):
     """One search while it is carried out."""
 
     run: RunDir
+    folder: SearchFolder
     journal: Journal
     screen: BisectScreen
     broadcast: Broadcast
@@ -132,20 +133,28 @@ class Bisection(SearchState):
     baseline_s: list[float] = field(default_factory=list)  # a step of the good end, each time; where slow is sought
     slow_from_s: float | None = None  # a step that takes so long counts as bad; None until that is known
     out_of_budget: bool = False  # the same command with a larger one goes on
+    interrupted: bool = False
+    began_s: float = field(init=False)  # where the clock of the search, which stands between sessions, was at zero
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.began_s = time.monotonic() - ended_s(self.journal.kept)
+
     def carry_out(self) -> int:
         self.screen.begun(report_so_far(self))
-        try:
-            answer = find(self._question(), self.probe)
-        except _Interrupted:
-            why = "interrupted; the same command goes on where it stopped"
-            self._finish(replace(NOTHING_YET, why=why), cut_short=True)
+        answer = in_its_words(self.request.subject, find(self._question(), self.probe))
+        self._tell_what_changed()
+        if self.interrupted:
+            self._finish(answer, cut_short=True)
             return INTERRUPTED
-        answer = in_its_words(self.request.subject, answer)
         self._finish(answer, cut_short=False)
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
+
+    def _tell_what_changed(self) -> None:
+        """A program that was edited while it was searched is not one program."""
+        if other := self.folder.edited():
+            self.note(f"{told(other)} changed while the search ran: its probes are not all of the same program")
 
     def _question(self) -> SearchQuestion:
         """As many probes side by side as were asked for, and as there are GPUs for."""
@@ -195,8 +204,7 @@ class Bisection(SearchState):
         return purpose in _PROOFS and made < self.request.repeat
 
     def _made(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        if self.interruption.count:
-            raise _Interrupted
+        self._leave_if_interrupted()
         if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
@@ -204,6 +212,7 @@ class Bisection(SearchState):
             n=n, subset=spans_of(subset), purpose=round_.purpose, open=round_.open, left=round_.left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
             phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+            started_s=time.monotonic() - self.began_s,
         )  # fmt: skip
         try:
             spec = self.launches.spec(subset)
@@ -213,6 +222,8 @@ class Bisection(SearchState):
             kept = self._launched(spec, blank)
         with self._lock:
             self.journal.keep(kept)
+            if len(self.journal.kept) == 1:
+                self.folder.leave_out_written()
         return kept
 
     def _launched(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
@@ -225,8 +236,7 @@ class Bisection(SearchState):
                 tell=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices,
                 server=self.server,
             )  # fmt: skip
-        if self.interruption.count:
-            raise _Interrupted
+        self._leave_if_interrupted()
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         with self._lock:
             self.outcomes[outcome.dir] = outcome
@@ -238,6 +248,11 @@ class Bisection(SearchState):
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
         return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s), outcome)
+
+    def _leave_if_interrupted(self) -> None:
+        if self.interruption.count:
+            self.interrupted = True
+            raise _Interrupted
 
     @contextmanager
     def _devices(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
@@ -260,7 +275,7 @@ class Bisection(SearchState):
             return spec
         settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
         if settled.launcher is not Launcher.FORK:
-            self._note(settled.notes[-1])
+            self.note(settled.notes[-1])
         return settled
 
     def _learn(self, kept: ProbeReport) -> None:
@@ -295,7 +310,7 @@ class Bisection(SearchState):
         names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
         return next(name for name in names if not self.run.attempt(name).path.exists())
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         with self._lock:
             new = text not in self.notes
             if new:
@@ -328,8 +343,9 @@ def _close(screen: BisectScreen, run: RunDir) -> None:
 
 
 @contextmanager
-def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
+def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
     """Everything that a search holds while it runs; all of it is gone at the end."""
+    run = folder.run
     as_run = RunRequest(
         specs=(), out=request.out, json=request.json, strict=False, probe=request.probe, command=request.command,
         jobs=request.jobs,
@@ -348,7 +364,7 @@ def _open(request: BisectRequest, run: RunDir, launches: Launches, facts: Machin
         server = stack.enter_context(ForkServer()) if request.fork else None
         earlier = earlier_of(launches, run.path.parent, but=run.run_id)
         yield Bisection(
-            request=request, run=run, launches=launches, facts=facts, journal=Journal(run), screen=screen,
-            broadcast=broadcast, interruption=interruption, server=server, earlier=earlier, notes=[*earlier.notes],
-            slow_from_s=request.wanted.step_s,
+            request=request, run=run, folder=folder, launches=launches, facts=facts, journal=Journal(run),
+            screen=screen, broadcast=broadcast, interruption=interruption, server=server, earlier=earlier,
+            notes=[*earlier.notes], slow_from_s=request.wanted.step_s,
         )  # fmt: skip

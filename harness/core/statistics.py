@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, comb, log
+from math import ceil, comb, hypot, log, sqrt
+from statistics import NormalDist
 
 # Turner, Ly and Grünwald, "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4:
 # the prior of a rate under which evidence of a difference grows about as fast as it can.
@@ -50,8 +51,27 @@ class Separation:
         """Whether the rates differ, at that confidence."""
         return self._log_evidence >= -log(1 - confidence)
 
+    def no_more_than(self, difference: float, confidence: float) -> bool:
+        """Whether the second rate is higher by less than that: Newcombe's interval, from two of Wilson's (1998, 10)."""
+        if not self.pairs:
+            return False
+        first, second = self.first_bad / self.pairs, self.second_bad / self.pairs
+        low, high = (
+            _wilson(self.first_bad, self.pairs, confidence)[0],
+            _wilson(self.second_bad, self.pairs, confidence)[1],
+        )
+        return second - first + hypot(high - second, first - low) < difference
+
     def _expected(self, bad: int) -> float:
         return (bad + _PRIOR) / (self.pairs + 2 * _PRIOR)
+
+
+def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
+    """Wilson's interval, one tail each."""
+    z = NormalDist().inv_cdf(confidence)
+    middle = (bad + z * z / 2) / (of + z * z)
+    half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)
+    return middle - half, middle + half
 
 
 def _at_least(bad: int, of: int, rate: float) -> float:

@@ -103,7 +103,7 @@ _MARKDOWN = re.compile(
 )
 _MARKDOWN_LABEL = re.compile(rf"{_MARKDOWN.pattern}|[\[\]]")
 _MARKDOWN_START = re.compile(r"^([0-9]*)(>|[#+=-](?![0-9A-Za-z])|(?<=[0-9])[.)](?= |$))")
-_ASCII = str.maketrans("━─│▸◀·×→–—…■▒", "=-|><-x>--~#+")
+_ASCII = str.maketrans("━─│└▸◀·×→–—…■▒", "=-|`><-x>--~#+")
 
 
 def _visible(text: str) -> str:

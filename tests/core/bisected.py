@@ -34,6 +34,11 @@ def ordered(items: int, **changes: object) -> SearchQuestion:
     return question(items, kind=QuestionKind.ORDERED, **changes)
 
 
+def in_a_row(items: int, **changes: object) -> SearchQuestion:
+    """Only neighbours may be asked together."""
+    return question(items, kind=QuestionKind.RANGE, **changes)
+
+
 def needs(*culprits: Iterable[int]) -> Rule:
     """Fails where all of one of the culprits is on."""
     sets = [frozenset(culprit) for culprit in culprits]
@@ -60,10 +65,13 @@ class Oracle:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.rounds: list[Round] = []
+        self.told: list[tuple[Subset, CountsAs]] = []
 
     def __call__(self, asked: Round) -> list[CountsAs]:
         self.rounds.append(asked)
-        return [self._rule(subset) for subset in asked.subsets]
+        answers = [self._rule(subset) for subset in asked.subsets]
+        self.told += zip(asked.subsets, answers, strict=True)
+        return answers
 
     def count(self, *purposes: Purpose) -> int:
         """Probes for these purposes; of all, if none is named."""
@@ -93,6 +101,11 @@ def named(members: Iterable[int]) -> tuple[AnswerKind, tuple[int, ...]]:
     if items[-1] - items[0] + 1 == len(items):
         return AnswerKind.RANGE, (items[0], items[-1] + 1)
     return AnswerKind.SET, items
+
+
+def hull(members: Iterable[int]) -> range:
+    """The smallest range that holds all of them."""
+    return range(min(members := tuple(members)), max(members) + 1)
 
 
 def shown(answer: SearchAnswer) -> tuple[AnswerKind, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from bisected import BAD, GOOD, UNRESOLVED, Rule, bisected, named, needs, ordered, question, shown
+from bisected import BAD, GOOD, UNRESOLVED, Oracle, Rule, bisected, named, needs, ordered, question, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +100,45 @@ def test_points_that_cannot_be_judged_hide_an_answer_but_never_change_it(
     assert holds(answer, rule)
 
 
+def against_its_probes(answer: SearchAnswer, probe: Oracle) -> list[Subset]:
+    """What was asked and ended otherwise than an answer says that is certain without an if."""
+    if (
+        answer.confidence < 1.0
+        or answer.why
+        or answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED)
+    ):
+        return []
+    if answer.kind is AnswerKind.THRESHOLD:
+        return [one for one, said in probe.told if said is (BAD if len(one) < answer.items[0] else GOOD)]
+    said_to_fail = members(answer)
+    return [one for one, said in probe.told if said is (GOOD if any(group <= one for group in said_to_fail) else BAD)]
+
+
+@given(
+    items=st.integers(1, 12),
+    seed=st.integers(0),
+    at_once=AT_ONCE,
+    flaky=st.booleans(),
+    weights=st.tuples(*[st.integers(0, 9)] * 4).filter(any),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_answered_a_search_ends_and_its_answer_fits_its_own_probes(
+    items: int, seed: int, at_once: int, flaky: bool, weights: tuple[int, ...]
+) -> None:
+    """Answers by chance, of all four kinds or of few, the ends' too."""
+    random = Random(seed)
+    asked = {"at_once": at_once, "flaky": flaky, "max_probes": 300}
+    for one in (question(items, **asked), ordered(items, **asked), ordered(items, unbounded=True, **asked)):
+        answer, probe = bisected(one, lambda _: random.choices(list(CountsAs), weights)[0])
+        assert probe.count() <= 300
+        assert not against_its_probes(answer, probe), answer
+        assert 0.0 <= answer.confidence <= 1.0
+        if answer.failing is not None and answer.items:
+            assert BAD in [said for subset, said in probe.told if subset == answer.failing]
+        if answer.passing is not None and answer.items:
+            assert GOOD in [said for subset, said in probe.told if subset == answer.passing]
+
+
 @given(items=st.integers(1, 12), seed=st.integers(0), rate=st.floats(0.3, 1.0), at_once=AT_ONCE)
 @settings(max_examples=15, deadline=None)
 def test_answers_by_chance_end_and_say_that_they_are_not_certain(
@@ -107,7 +146,8 @@ def test_answers_by_chance_end_and_say_that_they_are_not_certain(
 ) -> None:
     random = Random(seed)
     answer, probe = bisected(
-        question(items, at_once=at_once), lambda subset: BAD if subset and random.random() < rate else GOOD
+        question(items, at_once=at_once, max_probes=BOUND),
+        lambda subset: BAD if random.random() < rate and subset else GOOD,
     )
     assert probe.count() <= BOUND
     assert answer.p_bad is None or answer.confidence < 1.0

@@ -42,7 +42,7 @@ def test_one_layer_is_found_and_proven_and_the_commands_say_the_truth(workspace:
     assert stored["question"] == "gc.layers in [0,3)"
     assert stored["outcome_sought"]["verdict"] == "HANG"
     assert len([one for one in stored["probes"] if one["purpose"] == "right_edge"]) <= 2
-    launchers = {one["purpose"]: one["launcher"] for one in stored["probes"]}
+    launchers = {one["purpose"]: one["launcher"] for one in reversed(stored["probes"])}  # of the first of each
     assert launchers["control_good"] == "fork"
     assert (launchers["proof_bad"], launchers["proof_good"]) == ("torchrun", "torchrun")
     assert "gc.layers=[2]" in stored["commands"]["bad"]
@@ -132,6 +132,16 @@ def test_a_users_own_script_is_bisected_through_its_own_words(workspace: Workspa
 
 
 @pytest.mark.slow
+def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace: Workspace) -> None:
+    """In the program only layer 5 and 6 matter; the variable is filled as its own words for a range say."""
+    ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_RANGE={range}"))
+    stored = _answer(ran)
+    assert _items(ran) == ("range", [5, 7]), ran.out + ran.err
+    assert all(one["verdict"] for one in stored["probes"]), "each of them was launched"
+    assert "GC_RANGE='5:7'" in stored["commands"]["bad"].replace("'\"'\"'", "'")
+
+
+@pytest.mark.slow
 def test_and_through_its_environment(workspace: Workspace) -> None:
     ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_LAYERS={layers}"))
     assert _items(ran) == ("range", [5, 7]), ran.out + ran.err
@@ -187,6 +197,53 @@ def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: 
     assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
     assert ran.run_dir == short.run_dir
     assert "1 probe already made" in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_whose_helper_is_edited_after_a_kill_begins_anew_and_says_so(workspace: Workspace) -> None:
+    words = _sized(workspace, "--any", "size=[1, 2, 3, 4]", "--no-fork", first="import helper")
+    helper, reports = workspace.directory / "helper.py", workspace.directory / "reports"
+    helper.write_text("LIMIT = 3\n")
+    _kill_after(workspace.start(*words), reports, 2)
+    goes_on = workspace.start(*words)
+    _kill_after(goes_on, reports, 3)
+    assert "2 probes already made" in (workspace.directory / "out.txt").read_text()
+    assert len(list(reports.glob("2*"))) == 1
+    (first,) = (path.name for path in reports.glob("2*"))
+    helper.write_text("LIMIT = 4\n")
+    ran = workspace.harness(*words)
+    assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
+    told = f"helper.py has changed since the search in reports/{first}; a new search begins"
+    assert told in " ".join(ran.out.split())
+    assert len(list(reports.glob("2*"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_searches_in_one_directory_have_a_folder_each_and_one_answer(workspace: Workspace) -> None:
+    words = _sized(workspace, "--any", "size=[1, 2, 3, 4]", "--no-fork")
+    reports = workspace.directory / "reports"
+    with Path(workspace.directory / "first.txt").open("w") as out:
+        first = subprocess.Popen([*COMMAND, *words], cwd=workspace.directory, stdout=out, stdin=subprocess.DEVNULL)
+        while first.poll() is None and not _finished(reports):
+            with suppress(subprocess.TimeoutExpired):
+                first.wait(timeout=0.05)
+        ran = workspace.harness(*words)
+        assert first.wait(timeout=280) == 0
+    assert ran.code == 0, ran.out + ran.err
+    assert "still running; this one begins beside it" in " ".join(ran.out.split())
+    answers = [json.loads((path / "bisect.json").read_text())["answer"] for path in reports.glob("2*")]
+    assert [(one["kind"], one["items"]) for one in answers] == [("threshold", [3])] * 2
+
+
+def _kill_after(process: subprocess.Popen[str], reports: Path, probes: int) -> None:
+    """As nothing can prevent, once so many probes have ended."""
+    while process.poll() is None and _finished(reports) < probes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+    process.kill()
+    process.wait()
 
 
 def test_what_the_screen_could_not_show_stands_in_the_log(workspace: Workspace) -> None:

@@ -39,7 +39,8 @@ def numbers(text: str) -> set[int]:
     return {int(one) for one in text.split(",") if one}
 
 
-checkpointed = numbers(options.gc_layers) | numbers(os.environ.get("GC_LAYERS", ""))
+first, _, stop = os.environ.get("GC_RANGE", "0:0").partition(":")
+checkpointed = numbers(options.gc_layers) | numbers(os.environ.get("GC_LAYERS", "")) | set(range(int(first), int(stop)))
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 layers = [Layer(number) for number in range(8)]

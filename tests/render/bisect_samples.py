@@ -8,7 +8,16 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, CountsAs, Purpose, SearchAnswer, spans_of
+from nsa_harness.core.bisect.question import (
+    CONTROLS,
+    PROOFS,
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Zone,
+    spans_of,
+)
 from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
@@ -52,6 +61,7 @@ def probe(
         phase="recomputation in backward" if bad else "exit",
         counts_as=counts_as,
         wall_s=4.2 if bad else 1.2,
+        started_s=5.0 * n,
         longest_quiet_s=0.25,
         dir=f"p{n:02}",
         spec_hash=f"{n:04x}",
@@ -399,6 +409,63 @@ NINETY_SIX = bisection(
     ),
     SearchAnswer(kind=AnswerKind.SINGLE, items=(63,), passing=_all_but(96, 63), failing=frozenset({63})),
 )
+EARLY = replace(
+    SINGLE,
+    probes=tuple(
+        replace(one, early=True, verdict=None, kind=None, cause=None, place=None, wall_s=2.1)
+        if one.n in (4, 6, 7)
+        else one
+        for one in SINGLE.probes
+    ),
+)
+INDEPENDENT = bisection(
+    TWELVE,
+    search(
+        TWELVE,
+        [(Purpose.REPEAT, range(12) if n % 2 else (), BAD if n % 3 else GOOD, (0, 12)) for n in range(1, 13)],
+    ),
+    SearchAnswer(
+        kind=AnswerKind.INDEPENDENT,
+        confidence=0.95,
+        p_bad=9 / 14,
+        why="both ends fail alike often, 5 of 7 and 4 of 7 times",
+    ),
+)
+ZONES = bisection(
+    LENGTHS,
+    search(
+        LENGTHS,
+        (
+            (R, range(112), DIFFERENT, (0, 240)),
+            (R, range(48), GOOD, (0, 112)),
+            (R, range(80), DIFFERENT, (48, 112)),
+            (R, range(79), GOOD, (78, 80)),
+            (R, range(200), BAD, (112, 240)),
+            (R, range(199), DIFFERENT, (198, 200)),
+        ),
+    ),
+    SearchAnswer(
+        kind=AnswerKind.THRESHOLD,
+        items=(200,),
+        passing=frozenset(range(79)),
+        failing=frozenset(range(200)),
+        zones=(
+            Zone(start=0, stop=80, counts_as=GOOD),
+            Zone(start=80, stop=200, counts_as=DIFFERENT),
+            Zone(start=200, stop=241, counts_as=BAD),
+        ),
+    ),
+    command="nsa-harness bisect gc_baseline_full --seq-len",
+)
+ZONES = replace(
+    ZONES,
+    probes=tuple(
+        replace(one, verdict="FAIL", cause="exception", summary="ImportError: no module named flash")
+        if one.counts_as is DIFFERENT
+        else one
+        for one in ZONES.probes
+    ),
+)
 COMMITS = Subject(
     form=Form.COMMIT,
     key="commit",
@@ -460,5 +527,8 @@ SAMPLES = {
     "flaky": FLAKY,
     "ninety_six": NINETY_SIX,
     "commit": COMMIT,
+    "early": EARLY,
+    "independent": INDEPENDENT,
+    "zones": ZONES,
     "hostile": hostile(),
 }

@@ -14,6 +14,7 @@ from bisect_samples import (
     COUNT,
     DIFFERENT,
     FLAKY,
+    INTERRUPTED,
     NINETY_SIX,
     NONE,
     ONE_KEY,
@@ -62,6 +63,16 @@ def test_a_stored_bisection_comes_back_as_it_was(name: str) -> None:
     assert from_json(bisect_json(SAMPLES[name])) == escaped(SAMPLES[name])
 
 
+def test_a_bisection_that_an_earlier_harness_has_stored_is_read() -> None:
+    """It knew neither zones nor bounds, nor when a probe began or whether it was ended early."""
+    stored = json.loads(bisect_json(SINGLE))
+    del stored["answer"]["bounds"], stored["detail"]["answer"]["zones"]
+    for probe in stored["probes"]:
+        del probe["early"], probe["started_s"]
+    unknown = tuple(replace(probe, started_s=None) for probe in SINGLE.probes)
+    assert from_json(json.dumps(stored)) == escaped(replace(SINGLE, probes=unknown))
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_keys_of_the_contract_come_first_and_are_always_there(name: str) -> None:
     stored = json.loads(bisect_json(SAMPLES[name]))
@@ -87,6 +98,22 @@ def test_an_answer_of_keys_names_them_and_a_flaky_one_says_how_often() -> None:
     assert "p_hang" not in json.loads(bisect_json(SINGLE))["answer"]
 
 
+def test_an_undecided_answer_has_the_bounds_of_what_is_open() -> None:
+    bounds = json.loads(bisect_json(UNDECIDED))["answer"]["bounds"]
+    ends = {"passing": [0, 1, 2, 3, 4, 5], "failing": [*range(12)]}
+    assert bounds == {**ends, "open": [6, 7, 8, 9, 10, 11], "known": []}
+    told = replace(UNDECIDED, answer=replace(UNDECIDED.answer, open=(0, 1), known=(6,)))
+    assert json.loads(bisect_json(told))["answer"]["bounds"] == {**ends, "open": [0, 1], "known": [6]}
+    assert from_json(bisect_json(told)).answer == told.answer
+    assert json.loads(bisect_json(SINGLE))["answer"]["bounds"] is None
+
+
+def test_a_search_that_was_cut_short_has_the_bounds_that_its_probes_show() -> None:
+    cut = replace(THRESHOLD, probes=THRESHOLD.probes[:5], answer=INTERRUPTED.answer)
+    bounds = json.loads(bisect_json(cut))["answer"]["bounds"]
+    assert bounds == {"passing": [64], "failing": [96], "open": [65, 96], "known": []}
+
+
 def test_a_control_that_did_not_end_as_it_should_is_no_control() -> None:
     assert json.loads(bisect_json(SINGLE))["controls"] == {"good": "p01", "bad": "p02"}
     assert json.loads(bisect_json(NONE))["controls"] == {"good": "p01", "bad": None}
@@ -105,9 +132,9 @@ def test_the_bad_control_of_an_open_end_is_the_step_that_failed() -> None:
     ("change", "says"),
     [
         (lambda stored: stored.pop("detail"), "not as written: KeyError: 'detail'"),
-        (lambda stored: stored.update(schema=2), '"schema": 1'),
+        (lambda stored: stored.update(schema=2), "schema: Input should be 1"),
         (lambda stored: stored["probes"][0].update(n="one"), "probes.0.n"),
-        (lambda stored: stored["detail"].update(subject=None), "subject"),
+        (lambda stored: stored["detail"].update(subject=None), "not as written: TypeError"),
         (lambda stored: stored["probes"][2].update(subset=[[0, 13]]), "probes.2.subset: no spans of 12 items"),
         (lambda stored: stored["probes"][2].update(subset=[[4, 6], [0, 2]]), "probes.2.subset: no spans of 12 items"),
         (lambda stored: stored["probes"][2].update(open=[0, 1 << 40]), "probes.2.open: not within 12 items"),

@@ -14,7 +14,7 @@ from test_live_view import COLOUR
 from test_render_terminal import Screen
 
 from nsa_harness.core.bisect.question import AnswerKind, Round, SearchAnswer
-from nsa_harness.render.bisect.grid import following_each
+from nsa_harness.render.bisect.rows import rows
 from nsa_harness.render.bisect.screen import BisectScreen, stored_lines
 
 Golden = Callable[[str, str], None]
@@ -126,8 +126,8 @@ def test_probes_side_by_side_are_shown_as_they_end() -> None:
 def test_probes_of_one_round_are_followed_by_the_next_round() -> None:
     first = replace(SINGLE.probes[3], n=1)
     probes = (first, replace(first, n=2), replace(SINGLE.probes[4], n=3))
-    following = list(following_each(probes))
-    assert [None if one is None else one.open for one in following] == [(6, 9), (6, 9), None]
+    told = replace(SINGLE, probes=probes)
+    assert [one.step for one in rows(told)] == ["[6,12) → [6,9)", "[6,12) → [6,9)", "[6,9) → [7,9)"]
 
 
 def test_a_stream_that_breaks_costs_the_lines_and_is_told() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bisect_samples import (
@@ -26,6 +28,7 @@ from bisect_samples import (
     THRESHOLD,
     TWELVE,
     UNDECIDED,
+    UNRESOLVED,
     R,
     bisection,
     hostile,
@@ -36,12 +39,13 @@ from render_samples import POISON
 from rich.cells import cell_len
 
 from nsa_harness.core.bisect.plan import Case, Stage
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer
-from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.bisect.rows import row, rows
 from nsa_harness.render.bisect.screen import (
     Control,
     Expected,
@@ -54,6 +58,14 @@ from nsa_harness.render.bisect.screen import (
 from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
+TWO_VARIABLES = Subject(
+    form=Form.KEYS,
+    key="run.env",
+    noun="variable",
+    items=("run.env.NCCL_P2P_DISABLE", "run.env.OMP_NUM_THREADS"),
+    good_values=(None, None),
+    bad_values=("1", "4"),
+)
 OPEN = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 RUN_DIR = Path("reports/20261121T101500-3f2a")
 
@@ -99,17 +111,17 @@ def test_the_pools_hold_every_item_once_and_none_is_wider_than_the_room() -> Non
         for width in (40, 80, 120):
             subject = layers(count)
             told = bisection(subject, [probe(subject, 1, R, range(count), BAD)], OPEN)
-            rows = list(Grid(subject=subject, width=width).row(told.probes[0], told, None))
-            picture = "".join(rows[: 2 if width < 60 else 1])
-            assert max(map(cell_len, rows)) <= width
+            lines = list(Grid(subject=subject, width=width).row(row(told, told.probes[0], None)))
+            picture = "".join(lines[: 2 if width < 60 else 1])
+            assert max(map(cell_len, lines)) <= width
             assert set("■▒·") & set(picture) == {"■"}
 
 
 def test_a_column_of_several_items_says_when_some_of_them_are_on() -> None:
     told = bisection(MANY, [probe(MANY, 1, R, {63}, BAD)], SINGLE.answer)
-    row = next(Grid(subject=MANY, width=100).row(told.probes[0], told, None))
-    assert row.count("▒") == 1
-    assert "■" not in row
+    line = next(Grid(subject=MANY, width=100).row(row(told, told.probes[0], None)))
+    assert line.count("▒") == 1
+    assert "■" not in line
 
 
 def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
@@ -119,9 +131,9 @@ def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
         [probe(subject, 1, R, {0, 1}, BAD)],
         SearchAnswer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1})),
     )
-    head, row, *_ = Grid(subject=subject, width=100).rows(told)
+    head, line, *_ = Grid(subject=subject, width=100).whole(rows(told))
     assert head.split() == ["layer", "4", "5", "6", "7"]
-    assert row.split()[1:4] == ["[4,8)", "→", "[4,6)"]
+    assert line.split()[1:4] == ["[4,8)", "→", "[4,6)"]
     assert bisect_words.headline(told) == "layer 5 alone"
     assert bisect_words.setting_word(told) == "NSA_GC_RANGE=5:6"
 
@@ -129,21 +141,21 @@ def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
 def test_the_next_round_says_what_is_left_and_not_the_answer_alone() -> None:
     told = bisection(TWELVE, [probe(TWELVE, 1, R, range(6), GOOD)], SINGLE.answer)
     grid = Grid(subject=TWELVE, width=100)
-    (alone,) = grid.row(told.probes[0], told, None)
-    (followed,) = grid.row(told.probes[0], told, replace(told.probes[0], open=(3, 12)))
+    (alone,) = grid.row(row(told, told.probes[0], None))
+    (followed,) = grid.row(row(told, told.probes[0], replace(told.probes[0], open=(3, 12))))
     assert "[0,12) → [6,12)" in alone
     assert "[0,12) → [3,12)" in followed
 
 
 def test_one_answer_of_a_flaky_run_narrows_nothing_by_itself() -> None:
     last = FLAKY.probes[7]
-    (row,) = Grid(subject=TWELVE, width=100).row(last, FLAKY, None)
-    assert "[6,8)  " in row
-    assert "→" not in row
+    (line,) = Grid(subject=TWELVE, width=100).row(row(FLAKY, last, None))
+    assert "[6,8)  " in line
+    assert "→" not in line
 
 
 def test_another_failure_is_said_to_be_another() -> None:
-    remarks = [bisect_words.remark(UNDECIDED, one) for one in UNDECIDED.probes]
+    remarks = [one.remark for one in rows(UNDECIDED)]
     assert remarks[3] == "another failure: host_oom, rank 0 was killed: the machine ran out of memory"
     assert remarks[4] == "could not be launched: gc.layers: expected at most 8 layers"
     assert remarks[5] == "not judged: torchrun could not bind its port"
@@ -152,12 +164,12 @@ def test_another_failure_is_said_to_be_another() -> None:
 def test_a_failure_elsewhere_that_counts_is_not_called_the_same() -> None:
     elsewhere = replace(SINGLE.probes[3], cause="exception", verdict="FAIL", place=None)
     told = replace(SINGLE, probes=(*SINGLE.probes[:3], elsewhere))
-    assert bisect_words.remark(told, SINGLE.probes[3]) == "same"
-    assert bisect_words.remark(told, elsewhere) == "counts too: FAIL · exception"
+    assert row(told, SINGLE.probes[3], None).remark == "same"
+    assert row(told, elsewhere, None).remark == "counts too: FAIL · exception"
 
 
 def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
-    assert [bisect_words.remark(FLAKY, one)[-6:] for one in FLAKY.probes[1:4]] == ["ayer 7", "1 of 2", "2 of 3"]
+    assert [one.remark[-6:] for one in islice(rows(FLAKY), 1, 4)] == ["ayer 7", "1 of 2", "2 of 3"]
 
 
 @pytest.mark.parametrize(
@@ -178,16 +190,70 @@ def test_each_answer_is_one_sentence(told: BisectReport, sentence: str) -> None:
     assert bisect_words.sentence(told) == sentence
 
 
-def test_a_flaky_answer_says_how_often_and_how_sure() -> None:
+def test_of_neighbours_alone_it_is_said_what_no_range_can_tell_and_each_range_that_passes() -> None:
+    """Nobody has asked whether layers between the ends are needed, and everything else is two ranges."""
+    row = replace(RANGE.subject, in_a_row=True)
+    rests = [probe(row, 20 + n, Purpose.PROOF_GOOD, rest, GOOD) for n, rest in enumerate((range(5, 12), range(8)))]
+    told = replace(
+        RANGE,
+        subject=row,
+        probes=(*(one for one in RANGE.probes if one.purpose is not Purpose.PROOF_GOOD), *rests),
+        answer=replace(RANGE.answer, passing=frozenset(range(8))),
+    )
+    assert bisect_words.sentence(told) == "It hangs with layers 4-8 [4:9], and no smaller range of them."
+    assert list(bisect_words.proven(told))[1:3] == [
+        "with layers 0-7 [0:8] it passes: 2 of 2 under fork and torchrun",
+        "with layers 5-11 [5:12] it passes: 1 of 1 under torchrun",
+    ]
+    two = replace(told, answer=replace(told.answer, items=(4, 6)))
+    assert bisect_words.headline(two) == "layers 4-5 [4:6], all of them together"
+    count = replace(COUNT, subject=row)
+    assert bisect_words.sentence(count) == "It hangs with any 5 layers in a row, wherever they are."
+
+
+def test_a_flaky_answer_says_how_often_by_counts_and_how_sure_it_is() -> None:
     lines = list(answer_lines(FLAKY, RUN_DIR, 100))
     assert lines[0].startswith("ANSWER  layer 7 alone   (NSA_GC_RANGE=7:8)   97 % sure")
-    assert "  often      hangs in about 50 % of runs; 97 % sure" in lines
+    often = "hangs in 1 of 2 runs (1 % to 99 %) with layer 7, in 0 of 1 runs (0 % to 97 %) at the good end"
+    assert bisect_words.how_often(FLAKY) == often
+
+
+def test_another_failure_is_no_run_of_a_frequency() -> None:
+    other = replace(FLAKY.probes[9], n=99, counts_as=DIFFERENT)
+    assert bisect_words.how_often(replace(FLAKY, probes=(*FLAKY.probes, other))) == bisect_words.how_often(FLAKY)
+
+
+def test_what_does_not_depend_is_told_by_the_counts_of_both_ends() -> None:
+    told = SAMPLES["independent"]
+    assert bisect_words.sentence(told).startswith("It does not depend on what was varied: both ends fail alike often")
+    often = "hangs in 5 of 7 runs (29 % to 96 %) at the bad end, in 4 of 7 runs (18 % to 90 %) at the good end"
+    assert bisect_words.how_often(told) == often
 
 
 def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
-    answer = replace(FLAKY.answer, confidence=0.9999, p_bad=0.999)
-    assert bisect_words.sureness(answer) == "99 % sure"
-    assert bisect_words.how_often(replace(FLAKY, answer=answer)) == "hangs in about 99 % of runs"
+    assert bisect_words.sureness(replace(FLAKY.answer, confidence=0.9999)) == "99 % sure"
+
+
+def test_a_probe_that_was_ended_early_is_no_hang() -> None:
+    early = [one for one in rows(SAMPLES["early"]) if one.counts_as is BAD and one.verdict != "HANG"]
+    assert [(one.n, one.verdict, one.took, one.remark) for one in early] == [
+        (4, "wait", "2.1 s", "same wait, ended early"),
+        (6, "wait", "2.1 s", "same wait, ended early"),
+        (7, "wait", "2.1 s", "same wait, ended early"),
+    ]
+
+
+def test_zones_are_told_by_their_first_and_last_value() -> None:
+    told = SAMPLES["zones"]
+    assert bisect_words.zones(told) == "passes up to 95, fails otherwise (exception) from 96 to 215, hangs from 216"
+    commits = SAMPLES["commit"]
+    zones = (
+        Zone(start=0, stop=2, counts_as=GOOD),
+        Zone(start=2, stop=3, counts_as=UNRESOLVED),
+        Zone(start=3, stop=5, counts_as=BAD),
+    )
+    told = replace(commits, answer=replace(commits.answer, zones=zones))
+    assert bisect_words.zones(told) == "passes up to a100, cannot be judged at b200, hangs from c300"
 
 
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
@@ -216,6 +282,33 @@ def test_nothing_to_bisect_claims_no_place_and_no_proof() -> None:
     assert text.startswith("ANSWER  nothing to bisect")
     assert "  place" not in text
     assert "  tells" not in text
+
+
+def test_in_all_is_the_time_that_people_waited() -> None:
+    first, second, third, *_ = SINGLE.probes
+    side_by_side = (
+        replace(first, started_s=1.0, wall_s=4.0),
+        replace(second, started_s=1.5, wall_s=6.0),
+        replace(third, started_s=8.0, wall_s=2.0),  # of a later session: the clock stood in between
+    )
+    told = replace(SINGLE, probes=side_by_side, wall_s=12.0, search_probes=1)
+    assert bisect_words.effort(told) == "1 search probe · 3 probes, 9.0 s in all"
+    unknown = replace(told, probes=(replace(first, started_s=None), *side_by_side[1:]))
+    assert bisect_words.effort(unknown) == "1 search probe · 3 probes, 12.0 s in all"
+    assert ended_s(side_by_side) == 10.0
+
+
+def test_names_stand_in_their_columns_where_they_fit_and_else_hang_from_them() -> None:
+    wide, narrow = (list(Grid(subject=TWO_VARIABLES, width=width).head()) for width in (100, 70))
+    assert [line.rstrip() for line in wide] == ["                variable  NCCL_P2P_DISABLE=1 OMP_NUM_THREADS=4"]
+    assert narrow == [
+        "                variable  1 2",
+        "                          │ └ OMP_NUM_THREADS=4",
+        "                          └ NCCL_P2P_DISABLE=1",
+    ]
+    assert all(ascii_only(line).isascii() and len(ascii_only(line)) == len(line) for line in narrow)
+    many = replace(TWO_VARIABLES, items=TWO_VARIABLES.items * 30, bad_values=("1", "4") * 30, good_values=(None,) * 60)
+    assert "   60  OMP_NUM_THREADS=4" in list(Grid(subject=many, width=100).head())
 
 
 def test_no_screen_guesses() -> None:
@@ -249,6 +342,10 @@ def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -
     ]
 
 
+def _remark(told: BisectReport, one: ProbeReport) -> str:
+    return row(told, one, None).remark
+
+
 def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     subject = THRESHOLD.subject
     slow = Signature(verdict="slow", cause=None, place=None)
@@ -261,13 +358,13 @@ def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     told = bisection(subject, [good, bad], answer, signature=slow)
     with_bad, with_good = subject.describe(range(place + 1)), subject.describe(())
     assert next(bisect_words.proven(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
-    assert bisect_words.remark(told, good) == "30.4 ms a step"
-    assert bisect_words.remark(told, bad) == "1.3 s a step   slow"
+    assert _remark(told, good) == "30.4 ms a step"
+    assert _remark(told, bad) == "1.3 s a step   slow"
     assert bisect_words.place_line(told) == ()
     assert bisect_words.question(told).endswith("is it slow?")
     assert bisect_words.sentence(told).startswith("It is slow with ")
     none = replace(good, counts_as=CountsAs.UNRESOLVED, step_s=None)
-    assert "fewer than two optimizer steps" in bisect_words.remark(told, none)
+    assert "fewer than two optimizer steps" in _remark(told, none)
     assert "three optimizer steps" in bisect_words.what_decides(replace(told, probes=(none,)))
 
 
@@ -299,9 +396,9 @@ def test_every_form_of_a_question_has_its_words() -> None:
 
 def test_every_purpose_has_its_words() -> None:
     told = bisection(TWELVE, [probe(TWELVE, 1, purpose, {7}, BAD) for purpose in Purpose], SINGLE.answer)
-    rows = list(Grid(subject=TWELVE, width=120).rows(told))
-    assert len(rows) == 1 + len(Purpose)
-    steps = {" ".join(row[5:24].split()) for row in rows[1:]}
+    lines = list(Grid(subject=TWELVE, width=120).whole(rows(told)))
+    assert len(lines) == 1 + len(Purpose)
+    steps = {" ".join(line[5:24].split()) for line in lines[1:]}
     assert len(steps) >= len(Purpose) - 6  # controls, edges and re-checks share theirs
     assert all(steps)
 
@@ -354,3 +451,18 @@ def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
     found = bisect_words.failing_probe(replace(SINGLE, probes=(*SINGLE.probes, last)))
     assert found is not None
     assert found.n == 9  # the last proof of layer 7 alone
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"known": (6,), "open": (0, 1)}, "layer 6 is needed; layers 0-1 [0:2] are still open"),
+        ({"known": (2, 6), "open": (4,)}, "layers 2 and 6 are needed; layer 4 is still open"),
+        ({"known": (6,), "open": ()}, "layer 6 is needed; the proof is still open"),
+        ({"open": tuple(range(12))}, "one of layers 6-11 [6:12] is needed; layers 0-11 [0:12] are still open"),
+        ({"open": tuple(range(6, 12))}, "layers 6-11 [6:12] are still open"),
+    ],
+)
+def test_a_search_that_was_cut_short_tells_what_is_needed_and_what_is_open(answer: dict[str, Any], said: str) -> None:
+    told = replace(UNDECIDED, answer=replace(UNDECIDED.answer, **answer))
+    assert bisect_words.open_word(told) == said

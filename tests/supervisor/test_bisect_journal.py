@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from filelock import FileLock
+import pytest
 
 from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.supervisor.bisect.journal import Journal, question_key, unfinished, write_state
+from nsa_harness.supervisor.bisect.journal import (
+    Bookmark,
+    Journal,
+    SearchFolder,
+    bookmark,
+    search_folder,
+)
 from nsa_harness.supervisor.store.rundir import RunDir, create_run
 
 
@@ -53,26 +59,89 @@ def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) ->
     assert [one.n for one in Journal(run).kept] == [1]
 
 
+RESTS_ON = {"train.py": "a1", "helper.py": "b2", "package torch": "2.13 c3"}
+
+
+def _mark(command: str = "nsa-harness bisect x --gc-range", **premises: str) -> Bookmark:
+    return bookmark("q", command, {**RESTS_ON, **premises})
+
+
+def _left(tmp_path: Path, mark: Bookmark, *, ended: bool = False) -> RunDir:
+    """What a search that is over has left."""
+    run = create_run(tmp_path)
+    SearchFolder(run=run, mark=mark, files=dict).write(ended=ended)
+    return run
+
+
+def _begin(tmp_path: Path, mark: Bookmark) -> tuple[Path | None, str]:
+    """The folder that it goes on with, and what it says."""
+    with search_folder(tmp_path, mark, dict) as folder:
+        assert folder.run.search_state.exists()
+        return folder.run.path if folder.goes_on else None, folder.note
+
+
 def test_the_newest_unfinished_bisection_of_the_same_question_is_gone_on_with(tmp_path: Path) -> None:
-    mine, other, ended = create_run(tmp_path), create_run(tmp_path), create_run(tmp_path)
-    write_state(mine, "k1", "q", "c", ended=False)
-    write_state(other, "k2", "q", "c", ended=False)
-    write_state(ended, "k1", "q", "c", ended=True)
-    found = unfinished(tmp_path, "k1")
-    assert found is not None
-    assert found.path == mine.path
-    assert unfinished(tmp_path, "k3") is None
+    same = {_left(tmp_path, _mark()).path, _left(tmp_path, _mark()).path}
+    _left(tmp_path, _mark("nsa-harness bisect y --gc-range", **{"train.py": "other"}))
+    _left(tmp_path, _mark(), ended=True)
+    assert _begin(tmp_path, _mark()) == (max(same), "")
+
+
+def test_a_search_that_has_ended_does_not_go_on(tmp_path: Path) -> None:
+    _left(tmp_path, _mark(), ended=True)
+    assert _begin(tmp_path, _mark()) == (None, "")
+
+
+def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> None:
+    run = _left(tmp_path, _mark())
+    said = f"helper.py and package torch have changed since the search in {run.path}; a new search begins"
+    assert _begin(tmp_path, _mark(**{"helper.py": "b3", "package torch": "2.14 d4"})) == (None, said)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("nsa-harness bisect x --gc-range --budget 20m", True),
+        ("nsa-harness bisect x --gc-range --json --budget=2h", True),
+        ("nsa-harness bisect x --gc-range=0:4", False),
+        ("nsa-harness bisect 'x", False),
+    ],
+)
+def test_of_another_command_nothing_is_expected_to_go_on(tmp_path: Path, typed: str, said: bool) -> None:
+    _left(tmp_path, _mark())
+    assert bool(_begin(tmp_path, _mark(typed, **{"helper.py": "b3"}))[1]) is said
+
+
+def test_it_goes_on_whichever_way_the_same_question_is_typed(tmp_path: Path) -> None:
+    run = _left(tmp_path, _mark())
+    assert _begin(tmp_path, _mark("nsa-harness bisect x --gc-range --budget 20m")) == (run.path, "")
 
 
 def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
-    run = create_run(tmp_path)
-    write_state(run, "k1", "q", "c", ended=False)
-    with FileLock(run.lock):
-        assert unfinished(tmp_path, "k1") is None
-    run.search_state.write_text("{")
-    assert unfinished(tmp_path, "k1") is None
+    run = _left(tmp_path, _mark())
+    with search_folder(tmp_path, _mark(), dict) as first:
+        assert first.run.path == run.path
+        goes_on, note = _begin(tmp_path, _mark())
+    assert goes_on is None
+    assert note == f"{run.path} is another search for the same, still running; this one begins beside it"
 
 
-def test_another_question_has_another_key() -> None:
-    assert question_key("a", 1) == question_key("a", 1)
-    assert question_key("a", 1) != question_key("a", 2)
+def test_a_bookmark_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    _left(tmp_path, _mark()).search_state.write_text("{")
+    assert _begin(tmp_path, _mark()) == (None, "")
+
+
+def test_what_the_first_probe_has_changed_is_the_programs_own_and_what_follows_an_edit(tmp_path: Path) -> None:
+    files = {"train.py": "a1", "loss.csv": "e5"}
+    with search_folder(tmp_path, _mark(**{"loss.csv": "e4"}), lambda: files) as folder:
+        folder.leave_out_written()
+        files["loss.csv"] = "e6"
+        assert folder.edited() == ()
+        files["train.py"] = "a2"
+        assert folder.edited() == ("train.py",)
+    assert _begin(tmp_path, _mark(**{"loss.csv": "e7"}))[0] == folder.run.path
+
+
+def test_no_secret_of_the_command_is_kept(tmp_path: Path) -> None:
+    run = _left(tmp_path, _mark("nsa-harness bisect train.py -- --api-key=hunter2hunter2"))
+    assert "hunter2" not in run.search_state.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 from contextlib import closing
 from dataclasses import replace
@@ -23,6 +24,7 @@ from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
+from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
@@ -54,8 +56,10 @@ def _script(question: Invocation, *args: str) -> Invocation:
 
 def _request(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> BisectRequest:  # noqa: B008
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
+    templates = templates.checked(subject)
+    subject = replace(subject, in_a_row=templates.in_a_row)
     return BisectRequest(
-        question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
+        question=question, subject=subject, templates=templates, base_args=arguments_of(question),
         wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
         probe="full", command="",
     )  # fmt: skip
@@ -129,16 +133,37 @@ def test_a_configuration_that_makes_no_launch_says_why(typed):
 
 
 def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_environment(typed):
-    templates = parse_templates(["--gc-layers={layers}"], ["GC={range}"])
+    templates = parse_templates(["--gc-layers={layers}"], ["GC=on {layers}"])
     launches = _launches(_script(typed, "--steps", "3"), SubjectOptions(gc_range="0:8"), templates)
     spec = launches.spec((4, 5))
     assert spec.program == ("train.py", "--steps", "3", "--gc-layers=4,5")
-    assert dict(spec.env)["GC"] == "4:6"
+    assert dict(spec.env)["GC"] == "on 4,5"
     assert launches.spec(()).program[-1] == "--gc-layers="
+    assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
+    assert question_of(launches.request).kind is QuestionKind.SET
+
+
+@pytest.mark.parametrize("args", [("--gc={range}",), ("--gc={range}/{layers}", "--list={layers}")])
+def test_a_program_that_takes_a_range_is_asked_for_neighbours_only(typed, args):
+    launches = _launches(_script(typed), SubjectOptions(gc_range="2:8"), parse_templates(args, ["GC={range}"]))
+    assert question_of(launches.request).kind is QuestionKind.RANGE
+    assert launches.subject.question == "layers in [2,8), only in a row"
+    assert dict(launches.spec((2, 3)).env)["GC"] == "4:6"
     assert dict(launches.spec(()).env)["GC"] == "0:0"
+    typed_words = shlex.split(str(launches.command((2, 3), None)))
+    filled = [word.format(range="4:6", layers="4,5") for word in args]
+    assert typed_words[5:] == ["run.env.GC='4:6'", "--", *filled]
     with pytest.raises(CannotLaunch, match="are no range"):
         launches.spec((1, 4))
-    assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
+
+
+def test_of_a_program_that_takes_both_the_list_is_searched_and_the_range_left_out(typed):
+    templates = parse_templates(["--gc-layers={layers}", "--gc={range}"], ["GC={range}"])
+    launches = _launches(_script(typed), SubjectOptions(gc_range="0:8"), templates)
+    assert question_of(launches.request).kind is QuestionKind.SET
+    spec = launches.spec((1, 4))
+    assert (spec.program, "GC" in dict(spec.env)) == (("train.py", "--gc-layers=1,4"), False)
+    assert spec.notes[-1] == "{layers} says any choice of layers, so what has {range} in it is left out"
 
 
 def test_the_command_for_people_repeats_a_script_with_its_words(typed):
@@ -458,7 +483,10 @@ def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed
     request = replace(launches.request, fork=False, wanted=parse_outcome("slow"))
     assert question_of(request).baseline == 3
     assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
-    with bisect._open(request, create_run(typed.working_dir), launches, FACTS) as search:
+    with (
+        search_folder(typed.working_dir, bookmark("", "", {}), dict) as folder,
+        bisect._open(request, folder, launches, FACTS) as search,
+    ):
         for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
             assert search.slow_from_s is None
             search._learn(_good(n, step_s))
@@ -485,6 +513,10 @@ def test_a_rate_is_compared_with_nothing_side_by_side_and_in_a_choice_only_with_
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
     launches = _launches(typed, SubjectOptions(gc_range="auto"))
     request = replace(launches.request, fork=False)
-    with bisect._open(request, create_run(typed.working_dir), launches, FACTS) as search:
+    mark = bookmark("", "", {})
+    with (
+        search_folder(typed.working_dir, mark, dict) as folder,
+        bisect._open(request, folder, launches, FACTS) as search,
+    ):
         search.screen.lost_terminal()
         assert search.interruption.count == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from nsa_harness.core.bisect.question import Subset
 
@@ -30,13 +30,17 @@ class Chain:
 
     def shortest_around(self, subset: Subset) -> int:
         """The shortest set of the chain that `subset` lies in; one more than there are if none does."""
-        lengths = {item: length for length, item in enumerate(self.order, start=1)}
-        return max((lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
+        return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
         """None if it is no set of the chain."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
+
+    @cached_property
+    def _lengths(self) -> dict[int, int]:
+        """The first length that holds each item."""
+        return {item: length for length, item in enumerate(self.order, start=1)}
 
 
 _LARGEST_EXACT = 128  # the table grows with the square of the gap; above this its proportions are close enough

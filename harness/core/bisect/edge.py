@@ -70,6 +70,13 @@ class Certain:
         for answers, lack in zip(known, lacking, strict=True):
             yield together([*answers, *(next(fresh) for _ in range(lack))])
 
+    def failed(self) -> Iterable[Subset]:
+        """What was seen to fail."""
+        return [one.subset for one in self._oracle.observations if one.counts_as is BAD]
+
+    def make_sure(self, confidence: float) -> None:
+        """Each answer holds once it was given."""
+
     def _known(self, chain: Chain) -> tuple[int, int]:
         """The longest set that must pass and the shortest that must fail, after all that was asked."""
         seen = self._oracle.observations

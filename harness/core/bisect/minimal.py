@@ -71,6 +71,9 @@ def _unjudged(oracle: Oracle, members: Subset) -> Subset:
     return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
+_PASSES_AGAIN = 3  # in all
+
+
 class SetJudge(Protocol):
     """Who says what sets count as: at once and for good, or after repeating."""
 
@@ -87,6 +90,8 @@ class Judge(SetJudge, Protocol):
     """Who also finds where a chain begins to fail."""
 
     def edge(self, chain: Chain, purpose: Purpose) -> int: ...
+    def failed(self) -> Iterable[Subset]: ...  # what is known to fail so far
+    def make_sure(self, confidence: float) -> None: ...  # of all claims proven so far together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +116,18 @@ def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
 
     One item is decided first, then both ends: to reduce a wide range item by item is dear.
     """
+    span = stretch(judge, pool)
+    return _inside(judge, span) if len(span) > 1 else frozenset(span)
+
+
+def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
+    """The neighbours in a pool that fails, from the last one needed back to the first: an item alone, or both ends."""
     right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right - 1]})
     if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
-        return last
+        return pool[right - 1 : right]
     left = right - 1 - judge.edge(Chain(base=last, order=pool[: right - 1][::-1]), Purpose.LEFT_EDGE)
-    return _inside(judge, pool[left:right])
+    return pool[left:right]
 
 
 def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
@@ -148,14 +159,16 @@ def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
     """
     while len(members) > 1:
         dropped = _dropped(members, sample)
-        spare, kept, unjudged = _spare(judge, members, dropped, -(-sample // len(dropped)))
+        spare, kept, unjudged = first_spare(judge, members, dropped, -(-sample // len(dropped)))
         if spare is None:
             return FailingSet(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
         members = reduced(judge, members - {spare}, kept)
     return FailingSet(members=members)
 
 
-def _spare(judge: Judge, members: Subset, dropped: Sequence[int], times: int) -> tuple[int | None, Subset, Subset]:
+def first_spare(
+    judge: SetJudge, members: Subset, dropped: Sequence[int], times: int
+) -> tuple[int | None, Subset, Subset]:
     """The first member without which it still fails, those that are needed, and those of which nothing is known."""
     without = [members - {member} for member in dropped]
     kept, unjudged = set[int](), set[int]()
@@ -185,10 +198,15 @@ def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sampl
     others = [other for other in _scattered(among, count, sample + 1) if other != members][:sample]
     smaller = _scattered(among, count - 1, sample) if count > 1 else []
     return (
-        fails(judge, others[0], Purpose.ELSEWHERE, among)
-        and all(answer is CountsAs.BAD for answer in judge.each(others[1:], Purpose.AS_MANY, among))
+        _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
+        and all(_fails_after_all(judge, other, Purpose.AS_MANY, among) for other in others[1:])
         and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
     )
+
+
+def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
+    """One that passes makes the answer another: it is asked again, for a flaky run passes by chance."""
+    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSES_AGAIN)
 
 
 def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:

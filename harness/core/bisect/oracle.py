@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -30,6 +31,7 @@ class Oracle:
         self.units = units(question)
         self.observations: list[ProbeAnswer] = []
         self._answers: dict[Subset, list[CountsAs]] = {}
+        self._counts = Counter[tuple[Subset, CountsAs]]()
         self._probe = probe
 
     @property
@@ -65,6 +67,14 @@ class Oracle:
         """What it counted as, each time it was asked."""
         return list(self._answers.get(subset, ()))
 
+    def asked(self) -> Iterable[Subset]:
+        """Each set that was asked."""
+        return self._answers.keys()
+
+    def count(self, subset: Subset, counts_as: CountsAs) -> int:
+        """How often it counted as that."""
+        return self._counts[subset, counts_as]
+
     def implied(self, subset: Subset) -> CountsAs | None:
         """What it must count as if more items never turn bad into good; None if nothing asked tells."""
         if any(seen.counts_as is BAD and seen.subset <= subset for seen in self.observations):
@@ -83,6 +93,7 @@ class Oracle:
         for subset, counts_as in zip(batch, answers, strict=True):
             self.observations.append(ProbeAnswer(subset=subset, counts_as=counts_as))
             self._answers.setdefault(subset, []).append(counts_as)
+            self._counts[subset, counts_as] += 1
         return answers
 
     def _span(self, units: Iterable[int]) -> tuple[int, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import ceil, log2
 
 from nsa_harness.core.bisect.chain import Chain, depth, probes_at_worst
 from nsa_harness.core.bisect.choice import among_values, most_rounds
+from nsa_harness.core.bisect.contiguous import all_windows_asked, only_the_length, rests, shortest, shrunk
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
     FailingSet,
@@ -21,27 +23,36 @@ from nsa_harness.core.bisect.minimal import (
     minimal,
     only_the_number,
     standing_out,
+    stretch,
 )
-from nsa_harness.core.bisect.noisy import Noisy, Unsettled, tries
+from nsa_harness.core.bisect.noisy import Noisy, Unsettled
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, units
 from nsa_harness.core.bisect.question import (
     AnswerKind,
     CountsAs,
     OutOfBudget,
     Probe,
+    ProbeAnswer,
     Purpose,
     QuestionKind,
     SearchAnswer,
     SearchQuestion,
     Subset,
 )
-from nsa_harness.core.statistics import Separation
+from nsa_harness.core.statistics import Separation, tries
 
-_RAREST = 0.2  # a bad end that fails less often may be taken for a good one
+_SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
+_MOST_UNJUDGED = 5  # of an end, beside as many as were judged
+_ATTEMPTS = 4  # among flaky runs, before the last one says why it is not decided
+_FEWEST_PAIRS, _MOST_PAIRS = (
+    20,
+    100,
+)  # of runs of both ends, before they are said to fail alike often, or to be too close
+# In all, of what is said to fail, and of all but that: a program in which something else fails now and then has made
+# fewer of them believable by chance.
+_SEEN_FAILING, _SEEN_PASSING = 3, 2
 _HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
-_ENOUGH_FAILURES = 3  # to know how often the bad end fails
 _FAILED = (BAD, CountsAs.DIFFERENT)
-_MOST_CONTROLS = 60  # at which a failure in one of twenty runs has shown three times
 
 
 def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
@@ -62,31 +73,37 @@ def _between_ends(oracle: Oracle) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
     if oracle.question.kind is QuestionKind.CHOICE:
         return among_values(oracle)
-    often = [frozenset[int]()] * oracle.question.baseline
-    good_ends = oracle.ask(often, Purpose.CONTROL_GOOD, oracle.everything)
-    good_end = next((one for one in good_ends if one is not GOOD), GOOD)
+    if oracle.question.flaky:
+        return _among_flaky_runs(oracle, _gallop(oracle) or oracle.everything)
+    list(oracle.ask([frozenset()] * (oracle.question.baseline - 1), Purpose.CONTROL_GOOD, oracle.everything))
+    good_end = _control(oracle, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return so_far(oracle, f"the good end is not good: it {_says(good_end)}")
+        return so_far(oracle, f"the good end is not good: it {_says(good_end)}{_so_often(oracle, frozenset())}")
     end = _gallop(oracle) or oracle.everything
     failed = [counts_as for counts_as in oracle.answers(frozenset(end)) if counts_as in _FAILED]
-    bad_end = failed[0] if failed else _control_bad(oracle)
+    bad_end = failed[0] if failed else _control(oracle, frozenset(end), Purpose.CONTROL_BAD, BAD)
     if bad_end is GOOD:
-        times = len(oracle.answers(frozenset(end)))
-        why = f"the bad end was good {times} of {times} times: nothing to bisect, unless it fails in less than"
-        return SearchAnswer(
-            kind=AnswerKind.NONE,
-            confidence=oracle.question.confidence,
-            why=f"{why} {_RAREST:.0%}",
-            passing=oracle.items(oracle.everything),
-        )
+        return _never_failing(oracle, frozenset(end))
     if bad_end is not BAD:
-        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}")
+        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}{_so_often(oracle, frozenset(end))}")
     return _searched(oracle, end)
+
+
+def _never_failing(oracle: Oracle, end: Subset) -> SearchAnswer:
+    """Where the good end has failed, it is no surprise that the bad one may."""
+    times, confidence = len(oracle.answers(end)), oracle.question.confidence
+    rarer = 1 - (1 - confidence) ** (1 / times)
+    return SearchAnswer(
+        kind=AnswerKind.NONE,
+        confidence=confidence,
+        why=f"the bad end passed {times} of {times}: never seen failing; it may in less than {rarer:.0%} of runs",
+        passing=oracle.items(end),
+    )
 
 
 def _searched(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
-    if GOOD in oracle.answers(frozenset(end)):
+    if BAD in oracle.answers(frozenset()) or GOOD in oracle.answers(frozenset(end)):
         return _among_flaky_runs(oracle, end)
     try:
         return _proven(oracle, Certain(oracle), end)
@@ -100,7 +117,13 @@ def _proven(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     ordered = oracle.question.kind is QuestionKind.ORDERED
     answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
     _recheck(judge, end)
-    return answer
+    judge.make_sure(_with_half_the_doubt(oracle.question))
+    return replace(answer, confidence=answer.confidence * judge.sure)
+
+
+def _with_half_the_doubt(question: SearchQuestion) -> float:
+    """What is proven and what a sample stands for have half of it each."""
+    return 1 - (1 - question.confidence) / 2
 
 
 def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
@@ -112,7 +135,6 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
         items=(length,),
-        confidence=judge.sure,
         p_bad=judge.rate,
         passing=oracle.items(range(length - 1)),
         failing=oracle.items(range(length)),
@@ -121,7 +143,9 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
 
 def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
-    sample = tries(_HALF, oracle.question.confidence)
+    if oracle.question.kind is QuestionKind.RANGE:
+        return _ranges(oracle, judge)
+    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
     sampled = 1 - _HALF**sample
     found: list[FailingSet] = []
     rest, counts_as = oracle.everything, BAD
@@ -129,10 +153,48 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
         members = standing_out(judge, rest)
         if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
             return _number(oracle, judge, members, sampled)
-        found.append(_smallest(oracle, judge, members, sample))
+        found.append(_proven_alone(oracle, judge, minimal(judge, members, sample)))
         rest = tuple(unit for unit in rest if unit not in found[-1].members)
         counts_as = _rest(oracle, judge, rest)
+        if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
+            # It shares members with what was found. Did it fail by chance?
+            _must_fail(oracle, judge, other)
+            rest, counts_as = tuple(sorted(other)), BAD
     return of_culprits(oracle, judge, found, counts_as is GOOD, sampled)
+
+
+def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
+    """The smallest set that fails though it holds nothing of what was found."""
+    others = (one for one in judge.failed() if not any(culprit.members <= one for culprit in found))
+    return min(others, key=_order, default=None)
+
+
+def _ranges(oracle: Oracle, judge: Judge) -> SearchAnswer:
+    """As `_culprits`, but what is found can only be taken out with all on one side of its first or its last."""
+    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
+    counts_as = cache(partial(_rest, oracle, judge))
+    found: list[FailingSet] = []
+    failing: Subset | None = frozenset(oracle.everything)
+    while failing is not None:
+        members = frozenset(stretch(judge, tuple(sorted(failing))))
+        if not found and only_the_length(judge, members, len(oracle.units), sample):
+            whole = all_windows_asked(len(oracle.units), len(members), sample)
+            return _number(oracle, judge, members, 1.0 if whole else 1 - _HALF**sample)
+        new = _proven_alone(oracle, judge, shortest(judge, members, sample))
+        found = [*(one for one in found if not new.members <= one.members), new]
+        failing = next((rest for rest in _rests(oracle, found) if counts_as(rest) is BAD), None)
+        if failing is None and (failing := _unexplained(judge, found)) is not None:
+            _must_fail(oracle, judge, failing)
+    passed = all(counts_as(rest) is GOOD for rest in _rests(oracle, found))
+    return of_culprits(oracle, judge, sorted(found, key=lambda one: min(one.members)), passed, 1.0)
+
+
+def _rests(oracle: Oracle, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
+    """Everything but the culprits: what is asked to pass if there is nothing else."""
+    culprits = [culprit.members for culprit in found]
+    if oracle.question.kind is QuestionKind.RANGE:
+        return rests(len(oracle.units), culprits)
+    return (frozenset(oracle.everything).difference(*culprits),)
 
 
 def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
@@ -142,16 +204,15 @@ def _number(oracle: Oracle, judge: Judge, first: Subset, sampled: float) -> Sear
     return SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(len(first),),
-        confidence=judge.sure * sampled,
+        confidence=sampled,
         p_bad=judge.rate,
-        why="not all sets of the size were asked, but a sample",
+        why="" if sampled == 1 else "not all sets of the size were asked, but a sample",
         passing=oracle.items(range(1, len(first))),
         failing=oracle.items(range(len(first))),
     )
 
 
-def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> FailingSet:
-    culprit = minimal(judge, members, sample)
+def _proven_alone(oracle: Oracle, judge: Judge, culprit: FailingSet) -> FailingSet:
     _must_fail(oracle, judge, culprit.members)
     if culprit.unjudged:
         raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
@@ -159,11 +220,12 @@ def _smallest(oracle: Oracle, judge: Judge, members: Subset, sample: int) -> Fai
 
 
 def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=oracle.question.repeat):
+    lacking = _SEEN_FAILING - oracle.answers(subset).count(BAD)
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=max(oracle.question.repeat, lacking)):
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = 1) -> CountsAs:
+def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = _SEEN_PASSING) -> CountsAs:
     return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
 
 
@@ -192,19 +254,15 @@ def _gallop(oracle: Oracle) -> tuple[int, ...] | None:
     return None if found is None else oracle.everything[:found]
 
 
-def _control_bad(oracle: Oracle) -> CountsAs:
-    """Good only after enough repetitions: a failure that is rare is still one."""
-    everything = frozenset(oracle.everything)
-    first = next(oracle.ask([everything], Purpose.CONTROL_BAD, everything))
-    if first is not GOOD:
+def _control(oracle: Oracle, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
+    """What an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
+    first = next(oracle.ask([end], purpose, oracle.everything))
+    if first in (expected, CountsAs.UNRESOLVED):
         return first
-    more = tries(_RAREST, oracle.question.confidence) - 1
-    again: list[CountsAs] = []
-    for counts_as in oracle.ask([everything] * more, Purpose.CONTROL_BAD, everything):
-        again.append(counts_as)
-        if counts_as is BAD:
-            return BAD
-    return next((counts_as for counts_as in again if counts_as is not GOOD), GOOD)
+    for counts_as in oracle.ask([end] * (oracle.question.controls - 1), purpose, oracle.everything):
+        if counts_as in (expected, CountsAs.UNRESOLVED):
+            return counts_as
+    return next(counts_as for counts_as in (*oracle.answers(end), first) if counts_as is not expected)
 
 
 def _changes(oracle: Oracle, seen: Contradicted) -> bool:
@@ -218,18 +276,63 @@ def _changes(oracle: Oracle, seen: Contradicted) -> bool:
 
 
 def _among_flaky_runs(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
-    """How often the bad end fails is measured first: it decides how much a run that passes tells."""
+    """Nothing is searched before the bad end is seen to fail more often than the good one, and not just by chance."""
     failing = frozenset(end)
-    while oracle.answers(failing).count(BAD) < _ENOUGH_FAILURES:
-        if len(oracle.answers(failing)) >= _MOST_CONTROLS:
-            raise Unsettled("the bad end fails in less than one of twenty runs: make it fail more often first")
-        next(oracle.ask([failing] * oracle.question.at_once, Purpose.CONTROL_BAD, failing))
-    # A single wrong turn among so many ends in a proof that fails. The next attempt starts from all that was seen.
-    doubt = (1 - oracle.question.confidence) / 2
-    for stricter in (1, 5):
+    if (alike := _alike(oracle, failing)) is not None:
+        return alike
+    doubt = (1 - oracle.question.confidence) / 4
+    for attempt in range(_ATTEMPTS):
+        # A single wrong turn ends in a proof that fails. The next attempt starts from all that was seen.
         with suppress(Unsettled):
-            return _proven(oracle, Noisy(oracle, failing, doubt / stricter), end)
-    return _proven(oracle, Noisy(oracle, failing, doubt / 25), end)
+            return _proven(oracle, Noisy(oracle, failing, doubt / 2**attempt), end)
+    return _proven(oracle, Noisy(oracle, failing, doubt / 2**_ATTEMPTS), end)
+
+
+def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
+    """Both ends in pairs, until their rates are apart: None, or what there is to say instead."""
+    confidence = oracle.question.confidence
+    separation, taken = Separation(), 0
+    while not separation.shown(confidence):
+        good, bad = (_judged(oracle, subset) for subset in (frozenset[int](), end))
+        if taken < min(len(good), len(bad)):
+            separation.learn(good[taken] is BAD, bad[taken] is BAD)
+            taken += 1
+            continue
+        if separation.pairs >= _FEWEST_PAIRS and separation.no_more_than(
+            _SMALLEST_DIFFERENCE, _with_half_the_doubt(oracle.question)
+        ):
+            if not separation.first_bad:
+                raise Unsettled(f"it fails too seldom to search for what it takes: {_counts(separation)}")
+            return SearchAnswer(
+                kind=AnswerKind.INDEPENDENT,
+                confidence=confidence,
+                why=f"{_counts(separation)}; a difference of {_SMALLEST_DIFFERENCE:.0%} or more would have shown",
+            )
+        if taken >= _MOST_PAIRS:
+            raise Unsettled(f"too little to tell the ends apart: {_counts(separation)}")
+        if any(len(oracle.answers(subset)) > 2 * taken + _MOST_UNJUDGED for subset in (frozenset[int](), end)):
+            raise Unsettled(f"one end mostly cannot be judged: {_counts(separation)}")
+        lacking = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == taken)
+        lacking += [(end, Purpose.CONTROL_BAD)] * (len(bad) == taken)
+        for subset, purpose in lacking:
+            list(oracle.ask([subset], purpose, end))
+    if separation.first_bad > separation.second_bad:
+        raise Unsettled(f"the good end fails more often than the bad one: {_counts(separation)}")
+    return None
+
+
+def _judged(oracle: Oracle, subset: Subset) -> list[CountsAs]:
+    return [counts_as for counts_as in oracle.answers(subset) if counts_as in (GOOD, BAD)]
+
+
+def _counts(seen: Separation) -> str:
+    return f"the bad end failed {seen.second_bad} of {seen.pairs} times, the good end {seen.first_bad} of {seen.pairs}"
+
+
+def _so_often(oracle: Oracle, end: Subset) -> str:
+    """ ", 3 of 3 times", where it was asked more than once."""
+    times = len(oracle.answers(end))
+    return "" if times == 1 else f", {times} of {times} times"
 
 
 def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
@@ -237,7 +340,8 @@ def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=len)
-    return _literally(oracle, end, failing, "more items may pass where fewer fail, and what decides cannot be judged")
+    why = "more items may pass where fewer fail, and what decides cannot be judged"
+    return _literally(oracle, end, failing, why, _ONLY_WHAT_WAS_ASKED)
 
 
 def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
@@ -245,18 +349,26 @@ def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> Sea
     why = "between what passes and what fails, the rest was neither good nor bad"
     if oracle.question.kind is QuestionKind.ORDERED:
         raise Unsettled(why, gap.failing - gap.passing)
-    return _literally(oracle, end, gap.failing, why)
+    return _literally(oracle, end, gap.failing, why, "")
 
 
-def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str) -> SearchAnswer:
-    culprit = ddmin(oracle, failing)
+def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
+    ranges = oracle.question.kind is QuestionKind.RANGE
+    culprit = shrunk(oracle, failing) if ranges else ddmin(oracle, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
     literal = Literal(oracle)
     _must_fail(oracle, literal, culprit.members)
-    rest_passes = _rest(oracle, literal, frozenset(oracle.everything) - culprit.members) is GOOD
+    passed = [_rest(oracle, literal, rest) is GOOD for rest in _rests(oracle, [culprit])]
     _recheck(literal, end)
-    return of_culprits(oracle, literal, [culprit], rest_passes, 1.0)
+    if any(not _fits(seen, culprit) for seen in oracle.observations):
+        caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
+    return of_culprits(oracle, literal, [culprit], all(passed), 1.0, caveat)
+
+
+def _fits(seen: ProbeAnswer, culprit: FailingSet) -> bool:
+    """Whether it ended as it must if nothing else than the culprit fails."""
+    return seen.counts_as is not (GOOD if culprit.members <= seen.subset else BAD)
 
 
 def _says(counts_as: CountsAs) -> str:
@@ -274,50 +386,75 @@ def so_far(oracle: Oracle, why: str, open_units: Subset = frozenset()) -> Search
     passed = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
     inside = [subset for subset in passed if failing is None or subset < failing]
     passing = max(inside, key=len, default=None)
-    between = (frozenset(oracle.everything) if failing is None else failing) - (passing or frozenset())
+    known = _needed(oracle, failing)
+    within = frozenset(oracle.everything) if failing is None else failing
+    ordered = oracle.question.kind is QuestionKind.ORDERED
+    left = within - (passing or frozenset()) if ordered else within - known
     return SearchAnswer(
         kind=AnswerKind.UNDECIDED,
         confidence=0.0,
         why=why,
-        open=tuple(sorted(oracle.items(open_units or between))),
+        open=tuple(sorted(oracle.items(open_units - known or left))),
+        known=() if ordered else tuple(sorted(oracle.items(known))),
         passing=None if passing is None else oracle.items(passing),
         failing=None if failing is None else oracle.items(failing),
     )
 
 
+def _needed(oracle: Oracle, failing: Subset | None) -> Subset:
+    """Of a set that fails, those without which it passes; none are known where answers contradict each other."""
+    bad = [seen.subset for seen in oracle.observations if seen.counts_as is BAD]
+    good = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
+    contradicted = oracle.question.flaky or any(fails <= passes for fails in bad for passes in good)
+    if failing is None or contradicted:
+        return frozenset()
+    return frozenset().union(*(failing - passes for passes in good if len(failing - passes) == 1))
+
+
 def of_culprits(
-    oracle: Oracle, judge: SetJudge, found: Sequence[FailingSet], rest_passes: bool, sample_confidence: float
+    oracle: Oracle,
+    judge: SetJudge,
+    found: Sequence[FailingSet],
+    rest_passes: bool,
+    sample_confidence: float,
+    caveat: str = "",
 ) -> SearchAnswer:
     """One or several culprits, each proven to fail alone. If the rest was not seen to pass there may be more."""
     groups = tuple(oracle.items(culprit.members) for culprit in found)
-    confidence = judge.sure * (sample_confidence if any(culprit.sampled for culprit in found) else 1.0)
     kind, items = _shape(groups)
     return SearchAnswer(
         kind=kind,
         items=items,
         groups=groups if len(groups) > 1 else (),
-        confidence=confidence if rest_passes else confidence / 2,
+        confidence=sample_confidence if any(culprit.sampled for culprit in found) else 1.0,
         p_bad=judge.rate,
-        why=_caveat(found, rest_passes),
-        passing=_passing(oracle, found, rest_passes),
+        why=caveat or _caveat(oracle, found, rest_passes),
+        passing=_passing(oracle, found),
         failing=groups[0],
     )
 
 
-def _caveat(found: Sequence[FailingSet], rest_passes: bool) -> str:
+def _caveat(oracle: Oracle, found: Sequence[FailingSet], rest_passes: bool) -> str:
     if not rest_passes:
         return "everything but the answer was not seen to pass, so there may be more"
     if any(culprit.sampled for culprit in found):
         return "not each member was taken away by itself, but both ends and a sample"
+    if oracle.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in found):
+        return "no smaller range in it fails; whether it takes all that lies between its ends, no range can tell"
     return ""
 
 
-def _passing(oracle: Oracle, found: Sequence[FailingSet], rest_passes: bool) -> Subset:
-    """Everything but the answer; where that does not pass, the answer without one member."""
-    guilty = frozenset[int]().union(*(culprit.members for culprit in found))
-    if rest_passes:
-        return oracle.items(frozenset(oracle.everything) - guilty)
-    return oracle.items(sorted(found[0].members)[1:])
+_ONLY_WHAT_WAS_ASKED = (
+    "without any one of its members it no longer fails, but other sets may: more items pass where fewer fail"
+)
+
+
+def _passing(oracle: Oracle, found: Sequence[FailingSet]) -> Subset | None:
+    """The most of everything but the answer that was seen to pass, else the answer without a member; else None."""
+    rests_first = sorted(_rests(oracle, found), key=len, reverse=True)
+    without = (culprit.members - {member} for culprit in found for member in sorted(culprit.members))
+    seen = (subset for subset in (*rests_first, *without) if GOOD in oracle.answers(subset))
+    return next(map(oracle.items, seen), None)
 
 
 def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
@@ -373,11 +510,20 @@ def _ordered_cases(question: SearchQuestion) -> tuple[Case, ...]:
 def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
     stages = {stage.name: stage.probes for stage in worst_case(question)}
     whole = at_most(worst_case(question))
+    ranges = question.kind is QuestionKind.RANGE
     # One prefix search, the item by itself, whether another item does as well, both proofs.
-    alone = stages["controls"] + stages["right edge"] + 2 + 2 * question.repeat + stages["controls again"]
+    proofs = _to_fail(question) + (1 + ranges) * max(question.repeat, _SEEN_PASSING)
+    alone = stages["controls"] + stages["right edge"] + 2 + proofs + stages["controls again"]
     one = Case(name="one alone is enough", probes=min(alone, whole))
     if len(units(question)) == 1:
         return (one,)
+    if ranges:
+        return (
+            one,
+            Case(name="all of a range together", probes=whole),
+            Case(name="each more range that is enough by itself", probes=stages["next range"], more=True),
+            Case(name="only the length counts", probes=whole + stages["sizes"]),
+        )
     return (
         one,
         Case(name="two or a range together", probes=whole),
@@ -388,15 +534,16 @@ def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
 
 
 def _flaky(question: SearchQuestion, rate: float) -> int:
-    """Expected where what should fail does so at that rate, and what should pass passes.
+    """Expected where what should fail does so at that rate, the bad end was seen to, and what should pass passes.
 
     Until both ends differ, then the bits of one place among all and of the doubt that may be left, by what a run tells
-    (the capacity of a Z-channel), then each proof until a failure would have shown.
+    (the capacity of a Z-channel), then each proof until a failure would have shown: of a set also of an item by itself.
     """
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
     bits = log2(len(units(question))) + log2(1 / doubt) / 2
     proofs = ceil(1 / rate) + tries(rate, question.confidence)
+    proofs *= 1 if question.kind is QuestionKind.ORDERED else 2
     return ceil(ends + bits / _bits_a_run(rate) + proofs)
 
 
@@ -426,9 +573,7 @@ class Stage:
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
     """For answers that hold: runs that turn out flaky or contradict each other take more."""
-    if question.kind is QuestionKind.CHOICE:
-        return _choice(question)
-    return _ordered(question) if question.kind is QuestionKind.ORDERED else _set(question)
+    return _STAGES[question.kind](question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
@@ -449,19 +594,23 @@ def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="controls", probes=question.baseline + (0 if gallop else 1)),
         *([Stage(name="gallop", probes=gallop)] if gallop else []),
         Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
-        Stage(name="proof", probes=question.repeat + max(question.repeat, tries(0.5, question.confidence) - 1)),
+        Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
         Stage(name="controls again", probes=2),
     )
+
+
+def _to_fail(question: SearchQuestion) -> int:
+    return max(question.repeat, _SEEN_FAILING)
 
 
 def _set(question: SearchQuestion) -> tuple[Stage, ...]:
     total = len(units(question))
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
-    sample = tries(0.5, question.confidence)
+    sample = tries(_HALF, _with_half_the_doubt(question))
     # Each member of few is dropped more than once, of many a sample and both ends.
     needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
-    proof = 2 * question.repeat + needed
+    proof = _to_fail(question) + max(question.repeat, _SEEN_PASSING) + needed
     return (
         Stage(name="controls", probes=question.baseline + 1),
         Stage(name="right edge", probes=right),
@@ -473,3 +622,30 @@ def _set(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
         Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
     )
+
+
+def _range(question: SearchQuestion) -> tuple[Stage, ...]:
+    right = probes_at_worst(question.items, question.at_once)
+    left = probes_at_worst(max(question.items - 1, 1), question.at_once)
+    sample = tries(_HALF, _with_half_the_doubt(question))
+    ends = 2 * -(-sample // 2) if question.items > 1 else 0  # both are dropped, more than once each
+    # Itself, and what lies before its last and behind its first.
+    proof = _to_fail(question) + 2 * max(question.repeat, _SEEN_PASSING) + ends
+    return (
+        Stage(name="controls", probes=question.baseline + 1),
+        Stage(name="right edge", probes=right),
+        Stage(name="left edge", probes=left),
+        Stage(name="shape", probes=2),
+        Stage(name="proof", probes=proof),
+        Stage(name="controls again", probes=2),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"),
+    )
+
+
+_STAGES = {
+    QuestionKind.SET: _set,
+    QuestionKind.ORDERED: _ordered,
+    QuestionKind.RANGE: _range,
+    QuestionKind.CHOICE: _choice,
+}

@@ -174,6 +174,7 @@ class SearchAnswer:
     p_bad: float | None = None  # flaky only: how often what should fail does
     why: str = ""  # one sentence: what none and undecided rest on, or what an answer could not prove
     open: tuple[int, ...] = ()  # items that may still matter
+    known: tuple[int, ...] = ()  # undecided: items without which `failing` passes
     passing: Subset | None = None  # None: nothing was seen to pass
     failing: Subset | None = None  # None: nothing was seen to fail in the way sought
     zones: tuple[Zone, ...] = ()  # in order, where another failure lies beside the one sought

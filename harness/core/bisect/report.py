@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
@@ -33,11 +34,17 @@ class ProbeReport:
     longest_quiet_s: float | None  # of any rank; None: not observed
     dir: str | None  # of the attempt, relative to the run directory
     spec_hash: str | None
+    early: bool = False  # ended before a verdict: in a wait that was proven in full before; it counts as bad
+    started_s: float | None = None  # on the clock of the search, which stands between its sessions; None: not kept
     step_s: float | None = None  # of the rank that takes longest; None: not asked, or fewer than two steps were done
 
     @property
     def places(self) -> Subset:
         return places_in(self.subset)
+
+    @property
+    def launched(self) -> bool:
+        return self.verdict is not None or self.early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,9 @@ class Commands:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectReport:
+class SearchDetail:
+    """What stands below "detail" in bisect.json."""
+
     run_id: str
     harness: str  # version
     machine: MachineFacts
@@ -58,13 +67,28 @@ class BisectReport:
     scenario: str
     what: str  # "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
     subject: Subject
-    signature: Signature | None  # None until a failure was seen
-    answer: SearchAnswer
-    probes: tuple[ProbeReport, ...]
-    commands: Commands
-    floor_probes: int  # what an oracle would need: log2 of the answers that were possible
-    search_probes: int  # of `probes`: without controls and proofs
+    search_probes: int  # of the probes: without controls and proofs
     wall_s: float  # of all probes
     interrupted: bool
     notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
     not_covered: tuple[str, ...]
+    answer: SearchAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectReport(SearchDetail):
+    signature: Signature | None  # None until a failure was seen
+    probes: tuple[ProbeReport, ...]
+    commands: Commands
+    floor_probes: int  # what an oracle would need: log2 of the answers that were possible
+
+    @property
+    def elapsed_s(self) -> float:
+        """As people waited, from the first probe's start to the last one's end, however many ran side by side."""
+        started = [one.started_s for one in self.probes if one.started_s is not None]
+        return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
+
+
+def ended_s(probes: Iterable[ProbeReport]) -> float:
+    """Where the clock of a search stands after these probes."""
+    return max((one.started_s + one.wall_s for one in probes if one.started_s is not None), default=0.0)

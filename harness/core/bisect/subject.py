@@ -50,6 +50,7 @@ class Subject:
     open_end: bool = False  # ordered: nobody says that the last item is bad; it is as far as is looked
     together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
     labels: tuple[str, ...] = ()  # the items for people, where they are not their own
+    in_a_row: bool = False  # the program is told from where to where: only neighbours can be switched on together
 
     @property
     def ordered(self) -> bool:
@@ -81,7 +82,7 @@ class Subject:
             return f"{self.key} one of {', '.join(self.label(place) for place in range(len(self.items)))}"
         if self.form is Form.LAYERS:
             first, stop = _number(self.items[0]), _number(self.items[-1]) + 1
-            return f"{self.key} in [{first},{stop})"
+            return f"{self.key} in [{first},{stop}){', only in a row' if self.in_a_row else ''}"
         return f"{self.key} of {', '.join(self.label(place) for place in range(len(self.items)))}"
 
     def label(self, place: int) -> str:

@@ -1,4 +1,4 @@
-"""bisect.json: a bisection for programs, schema 1, and the way back from the file to the value.
+"""bisect.json: the record of a bisection, schema 1, written and read as one type.
 
 The keys of the contract come first and are always there; "detail" holds what only people and `bisect --log` need.
 """
@@ -6,11 +6,11 @@ The keys of the contract come first and are always there; "detail" holds what on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from nsa_harness.core.bisect.question import (
     AnswerKind,
@@ -18,49 +18,162 @@ from nsa_harness.core.bisect.question import (
     Purpose,
     SearchAnswer,
     Spans,
-    Zone,
+    Subset,
     places_in,
     spans_of,
     within,
 )
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport, SearchDetail
+from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.errors import StoredRunError
+from nsa_harness.render.bisect.words import open_places
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.store.adapters import adapter, mistakes
 from nsa_harness.supervisor.store.rundir import RunDir
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 _MOST_BYTES = 16 << 20
-PROBE = ("n", "config", "verdict", "counts_as", "dir")
-DETAIL = (
-    "run_id", "harness", "machine", "command", "scenario", "what", "subject", "search_probes", "wall_s", "interrupted",
-    "notes", "not_covered",
-)  # fmt: skip
+T = TypeVar("T")
+
+
+def _spans(value: Spans, info: ValidationInfo) -> Spans:
+    """Places that no item has are refused: whoever reads on would count up to them."""
+    if not within(value, items := _items(info)):
+        raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
+    return value
+
+
+def _places(value: Any, info: ValidationInfo) -> Subset:
+    return places_in(_spans(adapter(Spans).validate_python(value), info))
+
+
+def _within(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+    items = _items(info)
+    if not all(0 <= one <= items for one in value):
+        raise PydanticCustomError("places", "not within {items} items", {"items": items})
+    return value
+
+
+def _items(info: ValidationInfo) -> int:
+    assert info.context is not None
+    return int(info.context["items"])
+
+
+# Sets of places are written as spans.
+Places = Annotated[Subset, PlainValidator(_places), PlainSerializer(spans_of, return_type=Spans)]
+Ordered = Annotated[
+    tuple[int, ...],
+    PlainValidator(lambda value, info: tuple(sorted(_places(value, info)))),
+    PlainSerializer(spans_of, return_type=Spans),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeEvent:
+    """A probe as far as programs may rely on it; the `--json` stream has no more of it."""
+
+    n: int
+    config: dict[str, Any]
+    verdict: str | None
+    counts_as: CountsAs
+    dir: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProbe(ProbeReport, ProbeEvent):
+    """One probe: what was asked of which configuration, and what it showed."""
+
+    subset: Annotated[Spans, AfterValidator(_spans)]
+    open: Annotated[tuple[int, int], AfterValidator(_within)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Between what the answer lies, in the words of `items`."""
+
+    passing: tuple[Any, ...] | None
+    failing: tuple[Any, ...] | None
+    open: tuple[Any, ...]
+    known: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    kind: AnswerKind
+    items: tuple[Any, ...]
+    confidence: Share
+    p_hang: Share | None = None  # left out where runs are not flaky
+    bounds: Bounds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    good: str | None
+    bad: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSubject(Subject):
+    """What is varied."""  # whose values may be anything that JSON can say: pydantic knows no such type
+
+    items: tuple[Any, ...]
+    good: Any = None
+    bad_values: tuple[Any, ...] = ()
+    good_values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredAnswer(SearchAnswer):
+    """The answer in places of the subject's items, sets of them as spans."""
+
+    items: Annotated[tuple[int, ...], AfterValidator(_within)] = ()
+    groups: tuple[Places, ...] = ()
+    open: Ordered = ()
+    known: Ordered = ()
+    passing: Places | None = None
+    failing: Places | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredDetail(SearchDetail):
+    subject: StoredSubject
+    answer: StoredAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """What the file holds."""
+
+    schema: Literal[1]
+    question: str
+    outcome_sought: Signature | None
+    answer: Answer
+    controls: Controls
+    probes: tuple[StoredProbe, ...]
+    floor_probes: int
+    commands: Commands
+    detail: StoredDetail
 
 
 def bisect_json(report: BisectReport) -> str:
-    return json.dumps(_values(escaped(report)), indent=1, allow_nan=False) + "\n"
+    values = adapter(SearchRecord).dump_python(_record(escaped(report)), mode="json")
+    return json.dumps({**values, "answer": _without_rate(values["answer"])}, indent=1, allow_nan=False) + "\n"
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     """The bisection a file holds. Raises StoredRunError, which names every value that is wrong."""
     try:
-        stored = json.loads(text)
-        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
-            raise _unreadable(where, [f'"schema": {SCHEMA} is what this harness reads'])
-        flat = _flat(stored)
+        items = len(json.loads(text)["detail"]["subject"]["items"])
+        record = adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
+    except ValidationError as error:
+        raise _unreadable(where, mistakes(error)) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(where, [f"not JSON, or cut short: {error}"]) from None
     except (KeyError, TypeError) as error:
         raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
-    try:
-        stored_report = adapter(Stored).validate_json(json.dumps(flat), strict=True)
-    except ValidationError as error:
-        raise _unreadable(where, mistakes(error)) from None
-    if strays := list(_strays(stored_report)):
-        raise _unreadable(where, strays)
-    return _report(stored_report)
+    return _report(record)
 
 
 def stored_search(run: RunDir) -> BisectReport:
@@ -77,14 +190,16 @@ def stored_search(run: RunDir) -> BisectReport:
 
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
     """One probe in the `--json` stream, by the keys of bisect.json."""
-    values = _probe(subject, escaped(probe))
-    return {"event": "probe", "scenario": values["dir"], **{key: values[key] for key in PROBE}}
+    stored = _stored_probe(subject, escaped(probe))
+    values = adapter(ProbeEvent).dump_python(_only(ProbeEvent, stored), mode="json")
+    return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
     """The end of the `--json` stream of a bisection."""
     report = escaped(report)
-    return {"event": "done", "scenario": report.scenario, "answer": _answer(report), "run_dir": escape(run_dir)}
+    answer = _without_rate(adapter(Answer).dump_python(_answer(report), mode="json"))
+    return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
@@ -104,114 +219,85 @@ def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
     return [subject.items[place] for place in answer.items]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StoredSubject:
-    """A subject without its values, which may be anything that JSON can say: pydantic knows no such type."""
-
-    form: Form
-    key: str
-    noun: str
-    items: tuple[Any, ...]
-    good: Any
-    bad_values: tuple[Any, ...]
-    good_values: tuple[Any, ...]
-    open_end: bool
-    together: tuple[tuple[int, ...], ...]
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredAnswer:
-    """An answer with its sets as spans."""
-
-    kind: AnswerKind
-    items: tuple[int, ...]
-    groups: tuple[Spans, ...]
-    confidence: float
-    p_bad: float | None
-    why: str
-    open: Spans
-    passing: Spans | None
-    failing: Spans | None
-    zones: tuple[Zone, ...] = ()
+def _record(report: BisectReport) -> SearchRecord:
+    detail = {field.name: getattr(report, field.name) for field in fields(SearchDetail)}
+    subject, answer = StoredSubject(**vars(report.subject)), StoredAnswer(**vars(report.answer))
+    return SearchRecord(
+        schema=SCHEMA,
+        question=report.subject.question,
+        outcome_sought=report.signature,
+        answer=_answer(report),
+        controls=Controls(
+            good=_control(report, Purpose.CONTROL_GOOD),
+            bad=_control(report, Purpose.CONTROL_BAD),
+        ),
+        probes=tuple(_stored_probe(report.subject, probe) for probe in report.probes),
+        floor_probes=report.floor_probes,
+        commands=report.commands,
+        detail=StoredDetail(**{**detail, "subject": subject, "answer": answer}),
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored(BisectReport):
-    """What the file holds, checked."""
-
-    subject: _StoredSubject  # type: ignore[assignment]  # `_report` makes them what a report holds
-    answer: _StoredAnswer  # type: ignore[assignment]
-
-
-def _report(stored: Stored) -> BisectReport:
-    subject, answer = Subject(**vars(stored.subject)), stored.answer
-    in_places = SearchAnswer(
+def _report(record: SearchRecord) -> BisectReport:
+    detail = record.detail
+    return BisectReport(
         **{
-            **vars(answer),
-            "groups": tuple(map(places_in, answer.groups)),
-            "open": tuple(sorted(places_in(answer.open))),
-            "passing": None if answer.passing is None else places_in(answer.passing),
-            "failing": None if answer.failing is None else places_in(answer.failing),
+            **vars(detail),
+            "subject": _only(Subject, detail.subject),
+            "answer": _only(SearchAnswer, detail.answer),
+            "signature": record.outcome_sought,
+            "probes": tuple(_only(ProbeReport, probe) for probe in record.probes),
+            "commands": record.commands,
+            "floor_probes": record.floor_probes,
         }
     )
-    return BisectReport(**{**vars(stored), "subject": subject, "answer": in_places})
 
 
-def _strays(stored: Stored) -> Iterator[str]:
-    """Places that no item has: whoever reads on would count up to them."""
-    items, answer = len(stored.subject.items), stored.answer
-    spans = {"open": answer.open, "passing": answer.passing or (), "failing": answer.failing or ()}
-    named = [(f"detail.answer.{name}", value) for name, value in spans.items()]
-    named += [(f"detail.answer.groups.{number}", group) for number, group in enumerate(answer.groups)]
-    named += [(f"probes.{number}.subset", probe.subset) for number, probe in enumerate(stored.probes)]
-    yield from (f"{name}: no spans of {items} items" for name, value in named if not within(value, items))
-    for number, probe in enumerate(stored.probes):
-        if not 0 <= probe.open[0] <= probe.open[1] <= items:
-            yield f"probes.{number}.open: not within {items} items"
-    if any(not 0 <= item <= items for item in answer.items):
-        yield f"detail.answer.items: not within {items} items"
+def _only(of: type[T], value: T) -> T:
+    """As a value of that very type, without what a subclass holds besides."""
+    return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
-def _values(report: BisectReport) -> dict[str, Any]:
-    values = asdict(report)
-    return {
-        "schema": SCHEMA,
-        "question": report.subject.question,
-        "outcome_sought": values["signature"],
-        "answer": _answer(report),
-        "controls": {"good": _control(report, Purpose.CONTROL_GOOD), "bad": _control(report, Purpose.CONTROL_BAD)},
-        "probes": [_probe(report.subject, probe) for probe in report.probes],
-        "floor_probes": report.floor_probes,
-        "commands": values["commands"],
-        "detail": {
-            **{key: values[key] for key in DETAIL},
-            "answer": _stored_answer(report.answer),
-        },
-    }
+def _answer(report: BisectReport) -> Answer:
+    subject, answer = report.subject, report.answer
+    return Answer(
+        kind=answer.kind,
+        items=tuple(answer_items(subject, answer)),
+        confidence=answer.confidence,
+        p_hang=answer.p_bad,
+        bounds=_bounds(report) if answer.kind is AnswerKind.UNDECIDED else None,
+    )
 
 
-def _stored_answer(answer: SearchAnswer) -> dict[str, Any]:
-    """The answer in places of the subject's items, sets of them as spans."""
-    return {
-        **vars(answer),
-        "groups": [spans_of(group) for group in answer.groups],
-        "open": spans_of(answer.open),
-        "passing": None if answer.passing is None else spans_of(answer.passing),
-        "failing": None if answer.failing is None else spans_of(answer.failing),
-        "zones": [asdict(zone) for zone in answer.zones],
-    }
+def _bounds(report: BisectReport) -> Bounds:
+    """The largest that passes and the smallest that fails; of a search that was cut short by its probes."""
+    answer, subject, open_ = report.answer, report.subject, sorted(open_places(report))
+    good = [probe.places for probe in report.probes if probe.counts_as is CountsAs.GOOD]
+    bad = [probe.places for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    passing = answer.passing if answer.passing is not None else max(good, key=len, default=None)
+    failing = answer.failing if answer.failing is not None else min(bad, key=len, default=None)
+    return Bounds(
+        passing=None if passing is None else _named(subject, passing),
+        failing=None if failing is None else _named(subject, failing),
+        open=tuple(subject.items[place] for place in (sorted({open_[0], open_[-1]}) if subject.ordered else open_)),
+        known=tuple(subject.items[place] for place in answer.known),
+    )
 
 
-def _answer(report: BisectReport) -> dict[str, Any]:
-    answer = report.answer
-    flaky = {} if answer.p_bad is None else {"p_hang": answer.p_bad}
-    return {
-        "kind": answer.kind.value,
-        "items": answer_items(report.subject, answer),
-        "confidence": answer.confidence,
-        **flaky,
-    }
+def _named(subject: Subject, places: Subset) -> tuple[Any, ...]:
+    """Items, or the one value that they stand for."""
+    if subject.ordered:
+        return (subject.items[max(places)] if places else subject.good,)
+    return tuple(subject.items[place] for place in sorted(places))
+
+
+def _without_rate(answer: dict[str, Any]) -> dict[str, Any]:
+    """`p_hang` is there only where it says something."""
+    return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
+
+
+def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
+    return StoredProbe(**vars(probe), config=escaped(dict(subject.config(probe.places))))
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
@@ -221,18 +307,6 @@ def _control(report: BisectReport, purpose: Purpose) -> str | None:
     purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
     dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None
-
-
-def _probe(subject: Subject, probe: ProbeReport) -> dict[str, Any]:
-    values = {**asdict(probe), "config": escaped(dict(subject.config(probe.places)))}
-    return {**{key: values.pop(key) for key in PROBE}, **values}
-
-
-def _flat(stored: dict[str, Any]) -> dict[str, Any]:
-    detail = stored["detail"]
-    known = {key: detail[key] for key in (*DETAIL, "answer")}
-    taken = {key: stored[key] for key in ("probes", "floor_probes", "commands")}
-    return {**known, **taken, "signature": stored["outcome_sought"]}
 
 
 def _unreadable(where: str, found: list[str]) -> StoredRunError:

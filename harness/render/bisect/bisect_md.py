@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.bisect.rows import Row, rows
 from nsa_harness.render.terminal.layout import cropped
 from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
 
@@ -23,68 +24,58 @@ _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all o
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
     """`stacks`: what stood in the dumps of the failing and of the passing probe, by the name of the file."""
     report = escaped(report)
+    told, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
     sections = (
         _head(report),
-        _proof(report),
-        _commands(report),
-        _picture(report),
+        _commands([one for one in facts if one.command]),
+        _told(report, [one for one in facts if not one.command]),
+        _proof(report, told),
+        _picture(report, told),
         _stacks(report, stacks or {}),
         _searched(report),
-        _probes(report),
+        _probes(told),
         _made_with(report),
     )
     return _bounded(["\n".join(lines) for lines in sections if lines])
 
 
 def _head(report: BisectReport) -> list[str]:
-    answer = report.answer
-    often = bisect_words.how_often(report)
-    sure = bisect_words.sureness(answer)
-    facts = [part for part in (answer.kind.value, sure, often, bisect_words.effort(report)) if part]
+    facts = filter(None, (report.answer.kind.value, bisect_words.sureness(report.answer)))
     lines = [f"# {markdown(bisect_words.sentence(report))}", ""]
     lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
     lines += [f"**{markdown(' · '.join(facts))}**"]
     if setting := bisect_words.setting_word(report):
         lines += ["", f"That is {markdown_code(setting)}."]
-    if place := bisect_words.place_line(report):
-        lines += ["", f"Where: {' · '.join(map(markdown, place))}"]
-    failed = bisect_words.failing_probe(report)
-    if failed is not None and failed.summary:
-        lines += ["", markdown(failed.summary)]
     if report.interrupted:
         lines += ["", "**Interrupted.** The same command goes on where it stopped."]
-    if answer.kind is AnswerKind.UNDECIDED:
+    if report.answer.kind is AnswerKind.UNDECIDED:
         lines += ["", f"{markdown(bisect_words.open_word(report))}."]
-        lines += ["", f"To decide it: {markdown(bisect_words.what_decides(report))}."]
     return lines
 
 
-def _proof(report: BisectReport) -> list[str]:
-    """The controls and what was asked once the answer stood."""
-    shown = [probe for probe in report.probes if probe.purpose in PROOFS or probe.purpose in CONTROLS]
-    if not shown:
-        return []
-    rows = [_row(report, probe) for probe in shown[:_PROBE_ROWS]]
-    claims = [f"- {markdown(claim)}" for claim in bisect_words.proven(report)]
-    where = bisect_words.where_proven(report)
-    claims += [f"- {markdown(where)}; nothing else was tried"] if claims and where else []
-    lines = ["## What proves it", "", *markdown_table(_HEAD, rows)]
-    return [*lines, *([""] if claims else []), *claims]
-
-
-def _commands(report: BisectReport) -> list[str]:
-    fails = bisect_words.fails_word(report.signature).capitalize()
-    named = ((fails, report.commands.bad), ("Passes", report.commands.good))
-    lines = [line for name, text in named if text for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
-    if report.commands.alone:
-        lines += ["", "Without the harness:", "", *markdown_fence(report.commands.alone, "sh")]
+def _commands(facts: Sequence[bisect_words.Fact]) -> list[str]:
+    told = ((one.label.capitalize(), text) for one in facts for text in one.texts)
+    lines = [line for name, text in told for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
     return ["## See it again", *lines] if lines else []
 
 
-def _picture(report: BisectReport) -> list[str]:
-    if not report.probes:
+def _told(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
+    failed = bisect_words.failing_probe(report)
+    shown = [(one.label, text) for one in facts for text in one.texts]
+    shown += [("failed", failed.summary)] if failed is not None and failed.summary else []
+    return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in shown)]
+
+
+def _proof(report: BisectReport, told: Sequence[Row]) -> list[str]:
+    """The controls and what was asked once the answer stood."""
+    shown = [row for row, probe in zip(told, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
+    return ["## What proves it", "", *_table(shown)] if shown else []
+
+
+def _picture(report: BisectReport, told: Sequence[Row]) -> list[str]:
+    if not told:
         return []
-    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).rows(report))
+    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(told))
     kept = picture[:_PROBE_ROWS]
     # Each line has passed the escape; as a block they would be cut to the last 40.
     fence = markdown_fence("\n".join(kept), "text")[0][:-4]
@@ -113,17 +104,15 @@ def _searched(report: BisectReport) -> list[str]:
     signature = "no failure was seen" if report.signature is None else f"only {report.signature} counts"
     bullets = [report.subject.question, signature, *report.notes]
     bullets += [f"at least {words.plural(report.floor_probes, 'probe')} for a question of this size"]
-    bullets += [f"not tried: {' · '.join(report.not_covered)}"] if report.not_covered else []
     return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
 
 
-def _probes(report: BisectReport) -> list[str]:
-    if not report.probes:
+def _probes(told: Sequence[Row]) -> list[str]:
+    if not told:
         return []
-    rows = [_row(report, probe) for probe in report.probes[:_PROBE_ROWS]]
-    omitted = len(report.probes) - len(rows)
-    more = ["", f"{omitted} more are in bisect.json."] if omitted else []
-    return [f"## All {words.plural(len(report.probes), 'probe')}", "", *markdown_table(_HEAD, rows), *more]
+    omitted = len(told) - _PROBE_ROWS
+    more = ["", f"{omitted} more are in bisect.json."] if omitted > 0 else []
+    return [f"## All {words.plural(len(told), 'probe')}", "", *_table(told), *more]
 
 
 def _made_with(report: BisectReport) -> list[str]:
@@ -137,16 +126,20 @@ def _made_with(report: BisectReport) -> list[str]:
 _HEAD = ("probe:", "why", "configuration", "verdict", "counts as", "took:", "remark", "directory")
 
 
-def _row(report: BisectReport, probe: ProbeReport) -> tuple[str, ...]:
+def _table(told: Sequence[Row]) -> list[str]:
+    return markdown_table(_HEAD, map(_cells, told[:_PROBE_ROWS]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
     return (
-        str(probe.n),
-        markdown(f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}"),
-        markdown_code(cropped(bisect_words.config_words(report.subject.config(probe.places)), _CELL), in_table=True),
-        f"**{markdown(probe.verdict)}**" if probe.verdict else "none",
-        probe.counts_as.value,
-        words.seconds(probe.wall_s) if probe.verdict else "",
-        markdown(cropped(bisect_words.remark(report, probe), _CELL)),
-        markdown_code(probe.dir, in_table=True) if probe.dir else "",  # no link: an issue has no run directory
+        str(row.n),
+        markdown(row.why),
+        markdown_code(cropped(row.config, _CELL), in_table=True),
+        f"**{markdown(row.verdict)}**" if row.launched else row.verdict,
+        row.counts_as.value,
+        row.took,
+        markdown(cropped(row.remark, _CELL)),
+        markdown_code(row.dir, in_table=True) if row.dir else "",  # no link: an issue has no run directory
     )
 
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.question import Purpose, Round
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
+from nsa_harness.render.bisect.rows import ON, PARTLY, Row, pooled
 from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
 from nsa_harness.render.text import escape
 
-ON, OFF, PARTLY = "■", "·", "▒"
-NO_VERDICT = "none"
 _NUMBER, _VERDICT, _TIME = 3, 5, 6
 _LEAST_STEP, _MOST_STEP = 19, 33
 _INDENT = " " * (_NUMBER + 2)
+_LEAST_LEGEND = 24  # columns for a name that hangs from its column
 _TICK = 10  # columns between the labels of a ruler
-
-Next = Round | ProbeReport  # what is asked after a probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,40 +30,35 @@ class Grid:
     width: int
 
     def head(self) -> Iterator[str]:
-        """The line with the items, and what each number means where they have long names."""
+        """The line with the items, and below it what each column stands for where it cannot say so itself."""
         if self.subject.ordered:
             return
-        yield from self._legend()
         noun = escape(self.subject.noun)
         if self._narrow:
             yield cropped(f"{_INDENT}{self._ruler}   {noun}", self.width)
-            return
-        columns = len(_INDENT) + self._step
-        yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+        else:
+            columns = len(_INDENT) + self._step
+            yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+        yield from self._legend()
 
-    def row(self, probe: ProbeReport, report: BisectReport, following: Next | None) -> Iterator[str]:
-        """One probe. `following` is what is asked next, None where nothing is or where nobody knows yet."""
-        step = escape(step_word(self.subject, probe, report, following))
-        cells = self._cells(probe)
-        verdict = cropped(escape(probe.verdict or NO_VERDICT), _VERDICT)
-        took = words.seconds(probe.wall_s) if probe.verdict else ""
-        remark = escape(bisect_words.remark(report, probe))
-        number = f"{probe.n:>{_NUMBER}}  "
+    def row(self, row: Row) -> Iterator[str]:
+        step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
+        cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
             yield from paragraph(step, self.width, number, _INDENT)
-            yield from self._with_remark(f"{_INDENT}{cells}   {verdict}   {took}".rstrip(), remark)
+            yield from self._with_remark(f"{_INDENT}{cells}   {verdict}   {row.took}".rstrip(), remark)
             return
         if cell_len(step) > self._step:
             yield from paragraph(step, self.width, number, _INDENT)
             number, step = _INDENT, ""
         line = f"{number}{padded(step, self._step)}  {padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
-        yield from self._with_remark(f"{line} {took:>{_TIME}}".rstrip(), remark)
+        yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
-    def rows(self, report: BisectReport) -> Iterator[str]:
-        """Head and all rows of a search that has ended."""
+    def whole(self, rows: Iterable[Row]) -> Iterator[str]:
+        """Head and rows of a search that has ended."""
         yield from self.head()
-        for probe, following in zip(report.probes, following_each(report.probes), strict=True):
-            yield from self.row(probe, report, following)
+        for row in rows:
+            yield from self.row(row)
 
     def _with_remark(self, line: str, remark: str) -> Iterator[str]:
         if not remark:
@@ -78,20 +69,20 @@ class Grid:
             yield line
             yield from paragraph(remark, self.width, f"{_INDENT}  ")
 
-    def _cells(self, probe: ProbeReport) -> str:
+    def _cells(self, row: Row) -> str:
         if self.subject.ordered:
-            return cropped(escape(self._value(probe)), self._room)
-        if probe.verdict is None:  # nothing ran, so nothing was switched on or off
+            return cropped(escape(f"{self._name}{row.value}"), self._room)
+        if not row.launched:  # so nothing was switched on or off
             return " " * self._grid_columns
-        chosen = probe.places
-        signs = [sign([place in chosen for place in places]) for places in self._pools]
+        signs = row.signs(self._pools)
         if self._numbered:
             return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
         return "".join(signs)
 
-    def _value(self, probe: ProbeReport) -> str:
-        label = bisect_words.last_value(self.subject, probe)
-        return label if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} {label}"
+    @property
+    def _name(self) -> str:
+        """Before a value: a commit needs none."""
+        return "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
     def _narrow(self) -> bool:
@@ -115,17 +106,19 @@ class Grid:
             return cell_len(self._ruler) if self._numbered else len(self._pools)
         places = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
         labels = [bisect_words.value_before(self.subject, 0), *map(self.subject.label, places)]
-        name = "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
-        return min(max(cell_len(escape(f"{name}{label}")) for label in labels), self._room)
+        return min(max(cell_len(escape(f"{self._name}{label}")) for label in labels), self._room)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items)))
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
         """The items at the top of their columns; long names are numbers that the legend explains."""
-        names = tuple(escape(self.subject.label(place)) for place in range(len(self.subject.items)))
-        fits = sum(map(cell_len, names)) + len(names) - 1 <= self._room
+        fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is Form.LAYERS or fits:
-            return names
-        return tuple(str(place + 1) for place in range(len(names)))
+            return self._names
+        return tuple(str(place + 1) for place in range(len(self._names)))
 
     @cached_property
     def _numbered(self) -> bool:
@@ -149,44 +142,16 @@ class Grid:
         return ruler
 
     def _legend(self) -> Iterator[str]:
-        names = [escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items))]
-        plain = tuple(escape(self.subject.label(place)) for place in range(len(names)))
-        if self._labels != plain or tuple(names) != plain:
-            for label, name in zip(self._labels, names, strict=True):
-                yield from paragraph(name, self.width, f"  {label:>3}  ", " " * 7)
+        if self._labels != self._names:
+            left = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
+            ends = [left + sum(len(one) + 1 for one in self._labels[:place]) for place in range(len(self._names))]
+            hangs = self._numbered and ends[-1] + _LEAST_LEGEND <= self.width
+            for place in reversed(range(len(self._names))) if hangs else range(len(self._names)):
+                label, name = self._labels[place], self._names[place]
+                bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:place])))
+                first, rest = (f"{bars:<{ends[place]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
+                yield from paragraph(name, self.width, first, f"{rest:<{len(first)}}")
         if len(self._pools[0]) > 1:
             size = len(self._pools[0])
             pooled = f"one column is {size} {bisect_words.plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
             yield from paragraph(escape(pooled), self.width, "  ")
-
-
-def pooled(count: int, most: int) -> tuple[range, ...]:
-    """The items of each of at most so many columns: one where they fit, else as few as do."""
-    size = max(1, -(-count // most))
-    return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
-
-
-def following_each(probes: Sequence[ProbeReport]) -> Iterator[ProbeReport | None]:
-    """For each probe the next one of another round; probes of one round stand together."""
-    for index, probe in enumerate(probes):
-        yield next((other for other in probes[index + 1 :] if _round(other) != _round(probe)), None)
-
-
-def step_word(subject: Subject, probe: ProbeReport, report: BisectReport, following: Next | None) -> str:
-    """ "[0,12) → [6,12)" for a probe that narrows the search, else what it was for."""
-    if probe.purpose not in bisect_words.SEARCHING:
-        return bisect_words.purpose_word(subject, probe)
-    before = bisect_words.span(subject, probe.open)
-    # The round that follows says what is left; after the last one of a search, its own answer does.
-    goes_on = following is not None and following.purpose is probe.purpose
-    left = following.open if following is not None and goes_on else bisect_words.left_open(probe, report)
-    after = bisect_words.span(subject, left)
-    return before if after == before else f"{before} → {after}"
-
-
-def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
-    return probe.purpose, probe.open, probe.left
-
-
-def sign(on: Sequence[bool]) -> str:
-    return ON if all(on) else PARTLY if any(on) else OFF

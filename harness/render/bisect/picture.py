@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.bisect.subject import Subject
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import NO_VERDICT, OFF, ON, PARTLY, following_each, pooled, sign, step_word
+from nsa_harness.render.bisect.rows import OFF, ON, PARTLY, Row, pooled, rows, sign
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
 SHOWN = 200  # rows
@@ -33,17 +34,13 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """One probe; `open_x` and `open_width` are the items that were open before it."""
+    """`open_x` and `open_width` are the items that were open before it."""
 
-    n: int
-    step: str
+    row: Row
     cells: tuple[Cell, ...]
     open_x: float
     open_width: float
-    verdict: str
-    took: str
     remark: str
-    title: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,39 +57,29 @@ def picture(report: BisectReport) -> Picture | None:
     """None where nothing was asked."""
     if not report.probes:
         return None
-    pairs = list(zip(report.probes, following_each(report.probes), strict=True))[:SHOWN]
     subject, answer = report.subject, _answer(report)
     counted = bisect_words.counted(len(subject.items), subject.noun)
-    rows = tuple(_row(report, probe, step_word(subject, probe, report, following)) for probe, following in pairs)
+    drawn = tuple(_drawn(subject, row) for row in islice(rows(report), SHOWN))
     return Picture(
         title=f"{words.plural(len(report.probes), 'probe')} against "
         + (f"values of {subject.key}" if subject.ordered else counted),
         noun=subject.key if subject.ordered else subject.noun,
         labels=_labels(subject),
-        rows=rows,
+        rows=drawn,
         answer=_cells(subject, answer) if answer else (),
-        omitted=len(report.probes) - len(rows),
+        omitted=len(report.probes) - len(drawn),
     )
 
 
-def _row(report: BisectReport, probe: ProbeReport, step: str) -> ProbeRow:
-    subject = report.subject
-    value = words.middle(bisect_words.last_value(subject, probe), 24) if subject.ordered else ""
-    remark = " · ".join(filter(None, (value, bisect_words.remark(report, probe))))
-    verdict = probe.verdict or NO_VERDICT
-    took = words.seconds(probe.wall_s) if probe.verdict else ""
-    asked = bisect_words.config_words(subject.config(probe.places))
-    first, last = _x(probe.open[0], subject), _x(max(probe.open), subject)
+def _drawn(subject: Subject, row: Row) -> ProbeRow:
+    value = words.middle(row.value, 24)
+    first, last = _x(row.open[0], subject), _x(max(row.open), subject)
     return ProbeRow(
-        n=probe.n,
-        step=step,
-        cells=_cells(subject, probe.places),
+        row=row,
+        cells=_cells(subject, row.chosen),
         open_x=first,
         open_width=round(last - first, 1),
-        verdict=verdict,
-        took=took,
-        remark=words.middle(remark, _REMARK),
-        title=" · ".join(part for part in (f"probe {probe.n}", step, asked, verdict, took, remark) if part),
+        remark=words.middle(" · ".join(filter(None, (value, row.remark))), _REMARK),
     )
 
 

@@ -13,12 +13,13 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.bisect.plan import Case, Stage, at_most
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Round
+from nsa_harness.core.bisect.question import AnswerKind, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.report import Trouble
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import Grid, Next
+from nsa_harness.render.bisect.grid import Grid
+from nsa_harness.render.bisect.rows import Next, row, rows
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
@@ -101,29 +102,19 @@ def progress_line(report: BisectReport, running: Round, elapsed_s: float, width:
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """The answer, how sure it is, what shows it, and the commands that go on."""
+    """The answer and how sure it is, the commands that show it, and what else is told."""
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
     found = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
     setting = bisect_words.setting_word(report)
-    head = f"{tag}  {found}{f'   ({setting})' if setting else ''}"
-    effort = f"{bisect_words.sureness(report.answer)} · {bisect_words.effort(report)}".removeprefix(" · ")
-    yield from paragraph(f"{head}   {effort}", width, "", " " * (len(tag) + 2))
+    parts = (f"{tag}  {found}", f"({setting})" if setting else "", bisect_words.sureness(report.answer))
+    yield from paragraph("   ".join(filter(None, parts)), width, "", " " * (len(tag) + 2))
     yield ""
-    if report.interrupted:
-        yield from labelled("note", "interrupted: only the probes above were made", width, _LABEL)
-    if often := bisect_words.how_often(report):
-        yield from labelled(
-            "often", "; ".join(filter(None, (often, bisect_words.sureness(report.answer)))), width, _LABEL
-        )
-    if report.answer.kind is not AnswerKind.NONE and (place := bisect_words.place_line(report)):
-        yield from labelled("place", "   ".join(place), width, _LABEL)
-    yield from _commands(report, width)
-    if open_ or report.answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT):
-        yield from labelled("why", report.answer.why, width, _LABEL)
-    yield from (_open_lines(report, width) if open_ else _tells(report, width))
-    yield from labelled("not tried", " · ".join(report.not_covered), width, _LABEL)
+    for fact in bisect_words.facts(report):
+        lines = command if fact.command else labelled
+        for number, text in enumerate(fact.texts):
+            yield from lines("" if number else fact.label, text, width, _LABEL)
     yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
 
@@ -132,7 +123,7 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
     report = escaped(report)
     yield from header_lines(report, width)
-    yield from Grid(subject=report.subject, width=width).rows(report)
+    yield from Grid(subject=report.subject, width=width).whole(rows(report))
     yield ""
     yield from answer_lines(report, run_dir, width)
 
@@ -161,7 +152,7 @@ def _standing(report: BisectReport, running: Round) -> str:
 
 def _left_s(probes: Sequence[ProbeReport], left: int, at_once: int) -> str:
     """By the mean of the probes that were launched so far."""
-    took = [probe.wall_s for probe in probes if probe.verdict is not None]
+    took = [probe.wall_s for probe in probes if probe.launched]
     if not took:
         return ""
     left_s = sum(took) / len(took) * left / at_once
@@ -174,38 +165,13 @@ def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
     return f"{which}, {words.seconds(elapsed_s)}"
 
 
-def _commands(report: BisectReport, width: int) -> Iterator[str]:
-    fails = bisect_words.fails_word(report.signature)
-    named = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
-    for label, text in named:
-        yield from command(label, text or "", width, _LABEL)
-
-
-def _tells(report: BisectReport, width: int) -> Iterator[str]:
-    """What was proven, claim by claim; where."""
-    claims = [*bisect_words.proven(report)]
-    for number, claim in enumerate(claims):
-        yield from labelled("" if number else "tells", claim, width, _LABEL)
-    if claims and (where := bisect_words.where_proven(report)):
-        yield from labelled("", f"{where}; nothing else was tried", width, _LABEL)
-
-
-def _open_lines(report: BisectReport, width: int) -> Iterator[str]:
-    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
-    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
-    counted = (
-        f"{words.plural(unjudged, 'probe')} not judged" if unjudged else "",
-        f"{words.plural(other, 'probe')} with another failure" if other else "",
-    )
-    yield from labelled("open", " · ".join(filter(None, counted)), width, _LABEL)
-    yield from labelled("do", bisect_words.what_decides(report), width, _LABEL)
-
-
 _PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
+_LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
     (r"(?<=   )HANG(?= |$)", "bold red"),
     (r"(?<=   )FAIL(?= |$)", "bold red"),
+    (r"(?<=   )wait(?= |$)", "red"),
     (r"(?<=   )(ERROR|none)(?= |$)", "yellow"),
     (r"(?<=   )SKIP(?= |$)", "cyan"),
     (r"^BISECT(?=  )", "bold"),
@@ -214,7 +180,7 @@ STYLES = (
     (r"another failure", "yellow"),
     (r"■", "bold"),
     (r"·", "dim"),
-    (r"^  (place|hangs|fails|passes|alone|tells|open|do|paste|note|log|page|not tried)(?=  |$)", "dim"),
+    (rf"^  ({_LABELS})(?=  |$)", "dim"),
 )
 
 
@@ -324,7 +290,8 @@ class BisectScreen:
         """Print the row that waits."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
-            self._print(self._grid.row(*pending, following))
+            probe, report = pending
+            self._print(self._grid.row(row(report, probe, following)))
 
     @property
     def _width(self) -> int:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from nsa_harness.core.bisect.question import CONTROLS, AnswerKind, CountsAs, Purpose, SearchAnswer, last_place, spans_of
+from nsa_harness.core.bisect.question import (
+    CONTROLS,
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Subset,
+    Zone,
+    last_place,
+    spans_of,
+)
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.bisect.signature import SLOW, Signature, line_word, same
+from nsa_harness.core.bisect.signature import SLOW, Signature
 from nsa_harness.core.bisect.subject import ENV, PACKAGE, Config, Form, Subject, layer_spans, override_word
 from nsa_harness.core.bisect.subject import plural as plural
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
+from nsa_harness.core.statistics import interval
 from nsa_harness.render import words
 
 SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
@@ -82,7 +94,9 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.SINGLE:
             return f"{named(subject, answer.items)} alone"
         case AnswerKind.RANGE:
-            return f"{named(subject, range(*answer.items))}, all of them together"
+            places = range(*answer.items)
+            between = subject.in_a_row and len(places) > 2  # nobody can tell whether these are needed
+            return f"{named(subject, places)}, {'and no smaller range of them' if between else 'all of them together'}"
         case AnswerKind.SET:
             return f"{named(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
@@ -91,6 +105,8 @@ def headline(report: BisectReport) -> str:
             return _threshold(subject, answer.items[0])
         case AnswerKind.COUNT:
             count = answer.items[0]
+            if subject.in_a_row and count > 1:
+                return f"any {counted(count, subject.noun)} in a row, wherever they are"
             return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
         case AnswerKind.CHOICE:
             fine = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
@@ -128,15 +144,35 @@ def sureness(answer: SearchAnswer) -> str:
 
 
 def how_often(report: BisectReport) -> str:
-    """Of a flaky answer: "hangs in about 50 % of runs"."""
-    rate = report.answer.p_bad
-    return "" if rate is None else f"{fails_word(report.signature)} in about {_percent(rate)} of runs"
+    """Of runs that end both ways: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
+    subject, answer = report.subject, report.answer
+    if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
+        return ""
+    bad_end = frozenset(range(len(subject.items)))
+    failing = bad_end if answer.failing is None or not seen_bad(report, answer.failing)[1] else answer.failing
+    at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
+    ends = ((at_bad, seen_bad(report, failing)), ("at the good end", seen_bad(report, frozenset())))
+    told = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    return f"{fails_word(report.signature)} {', '.join(told)}" if told else ""
+
+
+def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
+    """How often this configuration failed in the way sought, of the runs in which it passed or failed so."""
+    spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
+    seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
+    return seen.count(CountsAs.BAD), len(seen)
+
+
+def zones(report: BisectReport) -> str:
+    """ "passes up to 249, fails otherwise (exception) from 250 to 400, hangs from 401"."""
+    subject, told = report.subject, report.answer.zones
+    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, told[-1])}" for zone in told)
 
 
 def effort(report: BisectReport) -> str:
-    """ "4 search probes · 9 probes and 54 s in all"."""
+    """ "4 search probes · 9 probes, 54 s in all"."""
     search = words.plural(report.search_probes, "search probe")
-    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.wall_s)} in all"
+    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_word(report: BisectReport) -> str:
@@ -154,13 +190,32 @@ def setting_word(report: BisectReport) -> str:
     return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
 
 
-def open_word(report: BisectReport) -> str:
-    """ "layers 6-11 [6:12] are still open"; of a search that was cut short what its last probe left."""
+def open_places(report: BisectReport) -> Collection[int]:
+    """What the answer leaves open; of a search that was cut short what its last probe left."""
+    if report.answer.open or report.answer.known:
+        return report.answer.open
     narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
-    places = report.answer.open or (narrowed[-1] if narrowed else range(len(report.subject.items)))
+    return narrowed[-1] if narrowed else range(len(report.subject.items))
+
+
+def open_word(report: BisectReport) -> str:
+    """ "layer 2 is needed; layers 6-11 [6:12] are still open"."""
+    places = open_places(report)
     if report.subject.ordered:
         return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
-    return f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    if report.answer.known and not report.answer.open:
+        return f"{_needed_word(report)}the proof is still open"
+    still = f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    return f"{_needed_word(report)}{still}"
+
+
+def _needed_word(report: BisectReport) -> str:
+    """ "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; "; nothing where neither is known."""
+    subject, answer = report.subject, report.answer
+    if answer.known:
+        return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
+    some = (answer.failing or frozenset()) - (answer.passing or frozenset())
+    return f"one of {named(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
 
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
@@ -185,9 +240,9 @@ def named(subject: Subject, places: Collection[int]) -> str:
 
 def item_word(subject: Subject, place: int) -> str:
     """One item, with what it is set to and what it is otherwise."""
-    name = subject.label(place)
     if not subject.keyed:
-        return name
+        return subject.label(place)
+    name = subject.label(place).removeprefix(ENV)
     good, bad = subject.good_values[place], subject.bad_values[place]
     if str(subject.items[place]).startswith(PACKAGE):
         return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
@@ -205,26 +260,11 @@ def config_words(config: Config) -> str:
     return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
 
 
-def purpose_word(subject: Subject, probe: ProbeReport) -> str:
-    """What a probe was for, where it did not narrow the search."""
-    match probe.purpose:
-        case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
-            return "control"
-        case Purpose.ALONE:
-            return f"shape: {_few(subject, sorted(probe.places))} alone"
-        case Purpose.DROP_ONE:
-            missing = sorted(set(range(*probe.open)) - probe.places)
-            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
-        case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
-            return f"proof, {probe.launcher}"
-    return _PURPOSES[probe.purpose]
-
-
 def round_word(purpose: Purpose) -> str:
     """What runs now, where it does not narrow the search."""
     if purpose in CONTROLS:
         return "controls first"
-    return _PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
+    return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
 
 
 def _threshold(subject: Subject, length: int) -> str:
@@ -236,25 +276,50 @@ def _threshold(subject: Subject, length: int) -> str:
     return f"the first {counted(length, subject.noun)}"
 
 
-def _few(subject: Subject, places: Sequence[int]) -> str:
-    """Items in a narrow column: numbers, or names where they are short."""
-    if subject.form is Form.LAYERS:
-        shorter = layer_spans([int(str(subject.items[place])) for place in places])
-        return shorter if len(shorter) <= 8 else f"{len(places)}"
-    return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
+def _zone_word(report: BisectReport, zone: Zone) -> str:
+    match zone.counts_as:
+        case CountsAs.GOOD:
+            return "passes"
+        case CountsAs.BAD:
+            return fails_word(report.signature)
+        case CountsAs.UNRESOLVED:
+            return "cannot be judged"
+    inside = range(zone.start, zone.stop)
+    other = [one for one in report.probes if one.counts_as is CountsAs.DIFFERENT and len(one.places) in inside]
+    causes = sorted({one.cause for one in other if one.cause})
+    return f"fails otherwise ({', '.join(causes)})" if causes else "fails otherwise"
+
+
+def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
+    low, high = (_short(subject, length) for length in (zone.start, zone.stop - 1))
+    if zone.start == 0:
+        return f"up to {high}"
+    return f"from {low}" if zone is last else f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _short(subject: Subject, length: int) -> str:
+    """The value that a prefix of this length stands for; of a commit its hash."""
+    whole = value_before(subject, length)
+    return whole.partition(" ")[0] if subject.form is Form.COMMIT else whole
 
 
 def _listed(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
+def _between(bad: int, of: int) -> str:
+    low, high = interval(bad, of)
+    return f"{low:.0%} to {high:.0%}".replace("%", " %")
+
+
 def _percent(share: float) -> str:
-    """Never 100 % of what is not certain, and never 0 % of what was seen."""
+    """Never 100 % of what is not certain."""
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
+_WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
-_PURPOSES = {
+PURPOSES = {
     Purpose.EACH: "each value",
     Purpose.GALLOP: "gallop",
     Purpose.RIGHT_EDGE: "right edge",
@@ -271,11 +336,42 @@ _PURPOSES = {
 }
 
 
-def remark(report: BisectReport, probe: ProbeReport) -> str:
-    """What stands beside a verdict: whether it is the failure that is sought, or why it could not be judged."""
-    pace = "" if probe.step_s is None else f"{pace_word(probe.step_s)} a step"
-    parts = [pace, _same(report, probe), _how_many(report, probe)]
-    return "   ".join(part for part in parts if part)
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    label: str
+    texts: tuple[str, ...]
+    command: bool = False  # to be copied in one piece
+
+
+def facts(report: BisectReport) -> Iterator[Fact]:
+    """What every document tells below its answer, in the order in which it is read: how to see it again comes first."""
+    answer, fails = report.answer, fails_word(report.signature)
+    open_ = answer.kind is AnswerKind.UNDECIDED
+    commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
+    yield from (Fact(label=label, texts=(text,), command=True) for label, text in commands if text)
+    told = {
+        "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
+        "often": (how_often(report),),
+        "tells": tuple(proven(report)),
+        "zones": (zones(report),),
+        "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
+        "open": (_unjudged(report),) if open_ else (),
+        "do": (what_decides(report),) if open_ else (),
+        "place": ("   ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
+        "took": (effort(report),),
+        "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
+        "not tried": (" · ".join(report.not_covered),),
+    }
+    for label, texts in told.items():
+        if kept := tuple(filter(None, texts)):
+            yield Fact(label=label, texts=kept)
+
+
+def _unjudged(report: BisectReport) -> str:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
+    told = ((unjudged, " not judged"), (other, " with another failure"))
+    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in told if count)
 
 
 def pace_word(step_s: float) -> str:
@@ -325,7 +421,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 def proven(report: BisectReport) -> Iterator[str]:
     """What the probes show of the answer, each claim with how often, and what nobody asked."""
     answer, verb = report.answer, fails_word(report.signature)
-    if answer.kind in (AnswerKind.NONE, AnswerKind.INDEPENDENT, AnswerKind.UNDECIDED):
+    if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
     yield from _paces(report)
     if answer.kind is AnswerKind.CHOICE:
@@ -333,8 +429,11 @@ def proven(report: BisectReport) -> Iterator[str]:
         return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
-    if answer.passing is not None:
-        yield _claim(report, answer.passing, CountsAs.GOOD, "passes")
+    rests = [] if answer.passing is None else [answer.passing]
+    if report.subject.in_a_row:  # everything else is several ranges
+        proofs = [one for one in report.probes if one.purpose is Purpose.PROOF_GOOD]
+        rests += [one.places for one in proofs if one.counts_as is CountsAs.GOOD]
+    yield from (_claim(report, rest, CountsAs.GOOD, "passes") for rest in dict.fromkeys(rests))
     dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
     if dropped:
         good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}
@@ -356,10 +455,6 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
         yield answer.why
 
 
-def where_proven(report: BisectReport) -> str:
-    return f"proven at {report.what}" if report.what else ""
-
-
 def what_decides(report: BisectReport) -> str:
     """What would decide an answer that is open."""
     causes = {probe.counts_as for probe in report.probes}
@@ -375,38 +470,6 @@ def what_decides(report: BisectReport) -> str:
     if CountsAs.DIFFERENT in causes:
         return "mend the other failure first, or let it count: --outcome any"
     return "give the same command again with a larger --budget, or with --repeat"
-
-
-def _same(report: BisectReport, probe: ProbeReport) -> str:
-    if probe.counts_as is CountsAs.UNRESOLVED:
-        if probe.verdict == Status.PASS:
-            return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
-        reason = "could not be launched" if probe.verdict is None else "not judged"
-        return f"{reason}: {probe.summary}" if probe.summary else reason
-    if probe.counts_as is CountsAs.DIFFERENT:
-        return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
-    if probe.counts_as is CountsAs.GOOD:
-        return ""
-    if report.signature is not None and report.signature.verdict == SLOW:
-        return "slow"
-    seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
-    if probe.purpose in CONTROLS or not seen_before:
-        return _where(probe)
-    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
-    return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
-
-
-def _where(probe: ProbeReport) -> str:
-    layer = probe.place.layer if probe.place else None
-    parts = (probe.phase, None if layer is None else f"layer {layer}", probe.cause if layer is None else None)
-    return ", ".join(part for part in parts if part)
-
-
-def _how_many(report: BisectReport, probe: ProbeReport) -> str:
-    """ "2 of 3": so often this configuration has ended so, of the times it was asked up to here."""
-    alike = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
-    so = sum(other.counts_as is probe.counts_as for other in alike)
-    return f"{so} of {len(alike)}" if len(alike) > 1 else ""
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from nsa_harness import __version__, protocol
-from nsa_harness.core.bisect.question import AnswerKind
 from nsa_harness.core.bisect.signature import SLOW
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import WORTHS
@@ -96,40 +95,16 @@ def _rearrange_outcome(known: Schema) -> None:
 
 
 def _bisect_schema() -> Schema:
-    known = _types(bisect=bisect_json.Stored)
-    values = known.pop("Stored")["properties"]
-    probe = known["ProbeReport"]["properties"]
-    probe["verdict"], probe["cause"] = _or_null(_words(Status)), _or_null(_words(Cause))
-    known["ProbeReport"] = _closed({**probe, "config": {"type": "object"}}, known["ProbeReport"]["description"])
-    signature = known["Signature"]["properties"]
-    signature["verdict"] = _words((*Status, SLOW))
-    signature["cause"] = _or_null(_words(Cause))
-    known["Answer"] = _answer()
-    known["Controls"] = _closed({key: {"type": ["string", "null"]} for key in ("good", "bad")})
-    detail = {key: values.pop(key) for key in bisect_json.DETAIL}
-    detail["answer"] = values.pop("answer")
-    top = {
-        "schema": _constant(bisect_json.SCHEMA),
-        "question": {"type": "string"},
-        "outcome_sought": values.pop("signature"),
-        "answer": _refer("Answer"),
-        "controls": _refer("Controls"),
-        **{key: values.pop(key) for key in ("probes", "floor_probes", "commands")},
-        "detail": _open(detail, required=tuple(detail)),
-    }
-    assert not values, f"bisect.json has keys of which this schema says nothing: {sorted(values)}"
+    """The type that is written, with the words that its texts are made of; `p_hang` may be left out."""
+    known = _types(bisect=bisect_json.SearchRecord)
+    for name, verdict in (("StoredProbe", _or_null(_words(Status))), ("Signature", _words((*Status, SLOW)))):
+        known[name]["properties"].update(verdict=verdict, cause=_or_null(_words(Cause)))
+    answer = known["Answer"]
+    answer["required"].remove("p_hang")
+    answer["properties"]["p_hang"] = answer["properties"]["p_hang"]["anyOf"][0]
+    del known["StoredDetail"]["additionalProperties"]
     title = f"bisect.json, schema {bisect_json.SCHEMA}"
-    return _whole(Document.BISECT, title, bisect_json.SCHEMA, known, _closed(top))
-
-
-def _answer() -> Schema:
-    keys: Schema = {
-        "kind": _words(AnswerKind),
-        "items": {"type": "array"},
-        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
-        "p_hang": {"type": "number", "minimum": 0, "maximum": 1},
-    }
-    return {**_closed(keys), "required": ["kind", "items", "confidence"]}
+    return _whole(Document.BISECT, title, bisect_json.SCHEMA, known, known.pop("SearchRecord"))
 
 
 # Of each event what it has beside the head; a name in brackets tells two forms of one event apart.
@@ -163,10 +138,10 @@ def _events_schema() -> Schema:
     forms = {name: {key: known.pop(f"{name}.{key}") for key in keys} for name, keys in _SCENARIO_EVENTS.items()}
     _top(known)
     bisect = _bisect_schema()["$defs"]
-    probe = bisect["ProbeReport"]["properties"]
-    known["Answer"] = bisect["Answer"]
+    probe = bisect["StoredProbe"]["properties"]
+    known = {**bisect, **known}
     forms["outcome"] = {"outcome": _refer("Outcome"), "run_dir": {"type": "string"}}
-    forms["probe"] = {key: probe[key] for key in bisect_json.PROBE}
+    forms["probe"] = {key: probe[key] for key in bisect_json.ProbeEvent.__annotations__}
     forms["probe"]["counts_as"] = bisect["CountsAs"]
     forms["done (of a bisection)"] = {"answer": _refer("Answer"), "run_dir": {"type": "string"}}
     for name, more in forms.items():
@@ -440,6 +415,10 @@ _ABOUT = {
     "StoredAnswer.kind": "in which form the answer is",
     "items": "layers, a half-open range of them, values or names, by the kind of the answer",
     "StoredAnswer.items": "as places among the items of the subject",
+    "bounds": "of an undecided one between what it lies; else null",
+    "Bounds.passing": "the largest that was seen to pass, in the words of `items`; or null",
+    "Bounds.failing": "the smallest that was seen to fail, in the words of `items`; or null",
+    "Bounds.open": "the items that may still matter; of values the first and the last one",
     "p_hang": "how often what should fail does; only where runs are flaky",
     "controls": "the attempts that show both ends",
     "good": "of what passes; or null",
@@ -456,13 +435,16 @@ _ABOUT = {
     "config": "the configuration, by dotted key",
     "purpose": "why it was asked",
     "open": "what is still open, as places among the items of the subject",
+    "known": "of an undecided search, what the failing set does not fail without, as places",
     "left": "probes still to come at most",
     "in_full": "whether only a launch by torchrun can answer it",
     "launcher": "torchrun, fork or plain; none where it could not be launched",
     "culprits": "ranks",
     "counts_as": "good, bad, different or unresolved",
     "Signature.place": "the culprit's line; or null",
-    "ProbeReport.verdict": "PASS, FAIL, HANG, SKIP or ERROR; null: it could not be launched",
+    "StoredProbe.verdict": "PASS, FAIL, HANG, SKIP or ERROR; null: it could not be launched, or was ended early",
+    "early": "whether it was ended before a verdict, in a wait that an earlier probe has proven; it counts as bad",
+    "started_s": "when it began, on the clock of the search, which stands between its sessions; null: not kept",
     "search_probes": "how many of the probes are neither controls nor proofs",
     "form": "how a choice of items becomes a configuration",
     "key": "what is varied",
@@ -472,6 +454,7 @@ _ABOUT = {
     "open_end": "whether nobody says that the last item fails",
     "together": "items that go on and off as one",
     "labels": "the items for people",
+    "in_a_row": "whether the program is told from where to where, so that only neighbours were asked together",
     "groups": "sets of which each is enough",
     "p_bad": "how often what should fail does; null where runs are not flaky",
     "passing": "a set that was seen to pass; or null",

@@ -1,17 +1,20 @@
-"""What a bisection keeps on disk: which question it is, and every probe as soon as it has ended.
+"""What a bisection keeps on disk: which question it is, what it rests on, and every probe as soon as it has ended.
 
-A bisection that was killed is found again by its question; it goes on where its last finished probe ended.
+A bisection that was killed is found again as long as all of that is as it was; it goes on where its last finished probe
+ended.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,12 +23,12 @@ from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import Outcome
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StoredRunError
-from nsa_harness.supervisor.launch.machine import package_version
+from nsa_harness.supervisor.bisect.premises import Premises, changed, sealed, told, without_written
 from nsa_harness.supervisor.store.adapters import adapter, json_text
-from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, newest
+from nsa_harness.supervisor.store.rundir import RunDir, append_line, create_run, locked, newest
 
-_MAX_STATE_BYTES = 1 << 20
-_PACKAGES = ("torch", "numpy", "triton", "flash-attn")
+_MAX_STATE_BYTES = 4 << 20
+_BUDGET = "--budget"
 
 
 def as_seen(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
@@ -49,12 +52,45 @@ def as_seen(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _State:
-    schema: int = 1
-    key: str
+class Bookmark:
+    """Which search a folder holds, and whether it has ended."""
+
+    schema: int = 2
     question: str
-    command: str
-    ended: bool
+    command: str  # as typed
+    typed: str = ""  # a digest of the command without what decides no probe
+    premises: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
+
+
+Files = Callable[[], Premises]  # of the program, as they are
+
+
+@dataclass(kw_only=True)
+class SearchFolder:
+    """The folder of one search, which this process has as long as it searches."""
+
+    run: RunDir
+    mark: Bookmark
+    files: Files
+    goes_on: bool = False  # with what was found there
+    note: str = ""  # why an earlier search does not go on, where one might be expected to
+
+    def write(self, **changes: Any) -> None:
+        clean = self.run.redaction
+        self.mark = replace(self.mark, **changes)
+        said = replace(self.mark, question=clean.text(self.mark.question), command=clean.typed(self.mark.command))
+        self.run.door.write(self.run.search_state, json.dumps(asdict(said), indent=1) + "\n")
+
+    def leave_out_written(self) -> None:
+        """After one probe: what has changed meanwhile the program writes itself, so nothing follows from it."""
+        before = self.mark.premises
+        self.write(premises=without_written(before, {**before, **self.files()}))
+
+    def edited(self) -> tuple[str, ...]:
+        """Files that are not as they were when it began."""
+        before = self.mark.premises
+        return changed(before, {**before, **self.files()})
 
 
 class Journal:
@@ -78,28 +114,54 @@ class Journal:
         self.kept.append(one)
 
 
-def question_key(*facts: object) -> str:
-    """Sixteen hex digits over a question, what it runs, and the packages it runs with."""
-    versions = {name: package_version(name) for name in _PACKAGES}
-    text = repr((facts, versions, platform.python_version()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def bookmark(question: str, command: str, premises: Premises) -> Bookmark:
+    return Bookmark(question=question, command=command, typed=sealed(*_words(command)), premises=dict(premises))
 
 
-def write_state(run: RunDir, key: str, question: str, command: str, *, ended: bool) -> None:
-    clean = run.redaction
-    state = _State(key=key, question=clean.text(question), command=clean.typed(command), ended=ended)
-    run.door.write(run.search_state, json.dumps(asdict(state), indent=1) + "\n")
+@contextmanager
+def search_folder(
+    parent: Path, mark: Bookmark, files: Files, *, redact: bool = True, git_diff: bool = False
+) -> Iterator[SearchFolder]:
+    """That of the newest search below `parent` that goes on, or a new one."""
+    note = ""
+    with ExitStack() as stack:
+        for run in [RunDir(path, redact=redact, git_diff=git_diff) for path in newest(parent)]:
+            known = _bookmark(run)
+            if known is None or known.ended:
+                continue
+            other = changed(known.premises, mark.premises)
+            if not other and _taken(run, stack):
+                known = _bookmark(run)  # whoever had it may have ended it meanwhile
+                if known is not None and not known.ended:
+                    as_begun = replace(mark, premises=known.premises)
+                    yield _begun(SearchFolder(run=run, mark=as_begun, files=files, goes_on=True))
+                    return
+            elif not other:
+                note = note or f"{run.path} is another search for the same, still running; this one begins beside it"
+            elif known.typed == mark.typed:
+                note = note or f"{told(other)} changed since the search in {run.path}; a new search begins"
+        run = create_run(parent, redact=redact, git_diff=git_diff)
+        stack.enter_context(locked(run))
+        yield _begun(SearchFolder(run=run, mark=mark, files=files, note=note))
 
 
-def unfinished(parent: Path, key: str) -> RunDir | None:
-    """The newest bisection of this very question below `parent` that nobody is running and that has not ended."""
-    found = (RunDir(path) for path in newest(parent))
-    return next((run for run in found if _waits(run, key)), None)
+def _begun(folder: SearchFolder) -> SearchFolder:
+    """Before anything that takes long: whoever finds the folder of a search that was killed is told what it is."""
+    folder.write()
+    return folder
+
+
+def _taken(run: RunDir, stack: ExitStack) -> bool:
+    try:
+        stack.enter_context(locked(run))
+    except StoredRunError:
+        return False
+    return True
 
 
 def unanswered_question(run: RunDir) -> str:
     """What a bisection that was ended before its answer wanted to know, and how it goes on; empty of any other run."""
-    state = _state(run)
+    state = _bookmark(run)
     if state is None or state.ended:
         return ""
     made = len(list(_readable(run)))
@@ -108,24 +170,21 @@ def unanswered_question(run: RunDir) -> str:
     return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
 
 
-def _state(run: RunDir) -> _State | None:
+def _bookmark(run: RunDir) -> Bookmark | None:
     try:
-        return adapter(_State).validate_json(run.door.whole(run.search_state, _MAX_STATE_BYTES))
+        return adapter(Bookmark).validate_json(run.door.whole(run.search_state, _MAX_STATE_BYTES))
     except (OSError, ValueError):
         return None
 
 
-def _waits(run: RunDir, key: str) -> bool:
-    state = _state(run)
-    if state is None:
-        return False
-    if state.key != key or state.ended:
-        return False
+def _words(command: str) -> list[str]:
+    """Of a shell, without the options that decide no probe."""
     try:
-        with locked(run):
-            return True
-    except StoredRunError:
-        return False
+        words = shlex.split(command)
+    except ValueError:  # a quote without an end
+        return [command]
+    follows = pairwise(("", *words))
+    return [word for before, word in follows if before != _BUDGET and word.partition("=")[0] not in (_BUDGET, "--json")]
 
 
 def _readable(run: RunDir) -> Iterable[ProbeReport]:

@@ -8,9 +8,11 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from nsa_harness import __version__
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.bisect.signature import BASELINE, SLOW, Wanted
 from nsa_harness.core.bisect.subject import SEED, Form, Subject
@@ -22,8 +24,8 @@ from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
-from nsa_harness.supervisor.bisect.journal import question_key
 from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
+from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 from nsa_harness.supervisor.store.rundir import Ended, ended_before
@@ -48,16 +50,17 @@ class Templates:
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    note: str = ""  # what was left out, and why
 
     def __bool__(self) -> bool:
         return bool(self.args or self.env)
 
     def checked(self, subject: Subject) -> Templates:
-        """Itself. Raises UsageError for a placeholder that the question does not fill, and where nothing is filled."""
+        """What is filled of it. Raises UsageError for a placeholder the question does not fill, and if none is."""
         if not self and not subject.declared:
             raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
         known = PLACEHOLDERS.get(subject.form, ())
-        for text in (*self.args, *(value for _, value in self.env)):
+        for text in self._texts:
             names = _PLACEHOLDER.findall(text)
             unknown = next((name for name in names if name not in known), None)
             if unknown is None and names:
@@ -65,7 +68,28 @@ class Templates:
             choice = " or ".join(f"{{{name}}}" for name in known) or "none; the question sets keys of a scenario"
             what = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
             raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
-        return self
+        return self._without_ranges()
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether only neighbours can be said."""
+        return any("range" in names for names in map(_names, self._texts))
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return (*self.args, *(value for _, value in self.env))
+
+    def _without_ranges(self) -> Templates:
+        """The list says any choice, the range only some: where each has words of its own, the list's are kept."""
+        found = [_names(text) for text in self._texts]
+        listed = next((names for names in found if names in ({"layers"}, {"items"})), None)
+        if listed is None or {*listed, "range"} in found or {"range"} not in found:
+            return self
+        return Templates(
+            args=tuple(text for text in self.args if _names(text) != {"range"}),
+            env=tuple((name, text) for name, text in self.env if _names(text) != {"range"}),
+            note=f"{{{min(listed)}}} says any choice of layers, so what has {{range}} in it is left out",
+        )
 
     def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
         """`file`: what is read by a program whose keys stand in a file."""
@@ -77,7 +101,7 @@ class Templates:
         def fill(text: str) -> str:
             return _PLACEHOLDER.sub(lambda found: _range(value) if found[1] == "range" else listed, text)
 
-        return Templates(args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
+        return replace(self, args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
 
 
 @dataclass(kw_only=True)
@@ -161,7 +185,8 @@ class Launches:
         spec = self._in_its_tree(self._with_packages(spec, subset), subset)
         files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
         text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
-        return replace(spec, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
+        notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
+        return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def _question(self, subset: Collection[int]) -> Invocation:
         question = self.question
@@ -216,12 +241,16 @@ class Launches:
         return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
+def _names(text: str) -> set[str]:
+    return set(_PLACEHOLDER.findall(text))
+
+
 def _range(value: Plain) -> str:
     numbers = sorted(int(str(number)) for number in value) if isinstance(value, list) else []
     if not numbers:
         return "0:0"
     if numbers != list(range(numbers[0], numbers[-1] + 1)):
-        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} could say them")
+        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them")
     return f"{numbers[0]}:{numbers[-1] + 1}"
 
 
@@ -257,6 +286,7 @@ def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
 
 
 _MOST_PROBES = 1000  # a search that takes more has lost its way
+_MOST_FILLED = 1000  # choices whose words are looked at for the names of files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,9 +376,11 @@ _RAREST = 0.2  # a failure that shows in so many runs is to be seen where somebo
 
 def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
     subject = request.subject
+    earlier = Earlier() if request.wanted.how == SLOW else earlier  # how long its steps took no report says
     insistent = request.insistent or bool(earlier.failed)
+    unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
     return SearchQuestion(
-        kind=_KINDS.get(subject.form, QuestionKind.SET),
+        kind=_KINDS.get(subject.form, unordered),
         items=len(subject.items),
         together=tuple(map(frozenset, subject.together)),
         at_once=request.jobs,
@@ -362,17 +394,53 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
     )
 
 
-def key_of(request: BisectRequest, launches: Launches) -> str:
-    """The same command about the same program on the same packages is the same question."""
-    ends = [_hash_or_reason(launches, subset) for subset in ((), range(len(request.subject.items)))]
-    return question_key(
-        request.subject, request.templates, request.question.words, request.question.script, ends, request.wanted,
-        request.confidence, request.repeat, request.jobs, request.fork, request.probe,
-    )  # fmt: skip
+def program_of(request: BisectRequest, launches: Launches) -> Program:
+    """What the launches of this search lie in. Of commits only what lies beside the repository: each has its own."""
+    specs = [spec for spec in _ends(launches) if isinstance(spec, RunSpec)]
+    words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
+    for place in range(min(len(request.subject.items), _MOST_FILLED)):
+        with suppress(CannotLaunch):
+            filled = request.templates.filled(request.subject, frozenset({place}))
+            words += [*filled.args, *(value for _, value in filled.env)]
+    if request.subject.form is Form.COMMIT:
+        words = [word for word in words if _names_a_root(word)]
+        specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
+    asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)}) if specs else Interpreter()
+    return Program(specs=specs, words=words, interpreter=asked, working_dir=request.question.working_dir)
 
 
-def _hash_or_reason(launches: Launches, subset: Sequence[int]) -> str:
-    try:
-        return launches.spec(subset).spec_hash
-    except CannotLaunch as why:
-        return str(why)
+def premises_of(request: BisectRequest, launches: Launches, program: Program) -> Premises:
+    """All that must be as it was for a finished probe to answer again; what is nearest to the user first."""
+    question = request.question
+    return {
+        **program.files(),
+        **program.environment(),
+        "nsa-harness": __version__,
+        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in _ends(launches))),
+        "what is searched": sealed(
+            request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
+            request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+        ),
+    }  # fmt: skip
+
+
+def _ends(launches: Launches) -> list[RunSpec | str]:
+    """As they are launched, or why they cannot be."""
+    found: list[RunSpec | str] = []
+    for subset in ((), range(len(launches.subject.items))):
+        try:
+            found.append(launches.spec(subset))
+        except CannotLaunch as why:
+            found.append(str(why))
+    return found
+
+
+def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
+    """The hash has the program's content in it, which of a commit is not that of the working directory."""
+    if isinstance(spec, str):
+        return spec
+    return replace(spec, spec_hash="") if subject.form is Form.COMMIT else spec.spec_hash
+
+
+def _names_a_root(word: str) -> bool:
+    return word.startswith("/") or "=/" in word
