@@ -41,7 +41,6 @@ def test_where_no_value_fails_the_search_stops_after_its_controls() -> None:
     answer, probe = bisected(_choice(4), _one_of())
     assert answer.kind is AnswerKind.NONE
     assert "each value passed 3 of 3" in answer.why
-    assert "--confidence" in answer.why
     assert probe.count() == 12
     assert bisected(_choice(4, controls=5), _one_of())[1].count() == 20
 

@@ -356,7 +356,7 @@ def facts(report: BisectReport) -> Iterator[Fact]:
         "zones": (zones(report),),
         "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
         "open": (_unjudged(report),) if open_ else (),
-        "do": (what_decides(report),) if open_ else (),
+        "do": (what_decides(report),) if open_ or answer.kind is AnswerKind.NONE else (),
         "place": ("   ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
         "took": (effort(report),),
         "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
@@ -456,7 +456,9 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def what_decides(report: BisectReport) -> str:
-    """What would decide an answer that is open."""
+    """What would decide an answer that is open, or show a failure that was never seen."""
+    if report.answer.kind is AnswerKind.NONE:
+        return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     causes = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
     if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
