@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from bisected import BAD, DIFFERENT, GOOD, UNRESOLVED, bisected, question, sometimes
 
-from nsa_harness.core.bisect.question import AnswerKind, Purpose, QuestionKind, Subset
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, QuestionKind, Subset
 
 SEEDS = range(40)
 
@@ -86,3 +88,26 @@ def test_a_value_that_cannot_be_judged_is_not_asked_for_ever() -> None:
     _, probe = bisected(_choice(3, flaky=True), lambda one: UNRESOLVED if 2 in one else rule(one))
     asked = [subset for one in probe.rounds for subset in one.subsets]
     assert asked.count(Subset({2})) == 2
+
+
+def test_whatever_the_values_do_a_search_ends_and_contradicts_no_probe_of_its_own() -> None:
+    for seed in range(100):
+        random = Random(seed)
+        # How likely it is good, bad, different, unresolved.
+        ways = (
+            [1, 0, 0, 0],
+            [0, 1, 0, 0],
+            [1, 1, 1, 1],
+            [3, 1, 0, 0],
+            [1, 0, 0, 9],
+        )
+        weights = [random.choice(ways) for _ in range(5)]
+        asked = _choice(5, flaky=seed % 2 == 0, at_once=1 + seed % 3)
+        answer, probe = bisected(asked, lambda one, w=weights, r=random: r.choices([*CountsAs], w[min(one)])[0])
+        assert probe.count() <= 5 * 4 * 14
+        assert not set(answer.items) & set(answer.open)
+        for value in answer.items:
+            assert weights[value][1], "what is named has failed"
+        if answer.confidence == 1.0 and answer.kind is AnswerKind.CHOICE:
+            always = [value for value in range(5) if weights[value] == [0, 1, 0, 0]]
+            assert set(always) <= set(answer.items)

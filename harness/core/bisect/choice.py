@@ -11,7 +11,7 @@ from nsa_harness.core.statistics import Separation, tries
 
 _RAREST = 0.2  # a value that fails less often may be taken for one that passes
 _HALF = 0.5  # values that each failed so often in a row that half of their runs would have shown a pass
-_TWICE = 2
+_TWICE = 2  # more often than it could be judged: no value is asked on that could not be so often
 
 
 def among_values(oracle: Oracle) -> SearchAnswer:
@@ -27,6 +27,9 @@ def among_values(oracle: Oracle) -> SearchAnswer:
         answer = _weighed(oracle, values, _least(oracle, asked))
         if answer is not None:
             return answer
+    bad, good, silent = _sorted(oracle, values)
+    if not bad:
+        return _nothing(oracle, good, silent)
     return _parted(oracle, values) or _independent(oracle, values)
 
 
@@ -146,8 +149,9 @@ def _nothing(oracle: Oracle, good: Sequence[int], silent: Sequence[int]) -> Sear
 
 
 def _worth_asking(oracle: Oracle, values: Sequence[int]) -> list[int]:
-    """One that could not be judged so often will not be."""
-    return [one for one in values if _judged(oracle, one) or len(oracle.answers(_alone(one))) < _TWICE]
+    """Not one that could more often not be judged than that it could."""
+    counts = {one: (len(oracle.answers(_alone(one))), len(_judged(oracle, one))) for one in values}
+    return [one for one, (asked, judged) in counts.items() if asked - judged < judged + _TWICE]
 
 
 def _least(oracle: Oracle, values: Sequence[int]) -> int:
