@@ -49,6 +49,7 @@ APART = 0.4  # rates that are at least so far apart must be answered
 ANSWERED = 0.9  # of them so many at least
 ALIKE = 0.2  # closer rates may be told as ones that do not differ: the answer says so
 MOST_PROBES = 1000  # as the command has it
+MOST_OF_CLOSE_RATES = 300  # where they need not be answered
 BAD, GOOD = CountsAs.BAD, CountsAs.GOOD
 
 Fails = Callable[[Subset], bool]
@@ -113,6 +114,10 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.shape}/{self.rate:g}-{self.background:g}/{self.items}"
+
+    @property
+    def apart(self) -> bool:
+        return self.rate - self.background >= APART - 1e-9
 
     @property
     def answers(self) -> int:
@@ -183,7 +188,7 @@ def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
         items=cell.items,
         confidence=CONFIDENCE,
         controls=tries(0.2, CONFIDENCE),
-        max_probes=MOST_PROBES,
+        max_probes=MOST_PROBES if cell.apart else MOST_OF_CLOSE_RATES,
     )
     return find(question, probe), truth, taken
 
@@ -338,7 +343,7 @@ def page() -> None:
 def lines(results: Mapping[Cell, Result]) -> Iterator[str]:
     sure, wrong = sum(one.sure for one in results.values()), sum(one.wrong for one in results.values())
     chances = {str(cell): chance_of_as_many(one.wrong, one.sure) for cell, one in results.items()}
-    apart = {cell: one for cell, one in results.items() if cell.rate - cell.background >= APART - 1e-9}
+    apart = {cell: one for cell, one in results.items() if cell.apart}
     too_few = [str(cell) for cell, one in apart.items() if one.answered < ANSWERED]
     yield from f"""# Is a search that says 95 % right 95 times of 100?
 
@@ -359,6 +364,7 @@ fails for another reason than what is varied), {", ".join(map(str, SIZES))} item
   {ANSWERED:.0%} of searches: {", ".join(too_few) or "none"}.
 - Where the rate is not above the background nothing may be named; that it does not depend is right there. Two rates
   less than {ALIKE:.0%} apart may be told as ones that do not differ: the answer says what would have shown.
+- A search makes {MOST_PROBES:,} probes at most, and {MOST_OF_CLOSE_RATES} where the rates are closer than {APART}.
 
 ![wrong answers among those said to be 95 % sure, by rate and background](calibration.svg)
 

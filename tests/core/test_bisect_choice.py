@@ -79,8 +79,7 @@ def test_no_value_is_blamed_where_all_fail_alike_often(rate: float) -> None:
 def test_where_flakiness_is_the_question_values_that_part_are_asked_until_their_rates_have() -> None:
     answer, probe = bisected(_choice(4, flaky=True), _one_of(2))
     assert (answer.kind, answer.items, answer.p_bad) == (AnswerKind.CHOICE, (2,), None)
-    assert probe.count(Purpose.REPEAT) == probe.count()
-    assert 3 * 4 < probe.count() <= 7 * 4
+    assert probe.by_purpose() == {Purpose.REPEAT: 5 * 4, Purpose.PROOF_BAD: 1, Purpose.PROOF_GOOD: 3}
 
 
 def test_a_value_that_cannot_be_judged_is_not_asked_for_ever() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from contextlib import suppress
@@ -145,6 +146,12 @@ def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace
 def test_and_through_its_environment(workspace: Workspace) -> None:
     ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_LAYERS={layers}"))
     assert _items(ran) == ("range", [5, 7]), ran.out + ran.err
+    commands = _answer(ran)["commands"]
+    assert commands["bad"].startswith("GC_LAYERS=5,6 nsa-harness run ")
+    for which, code in (("bad", 124), ("good", 0)):
+        variable, _, *words = shlex.split(commands[which])
+        repeated = workspace.harness(*words, **dict([variable.split("=", 1)]))
+        assert repeated.code == code, commands[which] + repeated.out
 
 
 @pytest.mark.slow

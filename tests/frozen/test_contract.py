@@ -22,7 +22,7 @@ ADDED = {
     "commands: read --no-redact", "bisect.json: detail.answer.zones", "bisect.json: detail.answer.known",
     "bisect.json: probes[].early", "bisect.json: probes[].started_s", "bisect.json: answer.bounds",
     *(f"bisect.json: answer.bounds.{name}{part}" for name in ("passing", "failing", "open") for part in ("", "[]")),
-    "bisect.json: answer.bounds.known", "bisect.json: answer.bounds.known[]",
+    "bisect.json: answer.bounds.known",
     "bisect.json: detail.answer.zones[]",
     *(f"bisect.json: detail.answer.zones[].{name}" for name in ("start", "stop", "counts_as")),
     "events: done (bisect): answer.bounds",

@@ -270,6 +270,16 @@ def test_a_long_search_is_drawn_in_part_and_says_so() -> None:
     assert "50 more probes are not drawn" in report_html(QUIET, PLAYBOOK, told)
 
 
+def test_the_answer_of_zones_is_drawn_as_neighbours_over_the_whole_width() -> None:
+    made = picture(SAMPLES["zones"])
+    assert made is not None
+    assert [(cell.role, cell.x, round(cell.x + cell.width, 1)) for cell in made.answer] == [
+        ("good", 0.0, 131.7),
+        ("different", 131.7, 331.7),
+        ("bad", 331.7, 400.0),
+    ]
+
+
 def test_numbers_over_the_columns_are_explained_where_names_are_long() -> None:
     assert legend(ONE_KEY)[2] == "gc.mode: reentrant instead of non_reentrant"
     assert legend(SINGLE) == legend(NINETY_SIX) == legend(THRESHOLD) == ()

@@ -359,7 +359,7 @@ def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     with_bad, with_good = subject.describe(range(place + 1)), subject.describe(())
     assert next(bisect_words.proven(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
     assert _remark(told, good) == "30.4 ms a step"
-    assert _remark(told, bad) == "1.3 s a step   slow"
+    assert _remark(told, bad) == "1.3 s a step, slow"
     assert bisect_words.place_line(told) == ()
     assert bisect_words.question(told).endswith("is it slow?")
     assert bisect_words.sentence(told).startswith("It is slow with ")

@@ -216,6 +216,9 @@ def test_the_contract_in_words_has_the_same_keys() -> None:
     report, outcome = json_schema(Document.REPORT), json_schema(Document.REPORT)["$defs"]["Outcome"]
     assert keys("key") == set(report["properties"])
     assert keys("key of an outcome") == set(outcome["properties"])
+    bisection = json_schema(Document.BISECT)
+    assert keys("key of a bisection") == set(bisection["properties"])
+    assert keys("key of its answer") == set(bisection["$defs"]["Answer"]["properties"])
 
 
 def test_the_events_in_words_have_the_same_keys() -> None:

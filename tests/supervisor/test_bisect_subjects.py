@@ -37,6 +37,7 @@ from nsa_harness.supervisor.bisect.launches import (
     question_of,
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
+from nsa_harness.supervisor.launch.launch import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.rundir import create_run, find_run
@@ -152,7 +153,7 @@ def test_a_program_that_takes_a_range_is_asked_for_neighbours_only(typed, args):
     assert dict(launches.spec(()).env)["GC"] == "0:0"
     typed_words = shlex.split(str(launches.command((2, 3), None)))
     filled = [word.format(range="4:6", layers="4,5") for word in args]
-    assert typed_words[5:] == ["run.env.GC='4:6'", "--", *filled]
+    assert (typed_words[0], typed_words[6:]) == ("GC=4:6", ["--", *filled])
     with pytest.raises(CannotLaunch, match="are no range"):
         launches.spec((1, 4))
 
@@ -164,6 +165,21 @@ def test_of_a_program_that_takes_both_the_list_is_searched_and_the_range_left_ou
     spec = launches.spec((1, 4))
     assert (spec.program, "GC" in dict(spec.env)) == (("train.py", "--gc-layers=1,4"), False)
     assert spec.notes[-1] == "{layers} says any choice of layers, so what has {range} in it is left out"
+
+
+def test_a_variable_stands_before_the_command_where_that_does_the_same(typed, monkeypatch):
+    def command(variable, question=None):
+        templates = parse_templates([], [f"{variable}={{layers}}"])
+        return _launches(question or _script(typed), SubjectOptions(gc_range="0:8"), templates).command((4, 5), None)
+
+    assert command("GC") == "GC=4,5 nsa-harness run train.py --ranks 2"
+    # What the harness reads itself, and what a word on its command line would override.
+    assert command("NSA_GC").startswith("nsa-harness run train.py --ranks 2 'run.env.NSA_GC=")
+    assert command("PYTHONHASHSEED").startswith("nsa-harness run")
+    assert command("GC", replace(_script(typed), words=("run.env.GC=1",))).startswith("nsa-harness run")
+    monkeypatch.setenv("GC", "4,5")
+    spec = _launches(_script(typed), SubjectOptions(seq_len="1:8"), parse_templates(["{value}"], [])).spec(())
+    assert shared_environment(spec)["GC"] == "4,5"
 
 
 def test_the_command_for_people_repeats_a_script_with_its_words(typed):

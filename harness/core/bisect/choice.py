@@ -22,9 +22,14 @@ def among_values(oracle: Oracle) -> SearchAnswer:
     values = tuple(oracle.everything)
     if not oracle.question.flaky and (answer := _believed(oracle, values)):
         return answer
+    proven = False
     while (asked := _worth_asking(oracle, values)) and _least(oracle, asked) < most_rounds(oracle.question.confidence):
         _ask(oracle, asked, Purpose.REPEAT)
         answer = _weighed(oracle, values, _least(oracle, asked))
+        if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:
+            proven = True
+            _prove(oracle, answer.items, [one for one in values if one not in (*answer.items, *answer.open)])
+            answer = _weighed(oracle, values, _least(oracle, asked))
         if answer is not None:
             return answer
     bad, good, silent = _sorted(oracle, values)
@@ -48,12 +53,16 @@ def _believed(oracle: Oracle, values: Sequence[int]) -> SearchAnswer | None:
     bad, good, silent = _sorted(oracle, values)
     if not bad:
         return _nothing(oracle, good, silent)
-    for _ in range(oracle.question.repeat):
-        _ask(oracle, bad, Purpose.PROOF_BAD)
-        _ask(oracle, good, Purpose.PROOF_GOOD)
+    _prove(oracle, bad, good)
     if any(len(set(_judged(oracle, value))) > 1 for value in values):
         return None
     return _depends(oracle, bad, good, silent, 1.0) if good else _each_fails(oracle, bad, silent)
+
+
+def _prove(oracle: Oracle, bad: Sequence[int], good: Sequence[int]) -> None:
+    for _ in range(oracle.question.repeat):
+        _ask(oracle, bad, Purpose.PROOF_BAD)
+        _ask(oracle, good, Purpose.PROOF_GOOD)
 
 
 def _weighed(oracle: Oracle, values: Sequence[int], rounds: int) -> SearchAnswer | None:

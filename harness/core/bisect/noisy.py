@@ -258,8 +258,8 @@ class Noisy:
     def _settled(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> CountsAs:
         proof = purpose in PROOFS
         old = len(self._oracle.answers(subset)) if proof else 0
-        beside = self._beside(subset)
         while True:
+            beside = self._beside(subset)
             answers = self._oracle.answers(subset)
             fresh = answers[old:]
             if (expected := _EXPECTED.get(purpose)) in fresh:
@@ -271,9 +271,22 @@ class Noisy:
                 if purpose in _CLAIMS:
                     self._claims[subset] = counts_as
                 return counts_as
-            if len(fresh) >= _MOST_REPEATS or fresh[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
+            if fresh[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
                 return CountsAs.UNRESOLVED
-            list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
+            if len(fresh) >= _MOST_REPEATS:
+                raise Unsettled(f"{_MOST_REPEATS} runs do not tell at which of both rates it fails", subset)
+            if not self._asked_an_end_first(subset, beside):
+                list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
+
+    def _asked_an_end_first(self, subset: Subset, beside: tuple[Runs, Runs]) -> bool:
+        """Asks an end once more where fewer runs tell of its rate than of the set that is weighed by it."""
+        runs = sum(self._runs(subset))
+        ends = ((frozenset[int](), Purpose.CONTROL_GOOD, beside[1]), (self._end, Purpose.CONTROL_BAD, beside[0]))
+        for end, purpose, known in ends:
+            if subset != end and sum(known) < runs:
+                list(self._oracle.ask([end], purpose, self._end))
+                return True
+        return False
 
     def _chance(self, subset: Subset, counts_as: CountsAs) -> float:
         """That it counts so."""

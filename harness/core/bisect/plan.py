@@ -310,7 +310,8 @@ def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
             )
         if taken >= _MOST_PAIRS:
             raise Unsettled(f"too little to tell the ends apart: {_counts(separation)}")
-        if any(len(oracle.answers(subset)) > 2 * taken + _MOST_UNJUDGED for subset in (frozenset[int](), end)):
+        unjudged = (len(oracle.answers(subset)) - len(_judged(oracle, subset)) for subset in (frozenset[int](), end))
+        if max(unjudged) > taken + _MOST_UNJUDGED:
             raise Unsettled(f"one end mostly cannot be judged: {_counts(separation)}")
         lacking = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == taken)
         lacking += [(end, Purpose.CONTROL_BAD)] * (len(bad) == taken)

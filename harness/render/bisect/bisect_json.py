@@ -279,7 +279,7 @@ def _bounds(report: BisectReport) -> Bounds:
     return Bounds(
         passing=None if passing is None else _named(subject, passing),
         failing=None if failing is None else _named(subject, failing),
-        open=tuple(subject.items[place] for place in (sorted({open_[0], open_[-1]}) if subject.ordered else open_)),
+        open=tuple(subject.items[place] for place in (sorted({*open_[:1], *open_[-1:]}) if subject.ordered else open_)),
         known=tuple(subject.items[place] for place in answer.known),
     )
 

@@ -63,8 +63,8 @@ class Grid:
     def _with_remark(self, line: str, remark: str) -> Iterator[str]:
         if not remark:
             yield line
-        elif cell_len(line) + 3 + cell_len(remark) <= self.width:
-            yield f"{line}   {remark}"
+        elif cell_len(line) + 2 + cell_len(remark) <= self.width:
+            yield f"{line}  {remark}"
         else:
             yield line
             yield from paragraph(remark, self.width, f"{_INDENT}  ")

@@ -29,7 +29,7 @@ _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 class Cell:
     x: float
     width: float
-    role: str  # "on", "partly" or "off": a class of the style sheet
+    role: str  # "on", "partly" or "off", of a zone what it counts as: a class of the style sheet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def picture(report: BisectReport) -> Picture | None:
         noun=subject.key if subject.ordered else subject.noun,
         labels=_labels(subject),
         rows=drawn,
-        answer=_cells(subject, answer) if answer else (),
+        answer=_zones(report) or (_cells(subject, answer) if answer else ()),
         omitted=len(report.probes) - len(drawn),
     )
 
@@ -100,6 +100,14 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
         )
         for index, pool in enumerate(pools)
     )
+
+
+def _zones(report: BisectReport) -> tuple[Cell, ...]:
+    """Up to the mark of its last value each."""
+    edges = [(_x(max(zone.start - 1, 0), report.subject), zone) for zone in report.answer.zones]
+    ends = [x for x, _ in edges[1:]] + [float(GRID_WIDTH)] * bool(edges)
+    pairs = zip(edges, ends, strict=True)
+    return tuple(Cell(x=x, width=round(end - x, 1), role=zone.counts_as.value) for (x, zone), end in pairs)
 
 
 def _x(place: int, subject: Subject) -> float:

@@ -70,7 +70,7 @@ def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
         took=words.seconds(probe.wall_s) if probe.launched else "",
-        remark="   ".join(filter(None, (_pace(probe), _showed(report, probe), _how_many(report, probe)))),
+        remark=", ".join(filter(None, (_pace(probe), _showed(report, probe), _how_many(report, probe)))),
         dir=probe.dir,
     )
 

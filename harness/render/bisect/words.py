@@ -102,7 +102,7 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.SEVERAL:
             return f"{'; '.join(named(subject, group) for group in answer.groups)}: each is enough"
         case AnswerKind.THRESHOLD:
-            return _threshold(subject, answer.items[0])
+            return _threshold(subject, answer.items[0], passes_before=not answer.zones)
         case AnswerKind.COUNT:
             count = answer.items[0]
             if subject.in_a_row and count > 1:
@@ -220,7 +220,8 @@ def _needed_word(report: BisectReport) -> str:
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
     """What the answer of one probe leaves open, where one answer decides."""
-    flaky = report.answer.p_bad is not None or any(one.purpose is Purpose.REPEAT for one in report.probes)
+    seen = {counts_as: {one.subset for one in report.probes if one.counts_as is counts_as} for counts_as in CountsAs}
+    flaky = report.answer.p_bad is not None or bool(seen[CountsAs.GOOD] & seen[CountsAs.BAD])
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
         return probe.open
     inside = set(range(*probe.open))
@@ -267,12 +268,13 @@ def round_word(purpose: Purpose) -> str:
     return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
 
 
-def _threshold(subject: Subject, length: int) -> str:
+def _threshold(subject: Subject, length: int, *, passes_before: bool) -> str:
     place = length - 1
     if subject.form is Form.COMMIT:
         return f"{subject.noun} {subject.label(place)} is the first one"
     if subject.ordered:
-        return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
+        before = f", not {value_before(subject, place)}" if passes_before else ""
+        return f"{subject.noun} {subject.label(place)} and above{before}"
     return f"the first {counted(length, subject.noun)}"
 
 
@@ -357,7 +359,7 @@ def facts(report: BisectReport) -> Iterator[Fact]:
         "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
         "open": (_unjudged(report),) if open_ else (),
         "do": (what_decides(report),) if open_ or answer.kind is AnswerKind.NONE else (),
-        "place": ("   ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
+        "place": (" · ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
         "took": (effort(report),),
         "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
         "not tried": (" · ".join(report.not_covered),),

@@ -419,6 +419,7 @@ _ABOUT = {
     "Bounds.passing": "the largest that was seen to pass, in the words of `items`; or null",
     "Bounds.failing": "the smallest that was seen to fail, in the words of `items`; or null",
     "Bounds.open": "the items that may still matter; of values the first and the last one",
+    "Bounds.known": "the items that what fails does not fail without",
     "p_hang": "how often what should fail does; only where runs are flaky",
     "controls": "the attempts that show both ends",
     "good": "of what passes; or null",

@@ -31,6 +31,11 @@ from nsa_harness.supervisor.launch.planning import Invocation, planned
 from nsa_harness.supervisor.store.rundir import Ended, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
+# In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
+_READ_BY_US = re.compile(
+    r"_?NSA_.*|PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
+    r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
+)
 PLACEHOLDERS = {
     Form.LAYERS: ("layers", "items", "range"),
     Form.VALUE: ("value",),
@@ -160,9 +165,19 @@ class Launches:
         if self.subject.form is Form.COMMIT:
             return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question)}"
         try:
-            return self._typed(self._question(subset))
+            before, question = self._in_front(subset), self._question(subset)
         except HarnessError:
             return None
+        words = question.words[: len(question.words) - len(before)]  # the variables are the last ones
+        return " ".join((*before, self._typed(replace(question, words=words))))
+
+    def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
+        """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
+        env = self.request.templates.filled(self.subject, subset).env
+        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these would win
+        if self.question.script is None or any(name in typed or _READ_BY_US.fullmatch(name) for name, _ in env):
+            return ()
+        return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
     @staticmethod
     def _typed(question: Invocation) -> str:
