@@ -25,7 +25,16 @@ from bisected import (
 
 from nsa_harness.core.bisect.chain import cuts, probes_at_worst
 from nsa_harness.core.bisect.plan import at_most, find, worst_case
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, OutOfBudget, Purpose, Round, SearchAnswer, Subset
+from nsa_harness.core.bisect.question import (
+    PROOFS,
+    AnswerKind,
+    CountsAs,
+    OutOfBudget,
+    Purpose,
+    Round,
+    SearchAnswer,
+    Subset,
+)
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [(12, 4), (48, 6), (96, 7)]
@@ -284,11 +293,80 @@ def test_points_that_cannot_be_judged_are_walked_around() -> None:
 
 
 @AT_ONCE
-def test_what_only_unjudged_points_keep_apart_stays_open(at_once: int) -> None:
-    answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=DIFFERENT))
+@pytest.mark.parametrize(
+    ("counts_as", "why"),
+    [
+        (DIFFERENT, "another failure lies between what passes and what fails in the way sought, and hides where that"),
+        (UNRESOLVED, "between what passes and what fails, the rest was neither good nor bad"),
+    ],
+)
+def test_what_only_unjudged_points_keep_apart_stays_open(counts_as: CountsAs, why: str, at_once: int) -> None:
+    answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=counts_as))
     assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (3, 4, 5, 6))
-    assert answer.why == "between what passes and what fails, the rest was neither good nor bad"
+    assert answer.why.startswith(why)
     assert (answer.passing, answer.failing) == (frozenset(range(3)), frozenset(range(7)))
+    assert told(answer) == [(0, 4, GOOD), (4, 7, counts_as), (7, 13, BAD)]
+
+
+def told(answer: SearchAnswer) -> list[tuple[int, int, CountsAs]]:
+    return [(zone.start, zone.stop, zone.counts_as) for zone in answer.zones]
+
+
+@AT_ONCE
+@pytest.mark.parametrize(("items", "step"), [(12, 1), (48, 5), (165, 31)])
+def test_the_borders_of_another_failure_are_bisected_too(items: int, step: int, at_once: int) -> None:
+    asked = ordered(items, at_once=at_once)
+    borders = next(part.probes for part in worst_case(asked) if part.name == "borders")
+    for good, bad in combinations(range(0, items + 1, step), 2):
+        if bad - good > 1:
+            others = range(good + 1, bad)
+            answer, probe = bisected(asked, unjudged(at_least(bad), *others, counts_as=DIFFERENT))
+            assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, tuple(range(good, bad)))
+            assert told(answer) == [(0, good + 1, GOOD), (good + 1, bad, DIFFERENT), (bad, items + 1, BAD)]
+            assert probe.count() <= at_most(worst_case(asked)) + borders
+
+
+def test_both_sides_of_what_hides_it_are_run_once_more_for_the_commands_and_so_are_both_ends() -> None:
+    answer, probe = bisected(ordered(500), unjudged(at_least(401), *range(250, 401), counts_as=DIFFERENT))
+    proofs = [(one.purpose, len(one.subsets[0])) for one in probe.rounds if one.purpose in PROOFS]
+    assert list(dict.fromkeys(proofs)) == [
+        (Purpose.PROOF_BAD, 401),
+        (Purpose.PROOF_GOOD, 249),
+        (Purpose.RECHECK_GOOD, 0),
+        (Purpose.RECHECK_BAD, 500),
+    ]
+    assert (answer.passing, answer.failing) == (frozenset(range(249)), frozenset(range(401)))
+
+
+def test_a_point_that_passes_within_what_looks_like_one_zone_shows_that_there_are_two() -> None:
+    """The truth is 60: what cannot be judged around 50 and around 62 has a good and a bad stretch between."""
+    blind = (*range(45, 56), *range(61, 75))
+    answer, _ = bisected(ordered(100), unjudged(at_least(60), *blind, counts_as=DIFFERENT))
+    assert (*shown(answer), answer.zones) == (AnswerKind.THRESHOLD, (60,), ())
+
+
+def test_what_was_first_seen_between_and_passes_no_more_is_no_zone() -> None:
+    rule = unjudged(at_least(9), *range(5, 9), counts_as=DIFFERENT)
+    asked: list[int] = []
+
+    def no_more(subset: Subset) -> CountsAs:
+        asked.append(len(subset))
+        return DIFFERENT if len(subset) == 4 and asked.count(4) > 1 else rule(subset)
+
+    answer, _ = bisected(ordered(12), no_more)
+    assert (answer.kind, answer.zones) == (AnswerKind.UNDECIDED, ())
+    assert answer.why == "length 4 was seen to pass, but not when asked again"
+
+
+@pytest.mark.parametrize("items", [12, 48, 96])
+def test_another_failure_in_most_sets_does_not_eat_the_probes_and_the_rest_is_named(items: int) -> None:
+    """All but what holds these three fails otherwise: they are not found, but few are left that they may be among."""
+    needed = {1, 3, items - 2}
+    answer, probe = bisected(question(items), lambda one: (BAD if needed <= one else DIFFERENT) if one else GOOD)
+    assert (answer.kind, answer.failing) == (AnswerKind.UNDECIDED, frozenset(answer.open))
+    assert needed <= set(answer.open)
+    assert len(answer.open) <= 8
+    assert probe.count() <= 50
 
 
 def test_a_set_whose_prefixes_cannot_be_judged_is_found_among_other_sets() -> None:

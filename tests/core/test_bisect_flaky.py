@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 import pytest
-from bisected import BAD, GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes
+from bisected import BAD, GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes, unjudged
 
 from nsa_harness.core.bisect.chain import Chain
 from nsa_harness.core.bisect.noisy import Belief
@@ -183,3 +183,26 @@ def test_where_a_rate_is_hardly_known_an_end_tells_more_than_any_length() -> Non
     chain, end = Chain(base=frozenset(), order=tuple(range(8))), frozenset(range(8))
     belief = Belief(chain, end, {frozenset(): (4, 0), end: (0, 4), frozenset({0}): (31, 36)})
     assert belief.best(1, frozenset()) == [0]
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.9])
+def test_another_failure_beside_a_flaky_one_has_its_borders_bisected_too(rate: float) -> None:
+    blind = range(30, 81)
+    for seed in range(3):
+        rule = unjudged(sometimes(at_least(81), rate, seed), *blind, counts_as=CountsAs.DIFFERENT)
+        answer, probe = bisected(ordered(96, max_probes=1000, controls=14), rule)
+        told = [(zone.start, zone.stop, zone.counts_as) for zone in answer.zones]
+        assert told == [(0, 30, GOOD), (30, 81, CountsAs.DIFFERENT), (81, 97, BAD)]
+        assert answer.open == tuple(range(29, 81))
+        assert (answer.passing, answer.failing) == (frozenset(range(29)), frozenset(range(81)))
+        assert sum(len(subset) in blind for one in probe.rounds for subset in one.subsets) <= 30
+        assert probe.count() <= 300
+
+
+def test_among_flaky_sets_what_cannot_be_judged_is_named() -> None:
+    rule = unjudged(sometimes(needs({7}), 0.6, 1), *range(5, 11))
+    answer, probe = bisected(asked(), rule)
+    assert answer.kind is AnswerKind.UNDECIDED
+    assert answer.why == "between what passes and what fails, the rest was neither good nor bad"
+    assert 7 in answer.open
+    assert probe.count() <= 150

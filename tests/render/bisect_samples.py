@@ -445,8 +445,10 @@ ZONES = bisection(
         ),
     ),
     SearchAnswer(
-        kind=AnswerKind.THRESHOLD,
-        items=(200,),
+        kind=AnswerKind.UNDECIDED,
+        confidence=0.0,
+        why="another failure lies between what passes and what fails in the way sought, and hides where that begins",
+        open=tuple(range(79, 200)),
         passing=frozenset(range(79)),
         failing=frozenset(range(200)),
         zones=(
@@ -460,7 +462,7 @@ ZONES = bisection(
 ZONES = replace(
     ZONES,
     probes=tuple(
-        replace(one, verdict="FAIL", cause="exception", summary="ImportError: no module named flash")
+        replace(one, verdict="FAIL", cause="exception", summary="rank 0 raised ImportError: no module named flash")
         if one.counts_as is DIFFERENT
         else one
         for one in ZONES.probes

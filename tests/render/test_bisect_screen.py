@@ -245,7 +245,8 @@ def test_a_probe_that_was_ended_early_is_no_hang() -> None:
 
 def test_zones_are_told_by_their_first_and_last_value() -> None:
     told = SAMPLES["zones"]
-    assert bisect_words.zones(told) == "passes up to 95, fails otherwise (exception) from 96 to 215, hangs from 216"
+    assert bisect_words.zones(told) == "passes up to 95, fails otherwise (ImportError) from 96 to 215, hangs from 216"
+    assert bisect_words.open_word(told) == "the first model.seq_len that hangs can be any of 96 to 216"
     commits = SAMPLES["commit"]
     zones = (
         Zone(start=0, stop=2, counts_as=GOOD),
@@ -254,6 +255,33 @@ def test_zones_are_told_by_their_first_and_last_value() -> None:
     )
     told = replace(commits, answer=replace(commits.answer, zones=zones))
     assert bisect_words.zones(told) == "passes up to a100, cannot be judged at b200, hangs from c300"
+
+
+def test_another_failure_is_named_by_its_cause_where_no_exception_is_known() -> None:
+    killed = [
+        replace(one, summary="rank 0 was killed", cause="host_oom") if one.counts_as is DIFFERENT else one
+        for one in SAMPLES["zones"].probes
+    ]
+    told = bisect_words.zones(replace(SAMPLES["zones"], probes=tuple(killed)))
+    assert "fails otherwise (host_oom) from 96 to 215" in told
+
+
+@pytest.mark.parametrize(
+    ("open_", "told"),
+    [
+        (range(1, 3), "the first commit that hangs can be any of: b200 Change 1; c300 Change 2"),
+        (range(3, 4), "the first commit that hangs can be d400 Change 3"),
+    ],
+)
+def test_commits_that_may_be_the_first_are_named_and_not_numbered(open_: range, told: str) -> None:
+    assert bisect_words.open_word(replace(SAMPLES["commit"], answer=replace(OPEN, open=tuple(open_)))) == told
+
+
+def test_of_very_many_commits_the_first_ones_are_named() -> None:
+    names = tuple(f"e{n} Change" for n in range(50))
+    many = replace(SAMPLES["commit"].subject, items=names, labels=names)
+    told = bisect_words.open_word(replace(SAMPLES["commit"], subject=many, answer=replace(OPEN, open=tuple(range(50)))))
+    assert told.endswith("; e20 Change; 29 more")
 
 
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:

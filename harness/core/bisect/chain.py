@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -70,18 +69,6 @@ def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
     if probes > 1:
         return [gap * i // (probes + 1) for i in range(1, probes + 1)]
     return [_scaled(gap, max(rounds, depth(gap)), round(max(bad_cost, 0.1), 1))]
-
-
-def farthest(points: Sequence[int], unresolved: Sequence[int], low: int, high: int, count: int) -> list[int]:
-    """The points farthest from those that could not be judged: their neighbours are likely to fail alike."""
-    chosen: list[int] = []
-    marks = sorted({low, high, *unresolved})
-    while len(chosen) < min(count, len(points)):
-        left = [point for point in points if point not in chosen]
-        distances = {point: min(abs(point - mark) for mark in marks) for point in left}
-        chosen.append(max(left, key=lambda point: (distances[point], -point)))
-        marks.append(chosen[-1])
-    return sorted(chosen)
 
 
 def _scaled(gap: int, rounds: int, bad_cost: float) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.bisect.chain import Chain, cuts, depth, farthest, probes_at_worst
+from nsa_harness.core.bisect.chain import Chain, cuts, depth, probes_at_worst
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, together
 from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.zones import beside
 
 _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 # A claim about this very set: that it follows from others is not enough.
@@ -24,7 +25,7 @@ class Contradicted(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Unjudged(Exception):
-    """Between these two nothing could be judged."""
+    """Of what was asked between these two nothing counts as good or bad."""
 
     passing: Subset
     failing: Subset
@@ -42,7 +43,7 @@ class Certain:
     def edge(self, chain: Chain, purpose: Purpose) -> int:
         """The length of the first set of the chain that fails; the whole chain does, its base does not.
 
-        Raises Unjudged if points that could not be judged keep a good and a bad one apart.
+        Raises Unjudged if what is neither good nor bad, all of it as far as was asked, keeps the two apart.
         """
         low, high = self._known(chain)
         unresolved = self._unresolved(chain)
@@ -93,8 +94,7 @@ class Certain:
         inside = [k for k in unresolved if low < k < high]
         if not inside:
             return [low + cut for cut in cuts(high - low, question.at_once, rounds, question.bad_cost())]
-        points = [k for k in range(low + 1, high) if k not in unresolved]
-        return farthest(points, inside, low, high, question.at_once)
+        return beside(low, high, inside, question.at_once)
 
     def _answers_at(
         self, chain: Chain, points: Sequence[int], bounds: tuple[int, int], rounds: int, purpose: Purpose

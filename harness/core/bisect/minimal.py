@@ -29,33 +29,55 @@ class Literal:
             yield together(list(self._oracle.ask([subset] * times, purpose, among)))
 
 
+_MOST_OTHERS = 24  # probes that end in another failure than the one sought: that failure is not to be searched
+
+
 def ddmin(oracle: Oracle, failing: Subset) -> FailingSet:
     """Without any one of its members it no longer fails, each asked for itself; `unjudged` where that said nothing.
 
-    At worst the square of the size in probes; what was asked before is not asked again.
+    At worst the square of the size in probes; what was asked before is not asked again. Where too many of them end in
+    another failure, what was found until then is left, all of it unjudged.
     """
+    others = _Others(oracle)
     parts = 2
-    while len(failing) > 1:
-        smaller, parts = _step(oracle, failing, min(parts, len(failing)))
+    while len(failing) > 1 and not others.too_many:
+        smaller, parts = _step(oracle, failing, min(parts, len(failing)), others)
         if smaller is None:
             break
         failing = smaller
-    return FailingSet(members=failing, unjudged=_unjudged(oracle, failing))
+    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged(oracle, failing))
 
 
-def _step(oracle: Oracle, failing: Subset, parts: int) -> tuple[Subset | None, int]:
+class _Others:
+    """Counts the probes from here on that fail in another way."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle, self._before = oracle, len(oracle.observations)
+
+    @property
+    def too_many(self) -> bool:
+        since = self._oracle.observations[self._before :]
+        return sum(one.counts_as is CountsAs.DIFFERENT for one in since) >= _MOST_OTHERS
+
+
+def _step(oracle: Oracle, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
     """A smaller failing set or the same one, and into how many parts to cut it next; None when nothing is left."""
     cut = _cut(failing, parts)
-    if (part := _first_failing(oracle, cut, failing)) is not None:
+    if (part := _first_failing(oracle, cut, failing, others)) is not None:
         return part, 2
-    if (rest := _first_failing(oracle, [failing - part for part in cut], failing)) is not None:
+    if (rest := _first_failing(oracle, [failing - part for part in cut], failing, others)) is not None:
         return rest, max(parts - 1, 2)
     return (failing, 2 * parts) if parts < len(failing) else (None, parts)
 
 
-def _first_failing(oracle: Oracle, subsets: list[Subset], among: Subset) -> Subset | None:
+def _first_failing(oracle: Oracle, subsets: list[Subset], among: Subset, others: _Others) -> Subset | None:
     answers = oracle.once(subsets, Purpose.REDUCE, among)
-    return next((subset for subset, answer in zip(subsets, answers, strict=True) if answer is BAD), None)
+    for subset in subsets:
+        if others.too_many:
+            break
+        if next(answers) is BAD:
+            return subset
+    return None
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:

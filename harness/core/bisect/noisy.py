@@ -7,15 +7,18 @@ of both. Their priors are beta distributions, so that what they make likely is k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import accumulate
 from math import ceil, exp, lgamma, log, log2
 from operator import mul
 
 from nsa_harness.core.bisect.chain import Chain, probes_at_worst
+from nsa_harness.core.bisect.edge import Unjudged
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle
 from nsa_harness.core.bisect.question import PROOFS, CountsAs, Purpose, Subset
+from nsa_harness.core.bisect.zones import beside
 
 _FAILS = (1.0, 1.0)  # the prior of the higher rate: as much for failing as for passing, and any rate alike
 _PASSES = (0.25, 1.0)  # of the lower one: that of a program with nothing else wrong is nought
@@ -62,6 +65,13 @@ class Belief:
             total = sum(shares)
             self._shares = [share / total for share in shares]
         return self._shares
+
+    def likely(self, doubt: float) -> tuple[int, int]:
+        """The lengths between which it begins, but for so little: one that passes, one that fails."""
+        shares = list(accumulate(self.edges()))
+        low = sum(share <= doubt / 2 for share in shares)
+        high = 1 + sum(share < 1 - doubt / 2 for share in shares)
+        return low, min(high, len(self._chain))
 
     def best(self, at_once: int, excluded: frozenset[int]) -> list[int]:
         """The lengths that tell most of the edge when asked at the same time, no two of them alike.
@@ -217,12 +227,15 @@ class Noisy:
         return failed / max(passed + failed, 1)
 
     def edge(self, chain: Chain, purpose: Purpose) -> int:
-        """The likeliest length of the first set that fails. Raises Unsettled if no length becomes likely enough."""
+        """The likeliest length of the first set that fails.
+
+        Raises Unsettled if no length becomes likely enough, Unjudged if what is neither good nor bad hides it.
+        """
         asked = {subset: self._runs(subset) for subset in self._oracle.asked()}
         belief = Belief(chain, self._end, asked)
         bound = len(self._oracle.observations) + self._at_most(len(chain))
         while max(belief.edges()) < self._enough:
-            points = belief.best(self._oracle.question.at_once, self._given_up(chain))
+            points = self._points(chain, belief)
             if not points or len(self._oracle.observations) >= bound:
                 raise Unsettled(f"the runs do not settle where it begins, at {self.rate:.0%} failing")
             self._ask_at(chain, points, belief, purpose)
@@ -324,10 +337,30 @@ class Noisy:
         for point, counts_as in zip(points, answers, strict=True):
             belief.learn(point, counts_as)
 
+    def _points(self, chain: Chain, belief: Belief) -> list[int]:
+        """Where most is told; where it is likely to lie beside what is neither good nor bad, the borders of that."""
+        at_once, silent = self._oracle.question.at_once, self._given_up(chain)
+        # Only what was judged is a border: of many lengths that nobody can judge each one is unlikely by itself.
+        judged = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if silent else [0, len(chain)]
+        after, upto = belief.likely(1 - self._enough)
+        low, high = max(one for one in judged if one <= after), min(one for one in judged if one >= upto)
+        between = [length for length in silent if low < length < high]
+        if not between:
+            return belief.best(at_once, silent)
+        if points := beside(low, high, between, at_once):
+            return points
+        self._known.add(chain.at(high), BAD)
+        self._known.add(chain.at(low), GOOD)
+        raise Unjudged(passing=chain.at(low), failing=chain.at(high))
+
     def _given_up(self, chain: Chain) -> frozenset[int]:
-        silent = [one.subset for one in self._oracle.observations if one.counts_as not in (GOOD, BAD)]
-        times = Counter(chain.length_of(subset) for subset in silent)
-        return frozenset(length for length, count in times.items() if length is not None and count >= _TWICE)
+        times = Counter(self._lengths(chain, (CountsAs.DIFFERENT, CountsAs.UNRESOLVED)))
+        return frozenset(length for length, count in times.items() if count >= _TWICE)
+
+    def _lengths(self, chain: Chain, counted: Collection[CountsAs]) -> Iterator[int]:
+        """Of the chain, once for each time that one counted so."""
+        seen = (one.subset for one in self._oracle.observations if one.counts_as in counted)
+        return (length for length in map(chain.length_of, seen) if length is not None)
 
     def _at_most(self, length: int) -> int:
         """By what a run tells at best: a set that fails as often as it passes, at rates as they are known."""

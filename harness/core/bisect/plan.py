@@ -39,6 +39,7 @@ from nsa_harness.core.bisect.question import (
     SearchQuestion,
     Subset,
 )
+from nsa_harness.core.bisect.zones import beside_at_worst, zones
 from nsa_harness.core.statistics import Separation, tries
 
 _SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
@@ -284,8 +285,17 @@ def _among_flaky_runs(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
     for attempt in range(_ATTEMPTS):
         # A single wrong turn ends in a proof that fails. The next attempt starts from all that was seen.
         with suppress(Unsettled):
-            return _proven(oracle, Noisy(oracle, failing, doubt / 2**attempt), end)
-    return _proven(oracle, Noisy(oracle, failing, doubt / 2**_ATTEMPTS), end)
+            return _proven_if_judged(oracle, Noisy(oracle, failing, doubt / 2**attempt), end)
+    return _proven_if_judged(oracle, Noisy(oracle, failing, doubt / 2**_ATTEMPTS), end)
+
+
+def _proven_if_judged(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+    try:
+        return _proven(oracle, judge, end)
+    except Unjudged as gap:
+        if oracle.question.kind is QuestionKind.ORDERED:
+            return _hidden(oracle, judge, end, gap)
+        raise Unsettled(_NEITHER, gap.failing - gap.passing) from None
 
 
 def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
@@ -347,10 +357,31 @@ def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
 
 def _around_unjudged(oracle: Oracle, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
-    why = "between what passes and what fails, the rest was neither good nor bad"
     if oracle.question.kind is QuestionKind.ORDERED:
-        raise Unsettled(why, gap.failing - gap.passing)
-    return _literally(oracle, end, gap.failing, why, "")
+        return _hidden(oracle, Literal(oracle), end, gap)
+    return _literally(oracle, end, gap.failing, _NEITHER, "")
+
+
+_NEITHER = "between what passes and what fails, the rest was neither good nor bad"
+
+
+def _hidden(oracle: Oracle, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+    """It begins somewhere in what is neither good nor bad, or right behind that, whose borders are asked once more."""
+    _must_fail(oracle, judge, gap.failing)
+    if _rest(oracle, judge, gap.passing) is not GOOD:
+        raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
+    _recheck(judge, end)
+    between = [one.counts_as for one in oracle.observations if gap.passing < one.subset < gap.failing]
+    found = zones(len(gap.passing), len(gap.failing), len(end), between)
+    hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
+    why = hidden if found[1].counts_as is CountsAs.DIFFERENT else _NEITHER
+    return replace(
+        so_far(oracle, why, gap.failing - gap.passing),
+        p_bad=judge.rate,
+        passing=oracle.items(gap.passing),
+        failing=oracle.items(gap.failing),
+        zones=found,
+    )
 
 
 def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
@@ -597,6 +628,11 @@ def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
         Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
         Stage(name="controls again", probes=2),
+        Stage(
+            name="borders",
+            probes=beside_at_worst(question.items, question.at_once),
+            only_if="another failure hides where it begins",
+        ),
     )
 
 

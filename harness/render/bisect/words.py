@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -127,6 +128,8 @@ def sentence(report: BisectReport) -> str:
             return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
         case AnswerKind.INDEPENDENT:
             return f"It does not depend on what was varied: {answer.why}."
+        case AnswerKind.UNDECIDED if answer.zones:
+            return f"It is not decided where it begins: it {zones(report)}."
         case AnswerKind.UNDECIDED:
             return f"It is not decided: {answer.why or open_word(report)}."
         case AnswerKind.THRESHOLD if report.subject.form is Form.COMMIT:
@@ -164,7 +167,7 @@ def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
 
 
 def zones(report: BisectReport) -> str:
-    """ "passes up to 249, fails otherwise (exception) from 250 to 400, hangs from 401"."""
+    """ "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
     subject, told = report.subject, report.answer.zones
     return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, told[-1])}" for zone in told)
 
@@ -199,8 +202,10 @@ def open_places(report: BisectReport) -> Collection[int]:
 
 
 def open_word(report: BisectReport) -> str:
-    """ "layer 2 is needed; layers 6-11 [6:12] are still open"."""
-    places = open_places(report)
+    """ "layer 2 is needed; layers 6-11 [6:12] are still open"; of what may be the first one, which it may be."""
+    places = sorted(open_places(report))
+    if report.answer.zones or report.subject.form is Form.COMMIT:
+        return f"the first {report.subject.noun} that {fails_word(report.signature)} can be {_any_of(report, places)}"
     if report.subject.ordered:
         return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
     if report.answer.known and not report.answer.open:
@@ -216,6 +221,17 @@ def _needed_word(report: BisectReport) -> str:
         return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
     some = (answer.failing or frozenset()) - (answer.passing or frozenset())
     return f"one of {named(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
+
+
+def _any_of(report: BisectReport, places: Sequence[int]) -> str:
+    """Values from one to another, other items each by its name."""
+    first, *others = [report.subject.label(place) for place in places]
+    if not others:
+        return first
+    if report.subject.form is not Form.COMMIT:
+        return f"any of {first} to {others[-1]}"
+    more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
+    return f"any of: {'; '.join([first, *others[:_MOST_NAMED], *more])}"
 
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
@@ -288,8 +304,14 @@ def _zone_word(report: BisectReport, zone: Zone) -> str:
             return "cannot be judged"
     inside = range(zone.start, zone.stop)
     other = [one for one in report.probes if one.counts_as is CountsAs.DIFFERENT and len(one.places) in inside]
-    causes = sorted({one.cause for one in other if one.cause})
-    return f"fails otherwise ({', '.join(causes)})" if causes else "fails otherwise"
+    names = dict.fromkeys(filter(None, map(_failure_name, other)))
+    return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
+
+
+def _failure_name(probe: ProbeReport) -> str | None:
+    """The exception that was raised, as programmers call it, else the cause."""
+    exception = _EXCEPTION.search(probe.summary)
+    return exception[0] if exception else probe.cause
 
 
 def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
@@ -319,6 +341,8 @@ def _percent(share: float) -> str:
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
+_MOST_NAMED = 20  # of the commits that it may be, after the first one
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
 PURPOSES = {
