@@ -198,6 +198,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         {"nsa", "attention", "gates", "branch", "branches", "cmp", "sel", "win", "compression"},
         "the one schema of scenario files, which has the keys of our program",
     ),
+    "harness/supervisor/bisect/launches.py": ({"nsa"}, "variables that the harness reads itself"),
     "harness/supervisor/bisect/subjects.py": ({"branch", "branches"}, "the option --branch, answered by the subject"),
     "harness/supervisor/launch/machine.py": ({"branch"}, "of git"),
 }
@@ -305,6 +306,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
     "harness/commands/selftest.py": ({".glob", ".read_text"}, "our own programs of tests/faults and their labels"),
     "harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
     "harness/render/documents/html.py": ({".read_text"}, "our own template"),
+    "harness/supervisor/bisect/mixtures.py": ({".rename"}, "a folder that pip has filled, in a run of our own"),
     "harness/supervisor/bisect/premises.py": ({".read_bytes", ".walk"}, "the files of the program that is searched"),
     "harness/supervisor/store/door.py": ({"open", ".open", ".scandir", ".unlink", ".rename"}, "the door itself"),
     "harness/supervisor/store/logs.py": ({".open"}, "a log of a launch that runs, by no link"),

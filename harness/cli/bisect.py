@@ -67,7 +67,16 @@ def bisect(
             "--set",
             envvar="NSA_HARNESS_SET",
             metavar="GOOD,BAD",
-            help="Keys in which two scenarios differ.",
+            help="Keys in which two scenarios differ, or two files that your script reads as {file}.",
+            **QUESTION,
+        ),
+    ] = None,
+    env_file: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ENV_FILE",
+            metavar="GOOD,BAD",
+            help="Variables and packages of two environments: files, pip freeze, or virtual environments.",
             **QUESTION,
         ),
     ] = None,
@@ -83,7 +92,43 @@ def bisect(
             "--any",
             envvar="NSA_HARNESS_ANY",
             metavar="KEY=[A,...]",
-            help="Any key: a range of numbers or a list of words.",
+            help="Any key. Numbers: from which one on. Words: which of them, several of them at a time.",
+            **QUESTION,
+        ),
+    ] = None,
+    ordered: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ORDERED",
+            metavar="KEY=[A,...]",
+            help="Words that have an order, such as versions, the good one first: from which one on.",
+            **QUESTION,
+        ),
+    ] = None,
+    choice: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_CHOICE",
+            metavar="KEY=[A,...]",
+            help="Values of which just one is set at a time: which of them fail.",
+            **QUESTION,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_SEEDS",
+            metavar="A:B",
+            help="Random seeds, each several times: is it the data, or a race?",
+            **QUESTION,
+        ),
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NSA_HARNESS_ITEMS",
+            metavar="NAME=A:B",
+            help="Numbered things of your script, such as batches or data shards: which of them.",
             **QUESTION,
         ),
     ] = None,
@@ -105,7 +150,7 @@ def bisect(
         typer.Option(
             envvar="NSA_HARNESS_ARG",
             metavar="TEXT",
-            help="An argument of your script that has {layers}, {range} or {value} in it.",
+            help="An argument of your script that has {layers}, {items}, {range}, {value} or {file} in it.",
             **cli_run.PROGRAM,
         ),
     ] = None,
@@ -123,7 +168,7 @@ def bisect(
         typer.Option(
             envvar="NSA_HARNESS_OUTCOME",
             metavar="KIND",
-            help="What counts as bad: same, hang, fail, fail:REGEX or any.",
+            help="What counts as bad: same, hang, fail, fail:REGEX, any, or slow (slow:1.5, slow:200ms).",
             **SEARCH,
         ),
     ] = "same",
@@ -182,14 +227,15 @@ def bisect(
 
     options = SubjectOptions(
         gc_range=gc_range, layers=layers, seq_len=seq_len, world_size=world_size, branch=branch, env=env, set=two,
-        commits=commits, any=any_key,
+        commits=commits, any=any_key, ordered=ordered, choice=choice, seeds=seeds, items=items,
+        env_file=env_file,
     )  # fmt: skip
     if log is not None:
         from nsa_harness.commands.bisect_report import show_stored
 
         raise typer.Exit(show_stored(log, out))
     from nsa_harness.core.bisect.signature import parse_outcome
-    from nsa_harness.supervisor.bisect.launches import BisectRequest, parse_templates
+    from nsa_harness.supervisor.bisect.launches import BisectRequest, check_outcome, parse_templates
     from nsa_harness.supervisor.bisect.subjects import arguments_of, subject_of
     from nsa_harness.supervisor.launch.machine import machine_facts
 
@@ -200,6 +246,7 @@ def bisect(
         wanted = parse_outcome(outcome)
     except ValueError as error:
         raise UsageError(f"--outcome: {error}") from None
+    check_outcome(wanted, subject, jobs)
     templates = templates.checked(subject)
     request = BisectRequest(
         question=question,
@@ -208,6 +255,7 @@ def bisect(
         base_args=arguments_of(question),
         wanted=wanted,
         confidence=confidence,
+        insistent=_given(context, "confidence"),
         repeat=repeat,
         jobs=jobs,
         budget_s=None if budget is None else _seconds(budget),
@@ -226,6 +274,12 @@ def bisect(
     from nsa_harness.commands.bisect import run_bisection
 
     raise typer.Exit(run_bisection(request))
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """By the command line or the environment, if only with the value that it has anyway."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _seconds(text: str) -> float:

@@ -42,7 +42,7 @@ from nsa_harness.core.bisect.question import (
     spans_of,
 )
 from nsa_harness.core.bisect.report import ProbeReport, ended_s
-from nsa_harness.core.bisect.signature import Signature, counts_as, line_word
+from nsa_harness.core.bisect.signature import SLOW, Signature, counts_as, line_word
 from nsa_harness.core.bisect.subject import Form, in_its_words
 from nsa_harness.core.bisect.waits import (
     Costs,
@@ -60,6 +60,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.core.schedule import Load, Room, free_devices, side_by_side
 from nsa_harness.render import words
+from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
 from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
@@ -71,14 +72,17 @@ from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
     Launches,
+    earlier_of,
     premises_of,
     program_of,
     question_of,
 )
+from nsa_harness.supervisor.bisect.mixtures import Mixtures
 from nsa_harness.supervisor.bisect.premises import told
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts, memory_bytes
+from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir
 
@@ -148,6 +152,8 @@ class Bisection(SearchState):
     stages: tuple[Stage, ...] = ()  # of this question, at worst
     forks: bool = True  # until one has shown what torchrun does not
     confirmed: set[Spans] = field(default_factory=set)  # torchrun was asked whether a fork was right
+    baseline_s: list[float] = field(default_factory=list)  # a step of the good end, each time; where slow is sought
+    slow_from_s: float | None = None  # a step that takes so long counts as bad; None until that is known
     out_of_budget: bool = False  # the same command with a larger one goes on
     interrupted: bool = False
     began_s: float = field(init=False)  # where the clock of the search, which stands between sessions, was at zero
@@ -189,7 +195,7 @@ class Bisection(SearchState):
 
     def _question(self) -> SearchQuestion:
         """As many probes side by side as were asked for, and as the machine has cores or devices for."""
-        return replace(question_of(self.request), bad_cost=self._bad_cost, at_once=self._at_once())
+        return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
 
     def _at_once(self) -> int:
         """Once a sound run was seen, by the memory that it took, too."""
@@ -334,9 +340,14 @@ class Bisection(SearchState):
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
-            output = self.run.door.tail(self.run.attempt(name).output)
-            counts = counts_as(outcome, self.request.wanted, self.signature, output)
-            seen = as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts), outcome)
+            attempt = self.run.attempt(name)
+            step_s = seconds_a_step(attempt, spec.ranks) if self.request.wanted.how == SLOW else None
+            counts = counts_as(
+                outcome, self.request.wanted, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
+                slow_from_s=self.slow_from_s,
+            )  # fmt: skip
+            launched = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
+            seen = as_seen(launched, outcome)
             if patience.early and outcome.verdict.status is Status.ERROR:
                 return replace(seen, early=True, verdict=None, counts_as=CountsAs.BAD)
             if counts is CountsAs.BAD and outcome.verdict.status is Status.HANG and patience.signature:
@@ -383,8 +394,23 @@ class Bisection(SearchState):
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
             self.launches.longest_quiet_s = kept.longest_quiet_s
+        if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD:
+            self._learn_pace(kept)
         if self.signature is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
-            self.signature = Signature(verdict=kept.verdict, cause=kept.cause, place=line_word(kept.place))
+            slow = self.request.wanted.how == SLOW
+            verdict, cause, place = (SLOW, None, None) if slow else (kept.verdict, kept.cause, line_word(kept.place))
+            self.signature = Signature(verdict=verdict, cause=cause, place=place)
+
+    def _learn_pace(self, good: ProbeReport) -> None:
+        """Only before anything was compared with it: what is slow may not change in the middle. Called in the lock."""
+        if good.step_s is None or self.slow_from_s is not None:
+            return
+        self.baseline_s.append(good.step_s)
+        if len(self.baseline_s) == question_of(self.request).baseline:
+            self.slow_from_s = self.request.wanted.slow_from_s(self.baseline_s)
+            assert self.slow_from_s is not None
+            self.notes.append(bisect_words.slow_word(self.slow_from_s, self.baseline_s))
+            self.screen.note(self.notes[-1])
 
     def _finish(self, answer: SearchAnswer, *, cut_short: bool) -> None:
         report = write_answer(self, answer, self.outcomes, self.specs, cut_short=cut_short)
@@ -508,13 +534,16 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
             home = run.worktrees.resolve()
             trees = Worktrees(repository=request.question.working_dir, home=home)
             launches.enter_trees(stack.enter_context(closing(trees)))
+        launches.enter_mixtures(Mixtures(home=run.mixtures.resolve()))
         screen = BisectScreen(sys.stderr if request.json else sys.stdout, live=not request.json)
         stack.callback(_close, screen, run)
         broadcast = stack.enter_context(listeners(as_run, run, _Ctrl(screen)))
         interruption = stack.enter_context(interruptible(broadcast, as_run))
         screen.lost_terminal = interruption.lost_terminal
         server = stack.enter_context(ForkServer()) if request.fork else None
+        earlier = earlier_of(launches, run.path.parent, but=run.run_id)
         yield Bisection(
             request=request, run=run, folder=folder, launches=launches, facts=facts, journal=Journal(run),
-            screen=screen, broadcast=broadcast, interruption=interruption, server=server,
+            screen=screen, broadcast=broadcast, interruption=interruption, server=server, earlier=earlier,
+            notes=[*earlier.notes], slow_from_s=request.wanted.step_s,
         )  # fmt: skip

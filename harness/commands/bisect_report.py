@@ -12,20 +12,29 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.core.bisect.plan import worst_case
+from nsa_harness.core.bisect.plan import Case, cases, worst_case
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
 from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
-from nsa_harness.core.bisect.repro import NAME, repro_command, repro_script
 from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.subject import Form
+from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import HangKind, MachineFacts, Outcome
+from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
+from nsa_harness.core.reproduction import NAME, repro_command, repro_script
 from nsa_harness.errors import HarnessError
+from nsa_harness.render import words
 from nsa_harness.render.bisect.bisect_json import stored_search
-from nsa_harness.render.bisect.screen import STYLES, Control, plan_lines, stored_lines
+from nsa_harness.render.bisect.screen import STYLES, Control, Expected, plan_lines, stored_lines
 from nsa_harness.render.terminal.stream import Paint
 from nsa_harness.render.words import launch_line
-from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, question_of
+from nsa_harness.supervisor.bisect.launches import (
+    BAD,
+    BisectRequest,
+    CannotLaunch,
+    Earlier,
+    Launches,
+    earlier_of,
+    question_of,
+)
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run
@@ -45,6 +54,7 @@ class SearchState:
     facts: MachineFacts
     probes: list[ProbeReport] = field(default_factory=list)
     signature: Signature | None = None
+    earlier: Earlier = field(default_factory=Earlier)
     notes: list[str] = field(default_factory=list)
 
 
@@ -139,6 +149,7 @@ def _floor(answer: SearchAnswer, items: int) -> int:
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),
         AnswerKind.SEVERAL: math.comb(items, len(answer.items)),
+        AnswerKind.CHOICE: 1 << items,
     }
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
@@ -173,15 +184,41 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 
 
 def show_plan(request: BisectRequest) -> int:
-    """What would be asked, and how many probes that takes at worst. Launches nothing, writes nothing."""
+    """What would be asked, and how many probes and how long each case takes. Launches nothing, writes nothing."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
-    everything = range(len(request.subject.items))
-    state = SearchState(request=request, launches=launches, facts=facts)
-    far = "up to" if request.subject.open_end else "bad"
-    controls = [_control(launches, name, subset) for name, subset in (("good", ()), (far, everything))]
-    _print(lambda width: plan_lines(report_so_far(state), worst_case(question_of(request)), controls, width))
+    earlier = earlier_of(launches, request.out or Path("reports"))
+    state = SearchState(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
+    question = question_of(request, earlier)
+    expected = [Expected(case=one, takes_s=_takes_s(one, earlier, request.jobs)) for one in cases(question)]
+    controls = [_control(launches, name, subset) for name, subset in _ends(request.subject)]
+    known = _known(earlier)
+    _print(lambda width: plan_lines(report_so_far(state), worst_case(question), expected, controls, width, known))
     return ANSWERED
+
+
+def _ends(subject: Subject) -> list[tuple[str, Sequence[int]]]:
+    everything = range(len(subject.items))
+    if subject.form is Form.CHOICE:
+        return [("" if place else "each", (place,)) for place in everything]
+    return [("good", ()), ("up to" if subject.open_end else "bad", everything)]
+
+
+def _takes_s(case: Case, earlier: Earlier, jobs: int) -> float | None:
+    """By the mean of the stored runs that ended so, or of all where none did."""
+    passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
+    failing = earlier.run_s(BAD) or passing
+    if passing is None or failing is None:
+        return None
+    return case.probes * ((1 - case.fails) * passing + case.fails * failing) / jobs
+
+
+def _known(earlier: Earlier) -> str:
+    """Where the time of a run is known from."""
+    means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD))]
+    took = " and ".join(f"{words.seconds(mean_s)} where it {word}" for word, mean_s in means if mean_s is not None)
+    runs = sum(one.verdict in (Status.PASS, *BAD) for one in (*earlier.good, *earlier.bad))
+    return f"a run takes {took}, by {words.plural(runs, 'stored run')}" if took else ""
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:

@@ -48,6 +48,35 @@ def test_an_outcome_can_be_asked_for_by_its_kind_or_by_a_text_of_its_output():
     assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature_of(_at(40))) is CountsAs.BAD
 
 
+def _rated(step_s: float | None, slow_from_s: float | None, status: Status = Status.PASS) -> CountsAs:
+    return counts_as(_at(None, status), parse_outcome("slow"), None, step_s=step_s, slow_from_s=slow_from_s)
+
+
+def test_what_passes_slowly_is_bad_where_that_is_asked():
+    assert _rated(0.2, None) is CountsAs.GOOD  # the good end itself, which says what is slow
+    assert _rated(0.19, 0.2) is CountsAs.GOOD
+    assert _rated(0.2, 0.2) is CountsAs.BAD
+    assert _rated(None, 0.2) is CountsAs.UNRESOLVED
+    assert _rated(0.3, 0.2, Status.HANG) is CountsAs.DIFFERENT
+    assert _rated(None, 0.2, Status.SKIP) is CountsAs.UNRESOLVED
+
+
+def test_slow_begins_where_runs_of_the_good_end_do_not_reach():
+    auto = parse_outcome("slow")
+    assert auto.slow_from_s([]) is None
+    assert auto.slow_from_s([0.1, 0.1, 0.1]) == pytest.approx(0.125)
+    assert auto.slow_from_s([0.1, 0.15, 0.1]) == pytest.approx(0.225)  # as much above them as they lie apart
+    assert parse_outcome("slow:2").slow_from_s([0.1, 0.3, 0.1]) == pytest.approx(0.2)
+    assert parse_outcome("slow:50ms").slow_from_s([]) == parse_outcome("slow:0.05s").slow_from_s([0.1]) == 0.05
+    assert parse_outcome("hang").slow_from_s([0.1]) is None
+
+
+@pytest.mark.parametrize("text", ["slow:1", "slow:x", "slow:0s", "slow:-2", "slow:2m"])
+def test_a_slowness_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match=r"slow: expected 1\.5"):
+        parse_outcome(text)
+
+
 @pytest.mark.parametrize("text", ["hung", "fail:(", "hang:x", ""])
 def test_an_outcome_that_is_none_is_refused_with_the_reason(text):
     with pytest.raises(ValueError, match=r"expected same|is not a regular expression"):

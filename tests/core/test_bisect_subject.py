@@ -55,6 +55,20 @@ def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():
     assert LENGTH.question == "model.seq_len in (16, 128]"
 
 
+def test_of_seeds_it_is_said_whether_it_is_the_data_or_a_race():
+    seeds = Subject(form=Form.CHOICE, key="train.seed", noun="seed", items=(1, 2, 3))
+    data = in_its_words(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,)))
+    assert data.why.startswith("it is the data")
+    race = in_its_words(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT, p_bad=0.4, why="6 of 15 runs failed"))
+    assert race.why.startswith("it is a race")
+    assert race.why.endswith("6 of 15 runs failed")
+    both = in_its_words(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,), p_bad=0.7))
+    assert both.why.startswith("both")
+    always = in_its_words(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT))
+    assert always.why.startswith("neither")
+    assert in_its_words(seeds, SearchAnswer(kind=AnswerKind.NONE, why="w")).why == "w"
+
+
 def test_keys_have_their_good_value_where_they_are_off_and_no_override_takes_a_variable_away():
     assert KEYS.config((0,)) == {"gc.mode": "reentrant", "run.env.NCCL_DEBUG": None, "train.steps": 1}
     assert KEYS.words((0,)) == ("gc.mode=reentrant", "train.steps=1")

@@ -27,6 +27,8 @@ ADDED = {
     *(f"bisect.json: detail.answer.zones[].{name}" for name in ("start", "stop", "counts_as")),
     "events: done (bisect): answer.bounds",
     "bisect.json: detail.subject.in_a_row",
+    *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items", "env-file")),
+    "bisect.json: probes[].step_s",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -38,9 +38,10 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.plan import Stage
-from nsa_harness.core.bisect.question import AnswerKind, Purpose, Round, SearchAnswer, Zone
-from nsa_harness.core.bisect.report import BisectReport, ended_s
+from nsa_harness.core.bisect.plan import Case, Stage
+from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
+from nsa_harness.core.bisect.report import BisectReport, ProbeReport, ended_s
+from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.bisect.waits import Waiting
 from nsa_harness.render.bisect import words as bisect_words
@@ -48,6 +49,7 @@ from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.bisect.rows import row, rows
 from nsa_harness.render.bisect.screen import (
     Control,
+    Expected,
     answer_lines,
     header_lines,
     plan_lines,
@@ -350,6 +352,52 @@ def asking(subject: Subject, signature: bool = False) -> str:
     return next(iter(header_lines(told, 200))).split("   ")[1]
 
 
+CHOICE = Subject(form=Form.CHOICE, key="parallel.wrapper", noun="value", items=("ddp", "fsdp", "none", "manual"))
+
+
+def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -> None:
+    answer = SearchAnswer(
+        kind=AnswerKind.CHOICE, items=(1,), open=(3,), failing=frozenset({1}), passing=frozenset({0}), why="one is open"
+    )  # fmt: skip
+    asked = ((0, GOOD), (1, BAD), (2, GOOD), (3, CountsAs.DIFFERENT), (1, BAD))
+    probes = [probe(CHOICE, n, Purpose.EACH, {place}, how) for n, (place, how) in enumerate(asked, start=1)]
+    told = bisection(CHOICE, probes, answer)
+    assert bisect_words.headline(told) == "value fsdp, not values ddp and none"
+    assert [claim.partition(" under")[0] for claim in bisect_words.proven(told)] == [
+        "with value ddp it passes: 1 of 1",
+        "with value fsdp it hangs: 2 of 2",
+        "with value none it passes: 1 of 1",
+        "value manual: open",
+        "one is open",
+    ]
+
+
+def _remark(told: BisectReport, one: ProbeReport) -> str:
+    return row(told, one, None).remark
+
+
+def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
+    subject = THRESHOLD.subject
+    slow = Signature(verdict="slow", cause=None, place=None)
+    place = len(subject.items) - 1
+    answer = replace(
+        THRESHOLD.answer, items=(place + 1,), passing=frozenset(), failing=frozenset(range(place + 1))
+    )  # fmt: skip
+    good = probe(subject, 1, Purpose.CONTROL_GOOD, (), GOOD, step_s=0.0304)
+    bad = probe(subject, 2, Purpose.CONTROL_BAD, range(place + 1), BAD, verdict="PASS", step_s=1.26)
+    told = bisection(subject, [good, bad], answer, signature=slow)
+    with_bad, with_good = subject.describe(range(place + 1)), subject.describe(())
+    assert next(bisect_words.proven(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
+    assert _remark(told, good) == "30.4 ms a step"
+    assert _remark(told, bad) == "1.3 s a step, slow"
+    assert bisect_words.place_line(told) == ()
+    assert bisect_words.question(told).endswith("is it slow?")
+    assert bisect_words.sentence(told).startswith("It is slow with ")
+    none = replace(good, counts_as=CountsAs.UNRESOLVED, step_s=None)
+    assert "fewer than two optimizer steps" in _remark(told, none)
+    assert "three optimizer steps" in bisect_words.what_decides(replace(told, probes=(none,)))
+
+
 def test_every_form_of_a_question_has_its_words() -> None:
     forms = {
         Form.LAYERS: TWELVE,
@@ -358,6 +406,8 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.KEYS: ONE_KEY.subject,
         Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
         Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
+        Form.CHOICE: CHOICE,
+        Form.FILE: replace(ONE_KEY.subject, form=Form.FILE),
     }
     assert set(forms) == set(Form)
     assert {form: asking(subject) for form, subject in forms.items()} == {
@@ -367,6 +417,8 @@ def test_every_form_of_a_question_has_its_words() -> None:
         Form.KEYS: "which of 5 keys make it fail?",
         Form.PARTS: "which branches of the attention make it fail?",
         Form.WORDS: "which values make it fail?",
+        Form.CHOICE: "which values make it fail?",
+        Form.FILE: "which of 5 keys make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"
@@ -447,8 +499,15 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Stage(name="shape", probes=4),
         Stage(name="next culprit", probes=21, only_if="there are several"),
     )
+    known = (
+        Expected(case=Case(name="the bad end never fails", probes=4), takes_s=8.0),
+        Expected(case=Case(name="two or a range together", probes=14), takes_s=61.0),
+        Expected(case=Case(name="each more that is enough", probes=21, more=True), takes_s=100.0),
+        Expected(case=Case(name="it fails in half of its runs", probes=50, about=True), takes_s=None),
+    )
     told = replace(SINGLE, probes=(), signature=None)
-    golden("bisect.plan.txt", "\n".join(plan_lines(told, parts, controls, 100)) + "\n")
+    lines = [*plan_lines(told, parts, known, controls, 100, "a run takes 2 s"), *plan_lines(told, parts, (), (), 40)]
+    golden("bisect.plan.txt", "\n".join(lines) + "\n")
 
 
 def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:

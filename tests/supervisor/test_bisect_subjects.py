@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 import subprocess
@@ -13,10 +14,12 @@ from typing import NoReturn
 import pytest
 
 from nsa_harness.commands import bisect
+from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.bisect.plan import at_most, worst_case
-from nsa_harness.core.bisect.question import QuestionKind
-from nsa_harness.core.bisect.signature import Wanted
+from nsa_harness.core.bisect.plan import at_most, cases, worst_case
+from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind
+from nsa_harness.core.bisect.report import ProbeReport
+from nsa_harness.core.bisect.signature import Signature, Wanted, parse_outcome
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError, UsageError
@@ -25,14 +28,18 @@ from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
     CannotLaunch,
+    Earlier,
     Launches,
     Templates,
+    check_outcome,
+    earlier_of,
     parse_templates,
     question_of,
 )
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.launch import shared_environment
-from nsa_harness.supervisor.launch.planning import Invocation, Script
+from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.rundir import create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -203,6 +210,72 @@ def test_numbers_have_a_threshold_and_words_are_a_set(typed):
     assert "a value is given twice" in _refused(script, SubjectOptions(any="batch=[1, 1]"), templates)
 
 
+def test_ordered_words_stay_as_they_were_written(typed):
+    script, templates = _script(typed), parse_templates(["--v={value}"], [])
+    launches = _launches(script, SubjectOptions(ordered='v=[1.90, 2.0, 2.0.1, "2.1"]'), templates)
+    assert (launches.subject.good, launches.subject.items) == ("1.90", ("2.0", "2.0.1", "2.1"))
+    assert launches.subject.question == "v in (1.90, 2.1]"
+    assert launches.spec(()).program[-1] == "--v=1.90"
+    assert launches.spec((0, 1)).program[-1] == "--v=2.0.1"
+    assert launches.command((0,), None) == "nsa-harness run train.py --ranks 2 -- --v=2.0"
+    assert question_of(launches.request).kind is QuestionKind.ORDERED
+    assert "2.0 is given twice" in _refused(script, SubjectOptions(ordered="v=[2.0,2.0]"), templates).replace('"', "")
+    for wrong in ("v=2.0", "v=[2.0]", "[1,2]", "v=[[1],[2]]", "v=[1,"):
+        assert "--ordered: " in _refused(script, SubjectOptions(ordered=wrong), templates)
+
+
+def test_ordered_words_reach_a_key_as_what_they_are_and_a_variable_as_their_text(typed):
+    launches = _launches(typed, SubjectOptions(ordered="train.steps=[4, 2, 1]"))
+    program = launches.spec((0,)).program
+    assert program[program.index("--steps") + 1] == "2"
+    variable = _launches(typed, SubjectOptions(ordered="run.env.PROTOCOL=[1.90, 2]"))
+    assert dict(variable.spec(()).env) == {"PROTOCOL": "1.90"}
+    assert variable.command((), None) == "nsa-harness run gc_baseline_full 'run.env.PROTOCOL=\"1.90\"'"
+
+
+def test_a_choice_sets_one_value_at_a_time(typed):
+    launches = _launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp, none]"))
+    assert launches.subject.question == "parallel.wrapper one of ddp, fsdp, none"
+    words = [launches.command((place,), None) for place in range(3)]
+    assert words[1] == "nsa-harness run gc_baseline_full parallel.wrapper=fsdp"
+    assert len({launches.spec((place,)).program for place in range(3)}) == 3
+    asked = question_of(launches.request)
+    assert (asked.kind, asked.items, asked.flaky) == (QuestionKind.CHOICE, 3, False)
+    shapes = _launches(
+        _script(typed), SubjectOptions(choice="mesh=[[2,4],[4,2]]"), parse_templates(["--mesh={value}"], [])
+    )
+    assert [shapes.spec((place,)).program[-1] for place in range(2)] == ["--mesh=2,4", "--mesh=4,2"]
+    assert "expected KEY=[A, B, ...]" in _refused(typed, SubjectOptions(choice="parallel.wrapper=ddp"))
+    assert "can stand only in a scenario file" in _refused(typed, SubjectOptions(choice="extends=[a, b]"))
+
+
+def test_seeds_are_a_choice_in_which_a_race_is_looked_for(typed):
+    launches = _launches(typed, SubjectOptions(seeds="3:6"))
+    program = launches.spec((2,)).program
+    assert program[program.index("--seed") + 1] == "5"
+    assert question_of(launches.request).flaky
+    few = _launches(_script(typed), SubjectOptions(seeds="1,7,42"), parse_templates(["--seed={value}"], []))
+    assert few.spec((2,)).program[-1] == "--seed=42"
+    assert "2 to 64 seeds" in _refused(typed, SubjectOptions(seeds="3:4"))
+    assert "expected A:B" in _refused(typed, SubjectOptions(seeds="3"))
+    assert "--seeds: how does train.py take it?" in _refused(_script(typed), SubjectOptions(seeds="0:4"))
+
+
+def test_numbered_items_have_a_name_of_the_users(typed):
+    script, templates = _script(typed), parse_templates(["--only={items}"], [])
+    launches = _launches(script, SubjectOptions(items="batch=0:64"), templates)
+    assert launches.subject.question == "batch in [0,64)"
+    assert launches.spec((3, 9)).program[-1] == "--only=3,9"
+    assert launches.subject.describe((3, 9)) == "batches 3 and 9"
+    assert launches.subject.describe(range(64)) == "all 64 batches"
+    wide = _launches(script, SubjectOptions(items="shard=0:8"), parse_templates([], ["SHARDS={range}"]))
+    assert dict(wide.spec((2, 3)).env) == {"SHARDS": "2:4"}
+    assert "expected NAME=A:B" in _refused(script, SubjectOptions(items="0:8"), templates)
+    assert '{item} is not filled here; did you mean "items"?' in _refused(
+        script, SubjectOptions(items="batch=0:8"), parse_templates(["--only={item}"], [])
+    )
+
+
 def test_two_files_are_told_apart_key_by_key(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\ntrain: {steps: 2}\nrun: {env: {A: x}}\n")
     (typed.working_dir / "bad.yaml").write_text(
@@ -329,6 +402,128 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
     with pytest.raises(StoredRunError) as refused:
         find_run(reports / "20260101T000000-dead", reports)
     assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
+
+
+def _stored(parent: Path, *ends: tuple[str, str, float]) -> str:
+    """A run whose report says how these specs ended."""
+    run = create_run(parent)
+    outcomes = [{"spec_hash": one, "verdict": verdict, "timing": {"wall_s": took}} for one, verdict, took in ends]
+    run.report.write_text(json.dumps({"outcomes": outcomes}))
+    return run.run_id
+
+
+def test_a_healthy_bad_end_is_asked_three_times_unless_somebody_insists_or_has_seen_it_fail(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = launches.request
+    assert question_of(request).controls == 3
+    assert question_of(replace(request, insistent=True)).controls == 14
+    assert question_of(replace(request, insistent=True, confidence=0.99)).controls == 21
+    assert earlier_of(launches, tmp_path / "none").notes == ()
+    everything = launches.spec(range(4)).spec_hash
+    run_id = _stored(tmp_path, (everything, "HANG", 8.0), (launches.spec(()).spec_hash, "PASS", 2.0))
+    seen = earlier_of(launches, tmp_path)
+    assert (question_of(request, seen).controls, question_of(request, seen).flaky) == (14, False)
+    (note,) = seen.notes
+    assert f"HANG in {run_id}" in note
+    assert (seen.run_s(("PASS",)), seen.run_s(("HANG",)), seen.run_s(("SKIP",)), seen.run_s()) == (2.0, 8.0, None, 5.0)
+    assert earlier_of(launches, tmp_path, but=run_id) == Earlier()
+
+
+def test_stored_runs_that_disagree_make_a_search_believe_no_answer_alone(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    same = replace(typed, words=(*typed.words, "gc.layers=none"))
+    (by_run,) = planned(same, FACTS).specs
+    first = _stored(tmp_path, (by_run.spec_hash, "PASS", 1.0))
+    assert question_of(launches.request, earlier_of(launches, tmp_path)).flaky is False
+    second = _stored(tmp_path, (by_run.spec_hash, "FAIL", 1.0), ("another", "PASS", 1.0))
+    seen = earlier_of(launches, tmp_path)
+    assert question_of(launches.request, seen).flaky
+    (note,) = seen.notes
+    assert f"PASS in {first} and FAIL in {second}" in note
+
+
+def test_a_stored_report_that_cannot_be_read_tells_nothing(typed, tmp_path):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    for text in ("", "[]", '{"outcomes": [{}]}', '{"outcomes": [{"spec_hash": 1, "timing": 2}]}', '{"outcomes": 3}'):
+        create_run(tmp_path).report.write_text(text)
+    create_run(tmp_path)
+    assert earlier_of(launches, tmp_path) == Earlier()
+
+
+def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, tmp_path, capsys):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = replace(launches.request, out=tmp_path / "reports")
+    show_plan(request)
+    assert "not known before the controls have run" in capsys.readouterr().out
+    _stored(tmp_path / "reports", (launches.spec(range(4)).spec_hash, "HANG", 8.0))
+    _stored(tmp_path / "reports", (launches.spec(()).spec_hash, "PASS", 2.0))
+    show_plan(request)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the bad end never fails at most 15 probes 30.0 s" in told
+    assert "a run takes 2.0 s where it passes and 8.0 s where it fails, by 2 stored runs" in told
+    assert "HANG in" in told
+    one = next(case for case in cases(question_of(request)) if case.name == "one alone is enough").probes
+    assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told
+
+
+def test_the_dry_run_of_a_choice_lists_every_value(typed, capsys):
+    show_plan(_launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp]")).request)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "each value ddp nsa-harness run gc_baseline_full parallel.wrapper=ddp value fsdp" in told
+    assert "no value ever fails at most 6 probes" in told
+
+
+def test_a_step_takes_what_the_boards_of_the_slower_rank_say(tmp_path):
+    boards = Path(__file__).parents[1] / "evidence" / "loss_not_a_number" / "boards"
+    attempt = create_run(tmp_path).attempt("p01")
+    assert seconds_a_step(attempt, 2) is None
+    for rank, name in enumerate(("11135", "11136")):
+        attempt.rank(rank).mkdir(parents=True)
+        (attempt.rank(rank) / "board").write_bytes(gzip.decompress((boards / f"{name}.board.gz").read_bytes()))
+    assert seconds_a_step(attempt, 1) == pytest.approx(0.02648, abs=1e-5)
+    assert seconds_a_step(attempt, 2) == pytest.approx(0.02794, abs=1e-5)
+    (attempt.rank(1) / "board").write_bytes(b"torn")
+    assert seconds_a_step(attempt, 2) == pytest.approx(0.02648, abs=1e-5)
+
+
+def _good(n: int, step_s: float | None) -> ProbeReport:
+    return ProbeReport(
+        n=n, subset=(), purpose=Purpose.CONTROL_GOOD, open=(0, 4), left=0, in_full=False, launcher="fork",
+        verdict="PASS", kind=None, cause=None, summary="", place=None, culprits=(), phase="exit",
+        counts_as=CountsAs.GOOD, wall_s=1.0, longest_quiet_s=None, dir=f"p{n:02d}", spec_hash="a", step_s=step_s,
+    )  # fmt: skip
+
+
+def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed):
+    launches = _launches(typed, SubjectOptions(gc_range="0:4"))
+    request = replace(launches.request, fork=False, wanted=parse_outcome("slow"))
+    assert question_of(request).baseline == 3
+    assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
+    with (
+        search_folder(typed.working_dir, bookmark("", "", {}), dict) as folder,
+        bisect._open(request, folder, launches, FACTS) as search,
+    ):
+        for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
+            assert search.slow_from_s is None
+            search._learn(_good(n, step_s))
+        assert search.slow_from_s == pytest.approx(0.15)
+        search._learn(_good(4, 9.0))
+        assert search.slow_from_s == pytest.approx(0.15)
+        assert search.notes == ["slow is a step of 150 ms or more: it takes 100 ms to 120 ms in 3 runs of the good end"]
+        search._learn(replace(_good(5, 0.4), purpose=Purpose.CONTROL_BAD, counts_as=CountsAs.BAD))
+        assert search.signature == Signature(verdict="slow", cause=None, place=None)
+
+
+def test_a_rate_is_compared_with_nothing_side_by_side_and_in_a_choice_only_with_a_time(typed):
+    layers = _launches(typed, SubjectOptions(gc_range="0:4")).subject
+    choice = _launches(typed, SubjectOptions(choice="parallel.wrapper=[ddp, fsdp]")).subject
+    check_outcome(parse_outcome("slow"), layers, 1)
+    check_outcome(parse_outcome("hang"), choice, 4)
+    check_outcome(parse_outcome("slow:200ms"), choice, 1)
+    with pytest.raises(UsageError, match="leave --jobs out"):
+        check_outcome(parse_outcome("slow"), layers, 2)
+    with pytest.raises(UsageError, match="as in slow:200ms"):
+        check_outcome(parse_outcome("slow:2"), choice, 1)
 
 
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.bisect.chain import Chain, cuts, depth, probes_at_worst
+from nsa_harness.core.bisect.chain import Chain, beside, cuts, depth, probes_at_worst
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, together
 from nsa_harness.core.bisect.question import CountsAs, Purpose, Subset
-from nsa_harness.core.bisect.zones import beside
 
 _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 # A claim about this very set: that it follows from others is not enough.

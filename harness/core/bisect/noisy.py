@@ -14,11 +14,10 @@ from itertools import accumulate
 from math import ceil, exp, lgamma, log, log2
 from operator import mul
 
-from nsa_harness.core.bisect.chain import Chain, probes_at_worst
+from nsa_harness.core.bisect.chain import Chain, beside, probes_at_worst
 from nsa_harness.core.bisect.edge import Unjudged
 from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle
 from nsa_harness.core.bisect.question import PROOFS, CountsAs, Purpose, Subset
-from nsa_harness.core.bisect.zones import beside
 
 _FAILS = (1.0, 1.0)  # the prior of the higher rate: as much for failing as for passing, and any rate alike
 _PASSES = (0.25, 1.0)  # of the lower one: that of a program with nothing else wrong is nought

@@ -25,6 +25,7 @@ class Purpose(StrEnum):
 
     CONTROL_GOOD = "control_good"
     CONTROL_BAD = "control_bad"
+    EACH = "each"  # one value of a choice
     GALLOP = "gallop"
     RIGHT_EDGE = "right_edge"
     ALONE = "alone"
@@ -90,11 +91,13 @@ class QuestionKind(StrEnum):
     """`SET`: any subset may be asked (layers, branches, names, deltas). `ORDERED`: a value, so only prefixes are.
 
     `RANGE`: only items side by side, and none: the program is told from where to where, and nothing else.
+    `CHOICE`: values of which just one is set at a time, so only sets of one are.
     """
 
     SET = "set"
     ORDERED = "ordered"
     RANGE = "range"
+    CHOICE = "choice"
 
 
 def _alike() -> float:
@@ -120,6 +123,7 @@ class SearchQuestion:
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
     false_bad: float = 0.01  # chance that a run that should pass counts as bad
+    baseline: int = 1  # how often the good end is run before anything is compared with it
     controls: int = 3  # how often the bad end must pass before it is said to
     flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
 
@@ -139,6 +143,7 @@ class AnswerKind(StrEnum):
     SEVERAL = "several"
     THRESHOLD = "threshold"
     COUNT = "count"
+    CHOICE = "choice"
     INDEPENDENT = "independent"  # both ends fail alike often: it does not depend on what was varied
     NONE = "none"
     UNDECIDED = "undecided"
@@ -158,12 +163,13 @@ class SearchAnswer:
     """`items`: single (7,); range (start, stop); set and several all members; threshold and count (smallest bad,).
 
     A threshold is a prefix length. Of an interaction `items` are all needed; of several, each of `groups` is enough.
+    Of a choice `items` are the values that fail, each by itself; the rest but `open` passes.
     `confidence` is 1.0 where each claim was asked for itself, and less where runs are flaky or only a sample was.
     """
 
     kind: AnswerKind
     items: tuple[int, ...] = ()
-    groups: tuple[Subset, ...] = ()  # several only
+    groups: tuple[Subset, ...] = ()  # several, and a choice of which several fail
     confidence: float = 1.0
     p_bad: float | None = None  # flaky only: how often what should fail does
     why: str = ""  # one sentence: what none and undecided rest on, or what an answer could not prove

@@ -36,6 +36,7 @@ class ProbeReport:
     spec_hash: str | None
     early: bool = False  # ended before a verdict: in a wait that was proven in full before; it counts as bad
     started_s: float | None = None  # on the clock of the search, which stands between its sessions; None: not kept
+    step_s: float | None = None  # of the rank that takes longest; None: not asked, or fewer than two steps were done
 
     @property
     def places(self) -> Subset:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 
 from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, RankEvidence, Sample
 from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.evidence.steps import step_s
 
 PROFILE_FILE = "profile.txt"
 _AT_WORK = {"burning", "moving"}
@@ -81,11 +80,10 @@ def pace(evidence: Evidence) -> Pace | None:
     slowest = min(boards, key=lambda rank: (_done(rank.board), rank.rank))
     assert slowest.board is not None
     times = [at_s for _, at_s in slowest.board.steps_s]
-    steps = [later - earlier for earlier, later in pairwise(times)]
     since_s = times[-1] if times else slowest.board.created_s
     return Pace(
         done=_done(slowest.board),
-        step_s=median(steps) if steps else None,
+        step_s=step_s(slowest.board),
         running_s=max(evidence.ended_s - since_s, 0.0),
         planned=slowest.planned_steps,
     )

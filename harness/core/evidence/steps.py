@@ -6,8 +6,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
+from statistics import median
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
@@ -53,6 +54,12 @@ def _calls_around(board: Board, collective: Collective) -> list[Call]:
 
 def _is_entered_by(collective: Collective, call: Call) -> bool:
     return collective.op.endswith(call.op) and call.elements == elements(collective)
+
+
+def step_s(board: Board) -> float | None:
+    """Median between its finished steps, so without what comes before the first; None where fewer than two are."""
+    took = [later - earlier for (_, earlier), (_, later) in pairwise(board.steps_s)]
+    return median(took) if took else None
 
 
 def elements(collective: Collective) -> int:

@@ -78,12 +78,20 @@ class Parsed:
 @lru_cache(maxsize=512)  # a matrix of a nightly asks one catalog for each kind of runner; reading it is what takes long
 def parse_yaml(text: str, source: str) -> Parsed:
     """The tree of one document. Never raises; duplicate keys are all reported, a broken syntax once."""
-    builder = _Builder(source)
+    return _parsed(_Builder(source), text)
+
+
+def _parsed(builder: _Builder, text: str) -> Parsed:
     try:
         root: Node | None = builder.document(text)
     except _UnreadableError as error:
         return Parsed(root=None, mistakes=(*builder.mistakes, error.mistake))
     return Parsed(root=root, mistakes=in_order(builder.mistakes))
+
+
+def as_written(text: str, source: str) -> Parsed:
+    """The same tree with each scalar as the text that stands there: 1.90 and 2.0.1 alike. Never raises."""
+    return _parsed(_VerbatimBuilder(source), text)
 
 
 def plain(node: Node) -> Plain:
@@ -240,6 +248,12 @@ class _Builder:
 
     def _origin(self, line: int, column: int) -> Origin:
         return Origin(source=self.source, line=line + 1, column=column + 1)
+
+
+class _VerbatimBuilder(_Builder):
+    def _scalar(self, event: Event) -> Scalar:
+        assert isinstance(event, ScalarEvent)
+        return str(event.value)
 
 
 # YAML 1.2 core schema: `off`, `yes`, `0:6` and `1:30` are text.

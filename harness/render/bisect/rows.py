@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from nsa_harness.core.bisect.question import CONTROLS, CountsAs, Purpose, Round, Subset
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.bisect.signature import Signature, line_word, same
+from nsa_harness.core.bisect.signature import SLOW, Signature, line_word, same
 from nsa_harness.core.bisect.subject import Form, Subject, layer_spans
+from nsa_harness.core.report import Status
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 
@@ -69,7 +70,7 @@ def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
         took=words.seconds(probe.wall_s) if probe.launched else "",
-        remark=", ".join(filter(None, (_showed(report, probe), _how_many(report, probe)))),
+        remark=", ".join(filter(None, (_pace(probe), _showed(report, probe), _how_many(report, probe)))),
         dir=probe.dir,
     )
 
@@ -126,9 +127,15 @@ def _few(subject: Subject, places: Sequence[int]) -> str:
     return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
 
 
+def _pace(probe: ProbeReport) -> str:
+    return "" if probe.step_s is None else f"{bisect_words.pace_word(probe.step_s)} a step"
+
+
 def _showed(report: BisectReport, probe: ProbeReport) -> str:
     if probe.early:
         return "same wait, ended early"
+    if probe.counts_as is CountsAs.UNRESOLVED and probe.verdict == Status.PASS:
+        return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
     if probe.counts_as is CountsAs.UNRESOLVED:
         reason = "not judged" if probe.launched else "could not be launched"
         return f"{reason}: {probe.summary}" if probe.summary else reason
@@ -136,6 +143,8 @@ def _showed(report: BisectReport, probe: ProbeReport) -> str:
         return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
     if probe.counts_as is CountsAs.GOOD:
         return ""
+    if report.signature is not None and report.signature.verdict == SLOW:
+        return "slow"
     seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
     if probe.purpose in CONTROLS or not seen_before:
         return _where(probe)

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from nsa_harness.core.bisect.plan import Stage, at_most
+from nsa_harness.core.bisect.plan import Case, Stage, at_most
 from nsa_harness.core.bisect.question import AnswerKind, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.waits import Waiting
@@ -47,8 +47,26 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
     yield ""
 
 
-def plan_lines(report: BisectReport, parts: Sequence[Stage], controls: Sequence[Control], width: int) -> Iterator[str]:
-    """What --dry-run prints: the question, both controls, and how many probes it takes at worst. Launches nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """A case of the plan, and how long that would take."""
+
+    case: Case
+    takes_s: float | None  # None: nobody knows how long a run takes
+
+
+def plan_lines(
+    report: BisectReport,
+    parts: Sequence[Stage],
+    cases: Sequence[Expected],
+    controls: Sequence[Control],
+    width: int,
+    known: str = "",
+) -> Iterator[str]:
+    """What --dry-run prints: the question, the controls, and what each case takes. Launches nothing.
+
+    `known`: by what the time of a run is known.
+    """
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
     yield from labelled("asks", report.subject.question, width, _LABEL)
@@ -63,12 +81,20 @@ def plan_lines(report: BisectReport, parts: Sequence[Stage], controls: Sequence[
     yield from labelled(
         "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
     )
-    for part in parts:
-        if part.only_if:
-            yield from labelled("", f"{part.probes} more for {part.name}, if {part.only_if}", width, _LABEL)
-    yield from labelled("", "more where runs are flaky or contradict each other", width, _LABEL)
-    yield from labelled("time", "not known before the controls have run", width, _LABEL)
+    longest = max((len(one.case.name) for one in cases), default=0)
+    for number, one in enumerate(cases):
+        yield from labelled("" if number else "if", _case_words(one, longest), width, _LABEL)
+    yield from labelled("", "more where answers contradict each other", width, _LABEL)
+    yield from labelled("time", known or "not known before the controls have run", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
+
+
+def _case_words(one: Expected, longest: int) -> str:
+    case = one.case
+    how = "about" if case.about else "" if case.more else "at most"
+    probes = f"{case.probes} more" if case.more else words.plural(case.probes, "probe")
+    takes = "" if one.takes_s is None else f"   {words.seconds(one.takes_s)}"
+    return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
 
 
 def progress_line(

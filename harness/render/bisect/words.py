@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from nsa_harness.core.bisect.question import (
     CONTROLS,
@@ -18,8 +19,9 @@ from nsa_harness.core.bisect.question import (
     spans_of,
 )
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
-from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.subject import ENV, Config, Form, Subject, layer_spans, override_word
+from nsa_harness.core.bisect.signature import SLOW, Signature
+from nsa_harness.core.bisect.subject import ENV, PACKAGE, Config, Form, Subject, layer_spans, override_word
+from nsa_harness.core.bisect.subject import plural as plural
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
 from nsa_harness.core.statistics import interval
@@ -33,28 +35,27 @@ def question(report: BisectReport) -> str:
     """ "which checkpointed layers make it HANG?"."""
     subject = report.subject
     fail = "fail" if report.signature is None else report.signature.verdict  # once one was seen
+    does_it = "is it slow" if fail == SLOW else f"does it {fail}"
     nouns = plural(subject.noun)
     match subject.form:
         case Form.LAYERS if subject.key == GC_LAYERS:
             return f"which checkpointed layers make it {fail}?"
         case Form.VALUE:
-            return f"from which {subject.noun} on does it {fail}?"
+            return f"from which {subject.noun} on {does_it}?"
         case Form.COMMIT:
-            return f"since which {subject.noun} does it {fail}?"
+            return f"since which {subject.noun} {does_it}?"
         case Form.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
-        case Form.KEYS:
+        case Form.KEYS | Form.FILE:
             return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
 
 
 def fails_word(signature: Signature | None) -> str:
-    """The verb: "hangs" or "fails"."""
+    """The verb: "hangs", "fails" or "is slow"."""
+    if signature is not None and signature.verdict == SLOW:
+        return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
-
-
-def plural(noun: str) -> str:
-    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
 def counted(count: int, noun: str) -> str:
@@ -108,6 +109,9 @@ def headline(report: BisectReport) -> str:
             if subject.in_a_row and count > 1:
                 return f"any {counted(count, subject.noun)} in a row, wherever they are"
             return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+        case AnswerKind.CHOICE:
+            fine = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
+            return named(subject, answer.items) + (f", not {named(subject, fine)}" if fine else "")
         case AnswerKind.INDEPENDENT:
             return "it does not depend on what was varied"
         case AnswerKind.NONE:
@@ -179,7 +183,7 @@ def setting_word(report: BisectReport) -> str:
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
-    if subject.form is Form.KEYS:
+    if subject.keyed:
         return "; ".join(item_word(subject, place) for place in sorted(failing))
     if subject.key != GC_LAYERS:
         return ""
@@ -253,10 +257,12 @@ def named(subject: Subject, places: Collection[int]) -> str:
 
 def item_word(subject: Subject, place: int) -> str:
     """One item, with what it is set to and what it is otherwise."""
-    if subject.form is not Form.KEYS:
+    if not subject.keyed:
         return subject.label(place)
     name = subject.label(place).removeprefix(ENV)
     good, bad = subject.good_values[place], subject.bad_values[place]
+    if str(subject.items[place]).startswith(PACKAGE):
+        return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
     if str(subject.items[place]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
     return f"{name}: {'not set' if bad is None else shown(bad)} instead of {'not set' if good is None else shown(good)}"
@@ -340,6 +346,7 @@ _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
 PURPOSES = {
+    Purpose.EACH: "each value",
     Purpose.GALLOP: "gallop",
     Purpose.RIGHT_EDGE: "right edge",
     Purpose.LEFT_EDGE: "left edge",
@@ -375,7 +382,7 @@ def facts(report: BisectReport) -> Iterator[Fact]:
         "zones": (zones(report),),
         "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
         "open": (_unjudged(report),) if open_ else (),
-        "do": (what_decides(report),) if open_ else (),
+        "do": (what_decides(report),) if open_ or answer.kind is AnswerKind.NONE else (),
         "place": (" · ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
         "took": (effort(report),),
         "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
@@ -393,10 +400,34 @@ def _unjudged(report: BisectReport) -> str:
     return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in told if count)
 
 
+def pace_word(step_s: float) -> str:
+    """ "12.4 ms"; from a second on as any other time."""
+    return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
+
+
+def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
+    """Where slow begins, and why there; `baseline_s` is a step of each run of the good end."""
+    took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
+    runs = words.plural(len(baseline_s), "run")
+    return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
+
+
+def _paces(report: BisectReport) -> Iterator[str]:
+    """What a step takes with the answer and without."""
+    found = []
+    for subset in (report.answer.failing, report.answer.passing):
+        spans = None if subset is None else spans_of(subset)
+        took = [one.step_s for one in report.probes if one.subset == spans and one.step_s is not None]
+        if subset is not None and took:
+            found.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
+    if found:
+        yield f"a step takes {', '.join(found)}"
+
+
 def place_line(report: BisectReport) -> tuple[str, ...]:
     """Where the failure stands: module, source line, and who; of the last probe that showed it."""
     probe = failing_probe(report)
-    if probe is None:
+    if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
     who = words.ranks(probe.culprits) if probe.culprits else ""
     details = ", ".join(part for part in (who, probe.phase or "") if part)
@@ -419,6 +450,10 @@ def proven(report: BisectReport) -> Iterator[str]:
     answer, verb = report.answer, fails_word(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
+    yield from _paces(report)
+    if answer.kind is AnswerKind.CHOICE:
+        yield from _each_value(report, verb)
+        return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
     rests = [] if answer.passing is None else [answer.passing]
@@ -434,11 +469,28 @@ def proven(report: BisectReport) -> Iterator[str]:
         yield answer.why
 
 
+def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
+    answer = report.answer
+    for place in range(len(report.subject.items)):
+        if place in answer.items:
+            yield _claim(report, (place,), CountsAs.BAD, verb)
+        elif place not in answer.open:
+            yield _claim(report, (place,), CountsAs.GOOD, "passes")
+        else:
+            yield f"{report.subject.describe((place,))}: open"
+    if answer.why:
+        yield answer.why
+
+
 def what_decides(report: BisectReport) -> str:
-    """What would decide an answer that is open."""
+    """What would decide an answer that is open, or show a failure that was never seen."""
+    if report.answer.kind is AnswerKind.NONE:
+        return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     causes = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
     if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
+        if good_ends[-1].verdict == Status.PASS:
+            return "let the program do three optimizer steps or more: with fewer it has no time a step"
         return f"name a good end that passes; this one: {good_ends[-1].summary}"
     if report.interrupted:
         return "give the same command again: finished probes are not repeated"

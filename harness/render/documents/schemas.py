@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from nsa_harness import __version__, protocol
+from nsa_harness.core.bisect.signature import SLOW
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import WORTHS
 from nsa_harness.core.evidence.live import FirstLook, RankProgress
@@ -96,7 +97,7 @@ def _rearrange_outcome(known: Schema) -> None:
 def _bisect_schema() -> Schema:
     """The type that is written, with the words that its texts are made of; `p_hang` may be left out."""
     known = _types(bisect=bisect_json.SearchRecord)
-    for name, verdict in (("StoredProbe", _or_null(_words(Status))), ("Signature", _words(Status))):
+    for name, verdict in (("StoredProbe", _or_null(_words(Status))), ("Signature", _words((*Status, SLOW)))):
         known[name]["properties"].update(verdict=verdict, cause=_or_null(_words(Cause)))
     answer = known["Answer"]
     answer["required"].remove("p_hang")
@@ -399,6 +400,7 @@ _ABOUT = {
     "gradients": "such as 67 of 67; null when unknown",
     "buckets": "of DDP; null when unknown",
     "longest_quiet_s": "longest time without progress; null when unknown",
+    "step_s": "time between two optimizer steps, of the slowest rank; null where it was not asked or seen",
     "path": "relative to the attempt, a pattern allowed",
     "count": "lines, rows or files; null when absent",
     "absent": "why it is not there; null when it is",

@@ -14,19 +14,22 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
-from nsa_harness.core.bisect.signature import Wanted
-from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.bisect.signature import BASELINE, SLOW, Wanted
+from nsa_harness.core.bisect.subject import SEED, Form, Subject
 from nsa_harness.core.bisect.waits import proof_after_s, stall_after_s
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
+from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
+from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
 from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.store.rundir import Ended, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
@@ -35,9 +38,11 @@ _READ_BY_US = re.compile(
     r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
 )
 PLACEHOLDERS = {
-    Form.LAYERS: ("layers", "range"),
+    Form.LAYERS: ("layers", "items", "range"),
     Form.VALUE: ("value",),
     Form.WORDS: ("value",),
+    Form.CHOICE: ("value",),
+    Form.FILE: ("file",),
 }
 
 
@@ -83,18 +88,20 @@ class Templates:
     def _without_ranges(self) -> Templates:
         """The list says any choice, the range only some: where each has words of its own, the list's are kept."""
         found = [_names(text) for text in self._texts]
-        if {"layers"} not in found or {"layers", "range"} in found or {"range"} not in found:
+        listed = next((names for names in found if names in ({"layers"}, {"items"})), None)
+        if listed is None or {*listed, "range"} in found or {"range"} not in found:
             return self
         return Templates(
             args=tuple(text for text in self.args if _names(text) != {"range"}),
             env=tuple((name, text) for name, text in self.env if _names(text) != {"range"}),
-            note="{layers} says any choice of layers, so what has {range} in it is left out",
+            note=f"{{{min(listed)}}} says any choice of layers, so what has {{range}} in it is left out",
         )
 
-    def filled(self, subject: Subject, subset: Collection[int]) -> Templates:
+    def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
+        """`file`: what is read by a program whose keys stand in a file."""
         if not self:
             return self
-        value = subject.config(subset)[subject.key]
+        value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
         listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
         def fill(text: str) -> str:
@@ -111,6 +118,7 @@ class Launches:
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
     longest_quiet_s: float | None = None  # of the good control; None: not known yet
+    mixtures: Mixtures | None = None  # None: nothing is made yet, as of a plan
     known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
 
     def __post_init__(self) -> None:
@@ -119,6 +127,11 @@ class Launches:
     def enter_trees(self, trees: Worktrees) -> None:
         """From here on each commit is launched in a checkout of its own."""
         self.trees = trees
+        self.known.clear()
+
+    def enter_mixtures(self, mixtures: Mixtures) -> None:
+        """From here on what lies between two files is made."""
+        self.mixtures = mixtures
         self.known.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
@@ -146,9 +159,19 @@ class Launches:
         open_wait_s = proof_after_s(quiet_s) if limits.open_wait_s is None else limits.open_wait_s
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
+    def hashes(self, subset: Collection[int]) -> frozenset[str]:
+        """What this launch is stored under; and the same one by `nsa-harness run`, where its spec says all of it."""
+        elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
+        try:
+            typed = () if elsewhere else planned(self._question(subset), self.facts).specs
+            by_hand = (one.spec_hash for one in typed if isinstance(one, RunSpec))
+            return frozenset({self.spec(subset).spec_hash, *by_hand})
+        except HarnessError:
+            return frozenset()
+
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
         """What repeats it by hand; the stored spec where no words can say it. `starved`: only a limit proves it."""
-        if self.subject.swept_away(subset):
+        if self.subject.swept_away(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         limits = self._named_limits(subset) if starved else []
         if self.subject.form is Form.COMMIT:
@@ -163,7 +186,7 @@ class Launches:
     def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
         """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
         env = self.request.templates.filled(self.subject, subset).env
-        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these would win
+        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these come after
         if self.question.script is None or any(name in typed or _READ_BY_US.fullmatch(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
@@ -192,8 +215,9 @@ class Launches:
             raise CannotLaunch(f"this machine cannot: {spec.reason}")
         away = self.subject.swept_away(subset)
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
-        spec = self._in_its_tree(spec, subset)
-        text = f"{spec.spec_hash} {self.subject.config(subset)}"
+        spec = self._in_its_tree(self._with_packages(spec, subset), subset)
+        files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
+        text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
         return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
@@ -203,13 +227,38 @@ class Launches:
             question = replace(question, working_dir=self._tree(subset))
         if self.subject.declared and self.subject.form is not Form.COMMIT:
             question = replace(question, words=(*question.words, *self.subject.words(subset)))
-        filled = self.request.templates.filled(self.subject, subset)
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        filled = self.request.templates.filled(self.subject, subset, file)
         words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
         if question.script is None:
             args = (f"run.args={json.dumps([*self.request.base_args, *filled.args])}",) if filled.args else ()
             return replace(question, words=(*words, *args))
         script = replace(question.script, args=(*question.script.args, *filled.args))
         return replace(question, words=words, script=script)
+
+    def _file(self, subset: Collection[int]) -> str:
+        """The user's own at both ends; else one that is named by what it holds, and stays in the run."""
+        good, bad = self._both_files()
+        if len(subset) in (0, len(self.subject.items)):
+            return (bad if subset else good)[0]
+        text = mixed_text(good[1], bad[1], [self.subject.label(place) for place in subset])
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}{good[1].suffix}"
+        return name if self.mixtures is None else str(self.mixtures.file(name, text))
+
+    def _both_files(self) -> list[tuple[str, Path]]:
+        """Each as it was named, and where it lies."""
+        assert isinstance(self.subject.good, list)
+        return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
+
+    def _with_packages(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
+        if self.mixtures is None or not (packages := self.subject.packages(subset)):
+            return spec
+        folders = self.mixtures.python_path(packages, spec.python)
+        env = dict(spec.env)
+        path = [*folders, env.get("PYTHONPATH", self.question.environ.get("PYTHONPATH", ""))]
+        if folders:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return replace(spec, env=tuple(sorted(env.items())))
 
     def _tree(self, subset: Collection[int]) -> Path:
         assert self.trees is not None
@@ -259,6 +308,16 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
     return Templates(args=tuple(args), env=tuple(pairs))
 
 
+def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
+    """Raises UsageError where a rate can be compared with nothing."""
+    if wanted.how != SLOW:
+        return
+    if jobs > 1:
+        raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
+    if subject.form is Form.CHOICE and wanted.step_s is None:
+        raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
+
+
 _MOST_PROBES = 1000  # a search that takes more has lost its way
 _MOST_FILLED = 1000  # choices whose words are looked at for the names of files
 
@@ -279,20 +338,90 @@ class BisectRequest:
     json: bool
     probe: str
     command: str  # as typed
+    insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
     redact: bool = True
     git_diff: bool = False
 
 
-def question_of(request: BisectRequest) -> SearchQuestion:
+_CONTROLS = 3  # times that a bad end passes before it is said to
+_KINDS = {
+    Form.VALUE: QuestionKind.ORDERED,
+    Form.COMMIT: QuestionKind.ORDERED,
+    Form.CHOICE: QuestionKind.CHOICE,
+}
+
+
+BAD = (Status.HANG, Status.FAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """Stored runs of what a question is about, the newest first."""
+
+    good: tuple[Ended, ...] = ()
+    bad: tuple[Ended, ...] = ()  # of a choice those of every value
+
+    @property
+    def failed(self) -> tuple[Ended, ...]:
+        return tuple(one for one in self.bad if one.verdict in BAD)
+
+    @property
+    def disagree(self) -> tuple[Ended, ...]:
+        """The newest two that ended differently with one spec."""
+        for one in (*self.good, *self.bad):
+            for other in (*self.good, *self.bad):
+                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD:
+                    return one, other
+        return ()
+
+    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD)) -> float | None:
+        """How long one that ended so takes; None where none was stored."""
+        took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
+        return sum(took) / len(took) if took else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if pair := self.disagree:
+            ends = " and ".join(f"{one.verdict} in {one.run_id}" for one in pair)
+            return (f"stored runs of one configuration ended differently, {ends}: no answer is believed alone",)
+        if self.failed:
+            newest = self.failed[0]
+            often = "it is run more often before it is said to pass"
+            return (f"the bad end was seen failing before, {newest.verdict} in {newest.run_id}: {often}",)
+        return ()
+
+
+def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
+    """What the runs below `parent` tell of the ends of this question."""
+    subject = launches.subject
+    everything = range(len(subject.items))
+    bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
+    found = [frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad)]
+    ends = tuple(ended_before(parent, found[0] | found[1], but))
+    return Earlier(
+        good=tuple(one for one in ends if one.spec_hash in found[0] - found[1]),
+        bad=tuple(one for one in ends if one.spec_hash in found[1]),
+    )
+
+
+_RAREST = 0.2  # a failure that shows in so many runs is to be seen where somebody insists, or has seen one
+
+
+def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
     subject = request.subject
+    earlier = Earlier() if request.wanted.how == SLOW else earlier  # how long its steps took no report says
+    insistent = request.insistent or bool(earlier.failed)
     unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
     return SearchQuestion(
-        kind=QuestionKind.ORDERED if subject.ordered else unordered,
+        kind=_KINDS.get(subject.form, unordered),
         items=len(subject.items),
         together=tuple(map(frozenset, subject.together)),
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
+        baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
+        controls=tries(_RAREST, request.confidence) if insistent else _CONTROLS,
+        flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
     )

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_harness.core.bisect.subject import ENV, Form, Subject
+from nsa_harness.core.bisect.subject import ENV, PACKAGE, SEED, Form, Subject
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import as_plain
-from nsa_harness.core.scenario.overrides import parse_override
+from nsa_harness.core.scenario.overrides import is_override, parse_override
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
-from nsa_harness.core.scenario.yaml_tree import Plain, plain, shown
+from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
 from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.bisect.commits import commits_between
+from nsa_harness.supervisor.bisect.mixtures import different_keys, environment_differences, read_environment
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 
 AUTO = "auto"
@@ -25,6 +26,7 @@ _SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
 _REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
 _REACH_VALUES = 1 << 17
 _MOST_VALUES = 1 << 20  # a search holds each of them
+_MOST_SEEDS = 64  # each is run several times
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
 # Where the first key differs, the others of its line mean nothing without it.
 _WITH_THEIR_HEAD = (
@@ -52,6 +54,11 @@ class SubjectOptions:
     set: str | None = None
     commits: str | None = None
     any: str | None = None
+    ordered: str | None = None
+    choice: str | None = None
+    seeds: str | None = None
+    items: str | None = None
+    env_file: str | None = None
 
 
 def subject_of(
@@ -62,9 +69,13 @@ def subject_of(
     `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
     """
     option, value = _only(options)
+    if option == "set" and templated:
+        return question, _of_two_files(value, _with_scenario("file", question))
     question = _with_scenario(option, question)
     if option == "set":
         return _of_two(value, question)
+    if option == "env_file":
+        return _of_environments(value, question)
     scenario = _scenario(question)
     if scenario.is_ours and templated:
         reach = "--arg and --env-arg reach a program of yours"
@@ -84,6 +95,7 @@ _NEEDS_PLACEHOLDER = {
     "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with its own words",
     "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with its own words",
     "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with its own words",
+    "seeds": "--arg '--seed={value}' or --env-arg 'SEED={value}', with its own words",
 }
 
 
@@ -101,7 +113,10 @@ def _with_scenario(option: str, question: Invocation) -> Invocation:
     named = question.script is not None or any("=" not in word for word in question.words)
     if option == "set":
         if named:
-            raise UsageError("--set names both scenarios itself, the good one and the bad one; give no other")
+            theirs = "two files that your program reads itself go with --arg '--config={file}', with its own word"
+            raise UsageError(
+                f"--set names both scenarios itself, the good one and the bad one; give no other; {theirs}"
+            )
         return question
     if named:
         return question
@@ -207,6 +222,61 @@ def _any(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
     return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
+def _ordered(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """A search by prefixes asks of them only whether one comes before the other, as they were given."""
+    key, written = _as_given("--ordered", value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
+    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
+
+
+def _choice(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    key, written = _as_given("--choice", value, "parallel.wrapper=[ddp,fsdp]")
+    return Subject(form=Form.CHOICE, key=key, noun="value", items=tuple(written))
+
+
+def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
+    """The key and its values, each as it was written: YAML reads 1.90 as a number and 2.0.1 as a text."""
+    wrong = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
+    if not is_override(value):
+        raise UsageError(wrong)
+    override = parse_override(value, option)
+    read = plain(override.value)
+    text = as_written(value.partition("=")[2], option).root
+    written = plain(text) if text is not None else None
+    if not isinstance(read, list) or not isinstance(written, list) or len(read) < 2:
+        raise UsageError(wrong)
+    # A list in the list is a value of several numbers, as of a mesh.
+    values = [one if isinstance(one, list | dict) else word for one, word in zip(read, written, strict=True)]
+    if option == "--ordered" and any(isinstance(one, list | dict) for one in read):
+        raise UsageError(wrong)
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{option}: {override.key}: {shown(twice)} is given twice")
+    return override.key, values
+
+
+def _seeds(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
+    """Each by itself: a seed decides what is drawn, and no order of seeds means anything."""
+    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", value):
+        seeds = list(dict.fromkeys(map(int, value.split(","))))
+    else:
+        seeds = list(range(*_span("--seeds", value)))
+    if not 2 <= len(seeds) <= _MOST_SEEDS:
+        raise UsageError(f"--seeds={value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+    return Subject(form=Form.CHOICE, key="train.seed" if scenario.is_ours else "seed", noun=SEED, items=tuple(seeds))
+
+
+def _items(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """Numbers under a name of the user's: data shards, sample indices, batches."""
+    key, equals, span = value.partition("=")
+    if not equals or not is_override(f"{key}="):
+        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(value)}")
+    start, stop = _span("--items", span)
+    noun = key.rpartition(".")[2]
+    # A key of a list has its plural: data.shards.
+    noun = noun.removesuffix("s") if "." in key and len(noun) > 1 else noun
+    return Subject(form=Form.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
+
+
 _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subject]] = {
     "gc_range": _gc_range,
     "layers": _layers,
@@ -216,14 +286,16 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
     "env": _env,
     "commits": _commits,
     "any": _any,
+    "ordered": _ordered,
+    "choice": _choice,
+    "seeds": _seeds,
+    "items": _items,
 }
 
 
 def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Every dotted key in which two scenarios differ. The search goes on from the good one."""
-    names = value.split(",")
-    if len(names) != 2 or not all(names):
-        raise UsageError(f"--set: expected GOOD,BAD, two scenarios or YAML files, got {shown(value)}")
+    names = _two("--set", value, "two scenarios or YAML files")
     good, bad = (replace(question, words=(_as_path(name, question.working_dir), *question.words)) for name in names)
     before, after = (dict(_flat(as_plain(_scenario(side)))) for side in (good, bad))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
@@ -238,6 +310,51 @@ def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
         bad_values=tuple(after.get(key) for key in keys),
         together=tuple(_together(keys)),
     )
+
+
+def _of_two_files(value: str, question: Invocation) -> Subject:
+    """Two config files of the program's own; each mixture of them is a file that it is given instead."""
+    names = _two("--set", value, "two files that the program reads")
+    good, bad = (question.working_dir / name for name in names)
+    if good.suffix != bad.suffix:
+        raise UsageError(f"--set: {shown(names[0])} and {shown(names[1])} end differently; name two files of one kind")
+    keys = different_keys(good, bad)
+    if not keys:
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key")
+    return Subject(
+        form=Form.FILE, key="keys", noun="key", items=tuple(key.label for key in keys), good=list(names),
+        good_values=tuple(key.good for key in keys), bad_values=tuple(key.bad for key in keys),
+    )  # fmt: skip
+
+
+def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+    """Variables and packages. Under the good virtual environment's Python, if it is one."""
+    names = _two("--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments")
+    good, bad = (read_environment(question.working_dir / name) for name in names)
+    if (good.python is None) != (bad.python is None):
+        raise UsageError("--env-file: two virtual environments or two files; `pip freeze` makes a file of either")
+    found = list(environment_differences(good, bad))
+    if not found:
+        raise UsageError(f"--env-file: {names[0]} and {names[1]} do not differ")
+    packages = [key.startswith(PACKAGE) for key, _, _ in found]
+    noun = "package" if all(packages) else "difference" if any(packages) else "variable"
+    subject = Subject(
+        form=Form.KEYS,
+        key="environment",
+        noun=noun,
+        items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in found),
+        labels=tuple(key.removeprefix(PACKAGE) for key, _, _ in found),
+        good_values=tuple(one for _, one, _ in found),
+        bad_values=tuple(other for _, _, other in found),
+    )
+    return replace(question, python=good.python or question.python), subject
+
+
+def _two(option: str, value: str, what: str) -> tuple[str, str]:
+    good, comma, bad = value.partition(",")
+    if not (good and comma and bad) or "," in bad:
+        raise UsageError(f"{option}: expected GOOD,BAD, {what}, got {shown(value)}")
+    return good, bad
 
 
 def _as_path(name: str, working_dir: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -42,7 +43,7 @@ from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
 from nsa_harness.core.evidence.stacks import parse_faulthandler
-from nsa_harness.core.evidence.steps import ledger_table, step_rows
+from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.observed_job import starts_ranks
@@ -78,6 +79,16 @@ def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSEr
                 attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} were skipped")
         except OSError as error:
             yield error
+
+
+def seconds_a_step(attempt: AttemptDir, ranks: int) -> float | None:
+    """Of the rank that takes longest for one; None where no board was brought home that has two finished ones."""
+    took = []
+    for rank in range(ranks):
+        with suppress(OSError, ValueError):
+            board = parse_board(attempt.door.whole(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0)
+            took.append(step_s(board))
+    return max((one for one in took if one is not None), default=None)
 
 
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:

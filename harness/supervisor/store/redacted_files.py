@@ -126,7 +126,7 @@ def _files(run: RunDir) -> Iterator[Path]:
     folders = [run.path]
     while folders:
         folder = folders.pop(0)
-        folders += [below for below in run.door.folders(folder) if below != run.worktrees]
+        folders += [below for below in run.door.folders(folder) if below not in (run.worktrees, run.mixtures)]
         yield from (one for one in run.door.files(folder, "*") if one.name not in left_out and run.door.is_file(one))
 
 

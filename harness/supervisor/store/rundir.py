@@ -8,8 +8,9 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -91,6 +92,7 @@ class RunDir:
         self.search_state = path / "bisection.json"  # which question it is, and whether it has ended
         self.search_probes = path / "probes.jsonl"  # its journal
         self.worktrees = path / "worktrees"  # of commits, while it runs
+        self.mixtures = path / "mixtures"  # of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
 
     @property
@@ -217,6 +219,34 @@ _HINTED, _LOOKED_INTO = 3, 30
 def newest(parent: Path) -> list[Path]:
     """What bears the name of a run, the newest first."""
     return [path for path in reversed(Door(parent).folders(parent)) if fnmatchcase(path.name, _NAMED)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How an attempt of a stored run ended, as its report says."""
+
+    run_id: str
+    spec_hash: str
+    verdict: str
+    wall_s: float
+
+
+def ended_before(parent: Path, spec_hashes: Collection[str], but: str = "") -> Iterator[Ended]:
+    """Of the newest runs below `parent`, the newest first, those attempts that had one of these specs.
+
+    A report that cannot be read tells nothing, and is passed over. `but`: the run that is no earlier one.
+    """
+    for run in (RunDir(path) for path in newest(parent)[:_REMEMBERED] if path.name != but):
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            for one in json.loads(run.door.whole(run.report, _MAX_SAID_BYTES))["outcomes"]:
+                if one["spec_hash"] in spec_hashes:
+                    wall_s = float(one["timing"]["wall_s"])
+                    yield Ended(
+                        run_id=run.run_id, spec_hash=one["spec_hash"], verdict=str(one["verdict"]), wall_s=wall_s
+                    )
+
+
+_REMEMBERED = 50
 
 
 def write_document(path: Path, text: str) -> None:
