@@ -98,6 +98,13 @@ def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> No
     assert _begin(tmp_path, _mark(**{"helper.py": "b3", "package torch": "2.14 d4"})) == (None, said)
 
 
+def test_nothing_is_said_of_a_search_that_another_one_has_answered_since(tmp_path: Path) -> None:
+    runs = sorted((create_run(tmp_path) for _ in range(2)), key=lambda run: run.path)
+    for run, premises, ended in zip(runs, ("b1", "b2"), (False, True), strict=True):
+        SearchFolder(run=run, mark=_mark(**{"helper.py": premises}), files=dict).write(ended=ended)
+    assert _begin(tmp_path, _mark(**{"helper.py": "b2"})) == (None, "")
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
