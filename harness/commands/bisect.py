@@ -319,7 +319,7 @@ class Bisection(SearchState):
             kept = self._launched(spec, blank)
         with self._lock:
             self.journal.keep(kept)
-            if len(self.journal.kept) == 1:
+            if kept.dir is not None and sum(one.dir is not None for one in self.journal.kept) == 1:
                 self.folder.leave_out_written()
         return kept
 

@@ -24,7 +24,8 @@ from bisected import (
 )
 
 from nsa_harness.core.bisect.chain import cuts, probes_at_worst
-from nsa_harness.core.bisect.plan import at_most, find, worst_case
+from nsa_harness.core.bisect.oracle import Oracle as Observed
+from nsa_harness.core.bisect.plan import at_most, find, so_far, worst_case
 from nsa_harness.core.bisect.question import (
     PROOFS,
     AnswerKind,
@@ -451,6 +452,10 @@ def test_the_members_that_were_found_before_the_budget_ended_are_known() -> None
 
 
 def test_where_answers_contradict_each_other_nothing_is_known() -> None:
-    flips = iter([GOOD, BAD, GOOD, BAD, BAD, GOOD, BAD, BAD])
-    answer = find(question(4, max_probes=8), Oracle(lambda _: next(flips)))
-    assert (answer.kind, answer.known) == (AnswerKind.UNDECIDED, ())
+    said = iter([BAD, GOOD, GOOD, BAD])
+    asked = Observed(question(4), lambda _: [next(said)])
+    for subset in (range(4), range(3), range(2)):
+        list(asked.ask([frozenset(subset)], Purpose.RIGHT_EDGE, asked.everything))
+    assert so_far(asked, "").known == (3,)
+    list(asked.ask([frozenset(range(3))], Purpose.REPEAT, asked.everything))
+    assert so_far(asked, "").known == ()

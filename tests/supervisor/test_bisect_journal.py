@@ -9,6 +9,7 @@ import pytest
 from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import HangKind, Place
+from nsa_harness.supervisor.bisect import premises
 from nsa_harness.supervisor.bisect.journal import (
     Bookmark,
     Journal,
@@ -59,6 +60,11 @@ def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) ->
     assert [one.n for one in Journal(run).kept] == [1]
 
 
+@pytest.fixture(autouse=True)
+def _quick_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(premises, "_SLOW", 1)
+
+
 RESTS_ON = {"train.py": "a1", "helper.py": "b2", "package torch": "2.13 c3"}
 
 
@@ -96,6 +102,13 @@ def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> No
     run = _left(tmp_path, _mark())
     said = f"helper.py and package torch have changed since the search in {run.path}; a new search begins"
     assert _begin(tmp_path, _mark(**{"helper.py": "b3", "package torch": "2.14 d4"})) == (None, said)
+
+
+def test_nothing_is_said_of_a_search_that_another_one_has_answered_since(tmp_path: Path) -> None:
+    runs = sorted((create_run(tmp_path) for _ in range(2)), key=lambda run: run.path)
+    for run, helper, ended in zip(runs, ("b1", "b2"), (False, True), strict=True):
+        SearchFolder(run=run, mark=_mark(**{"helper.py": helper}), files=dict).write(ended=ended)
+    assert _begin(tmp_path, _mark(**{"helper.py": "b2"})) == (None, "")
 
 
 @pytest.mark.parametrize(

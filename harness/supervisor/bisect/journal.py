@@ -132,11 +132,12 @@ def search_folder(
     parent: Path, mark: Bookmark, files: Files, *, redact: bool = True, git_diff: bool = False
 ) -> Iterator[SearchFolder]:
     """That of the newest search below `parent` that goes on, or a new one."""
-    note = ""
+    note, answered = "", False
     with ExitStack() as stack:
         for run in [RunDir(path, redact=redact, git_diff=git_diff) for path in newest(parent)]:
             known = _bookmark(run)
             if known is None or known.ended:
+                answered = answered or (known is not None and known.typed == mark.typed)
                 continue
             other = changed(known.premises, mark.premises)
             if not other and _taken(run, stack):
@@ -147,7 +148,7 @@ def search_folder(
                     return
             elif not other:
                 note = note or f"{run.path} is another search for the same, still running; this one begins beside it"
-            elif known.typed == mark.typed:
+            elif known.typed == mark.typed and not answered:
                 note = note or f"{told(other)} changed since the search in {run.path}; a new search begins"
         run = create_run(parent, redact=redact, git_diff=git_diff)
         stack.enter_context(locked(run))

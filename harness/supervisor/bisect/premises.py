@@ -39,12 +39,13 @@ _MOST_NAME = 300  # characters of a word that may name a file
 _INTERPRETER_S = 60.0
 _SLOW = 100_000  # rounds: who has such a digest tries few values a second
 
-# What a terminal, a login or a batch system sets anew each time; a search goes on in another one.
+# What a terminal, a login, a build or a batch system sets anew each time; a search goes on in another one.
 _OF_THE_SESSION = re.compile(
     r"_|PWD|OLDPWD|SHLVL|COLORTERM|COLUMNS|LINES|WINDOW|WINDOWID|STY|DISPLAY|MAIL|INVOCATION_ID|JOURNAL_STREAM"
-    r"|LS_COLORS|LESS(OPEN|CLOSE)?|HIST[A-Z]+|PS[0-4]|PAGER|EDITOR|VISUAL|KRB5CCNAME|NSA_HARNESS_.*"
+    r"|LS_COLORS|LESS(OPEN|CLOSE)?|HIST[A-Z]+|PS[0-4]|PAGER|EDITOR|VISUAL|KRB5CCNAME|MAKEFLAGS|MAKELEVEL"
+    r"|MFLAGS|NSA_HARNESS_.*"
     r"|(TERM|TMUX|SSH|SUDO|XDG|DBUS|WAYLAND|DESKTOP|GNOME|KDE|KONSOLE|VTE|VSCODE|ITERM|KITTY|ALACRITTY|WT|GPG|SYSTEMD"
-    r"|SESSION|PYTEST|SLURM|SLURMD|PBS|LSB|SGE)(_.*)?"
+    r"|SESSION|SHELL_SESSION|STARSHIP|JPY|PYTEST|GITHUB|SLURM|SLURMD|PBS|LSB|SGE)(_.*)?"
 )
 
 
