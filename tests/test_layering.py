@@ -198,7 +198,6 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         {"nsa", "attention", "gates", "branch", "branches", "cmp", "sel", "win", "compression"},
         "the one schema of scenario files, which has the keys of our program",
     ),
-    "harness/supervisor/bisect/launches.py": ({"nsa"}, "variables that the harness reads itself"),
     "harness/supervisor/bisect/subjects.py": ({"branch", "branches"}, "the option --branch, answered by the subject"),
     "harness/supervisor/launch/machine.py": ({"branch"}, "of git"),
 }

@@ -23,6 +23,8 @@ from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
+from nsa_harness.protocol import ENV_PREFIX
+from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
@@ -34,7 +36,7 @@ from nsa_harness.supervisor.store.rundir import Ended, ended_before
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
 _READ_BY_US = re.compile(
-    r"_?NSA_.*|PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
+    r"PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
     r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
 )
 PLACEHOLDERS = {
@@ -186,8 +188,8 @@ class Launches:
     def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
         """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
         env = self.request.templates.filled(self.subject, subset).env
-        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these come after
-        if self.question.script is None or any(name in typed or _READ_BY_US.fullmatch(name) for name, _ in env):
+        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
+        if self.question.script is None or any(name in typed or _is_read_by_us(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
@@ -285,6 +287,10 @@ def _range(value: Plain) -> str:
     if numbers != list(range(numbers[0], numbers[-1] + 1)):
         raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them")
     return f"{numbers[0]}:{numbers[-1] + 1}"
+
+
+def _is_read_by_us(name: str) -> bool:
+    return is_read_by_it(name) or name.startswith(ENV_PREFIX) or _READ_BY_US.fullmatch(name) is not None
 
 
 def _quoted(text: str) -> str:
