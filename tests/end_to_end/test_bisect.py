@@ -352,8 +352,8 @@ def test_commits_that_a_broken_one_hides_are_named_as_git_names_those_it_skipped
     git = ["git", "-C", str(home), "-c", "user.email=a@b", "-c", "user.name=a"]
     subprocess.run([*git, "init", "-q"], check=True)
     for number in range(6):
-        fails = "raise ImportError('no flash')" if number == 3 else f"sys.exit({3 if number >= 4 else 0})"
-        (home / "train.py").write_text(f"import sys\n{fails}  # version {number}\n")
+        broken = "raise ImportError('no flash')" if number == 3 else "pass"  # on another line than what is sought
+        (home / "train.py").write_text(f"import sys\n{broken}\nsys.exit({3 if number >= 4 else 0})  # {number}\n")
         subprocess.run([*git, "add", "."], check=True)
         subprocess.run([*git, "commit", "-qm", f"version {number}"], check=True)
     done = subprocess.run(
