@@ -196,7 +196,7 @@ def test_another_failure_beside_a_flaky_one_has_its_borders_bisected_too(rate: f
         assert answer.open == tuple(range(29, 81))
         assert (answer.passing, answer.failing) == (frozenset(range(29)), frozenset(range(81)))
         assert sum(len(subset) in blind for one in probe.rounds for subset in one.subsets) <= 30
-        assert probe.count() <= 300
+        assert probe.count() <= 95
 
 
 def test_among_flaky_sets_what_cannot_be_judged_is_named() -> None:

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from random import Random
 
-from bisected import BAD, GOOD, UNRESOLVED, Oracle, Rule, bisected, named, needs, ordered, question, shown
+from bisected import (
+    BAD,
+    GOOD,
+    UNRESOLVED,
+    Oracle,
+    Rule,
+    at_least,
+    bisected,
+    named,
+    needs,
+    ordered,
+    question,
+    shown,
+    unjudged,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +151,26 @@ def test_whatever_is_answered_a_search_ends_and_its_answer_fits_its_own_probes(
             assert BAD in [said for subset, said in probe.told if subset == answer.failing]
         if answer.passing is not None and answer.items:
             assert GOOD in [said for subset, said in probe.told if subset == answer.passing]
+
+
+@given(items=st.integers(2, 60), data=st.data(), at_once=AT_ONCE)
+@settings(max_examples=100, deadline=None)
+def test_a_zone_ends_where_it_is_said_to_and_what_is_sought_begins_in_it(
+    items: int, data: st.DataObject, at_once: int
+) -> None:
+    smallest = data.draw(st.integers(1, items))
+    blind = data.draw(st.sets(st.integers(1, items - 1), max_size=items))
+    rule = unjudged(at_least(smallest), *blind, counts_as=CountsAs.DIFFERENT)
+    answer, _ = bisected(ordered(items, at_once=at_once), rule)
+    if answer.kind is AnswerKind.THRESHOLD:
+        assert answer.items == (smallest,)
+        return
+    _, between, above = answer.zones
+    counts = [rule(frozenset(range(length))) for length in range(items + 1)]
+    assert counts[between.start - 1 : between.start + 1] == [GOOD, CountsAs.DIFFERENT]
+    assert counts[between.stop - 1 : between.stop + 1] == [CountsAs.DIFFERENT, BAD]
+    assert smallest - 1 in answer.open
+    assert (between.stop, answer.open) == (above.start, tuple(range(between.start - 1, between.stop)))
 
 
 @given(items=st.integers(1, 12), seed=st.integers(0), rate=st.floats(0.3, 1.0), at_once=AT_ONCE)

@@ -346,6 +346,30 @@ def test_a_commit_is_found_in_any_repository(workspace: Workspace) -> None:
 
 
 @pytest.mark.slow
+def test_commits_that_a_broken_one_hides_are_named_as_git_names_those_it_skipped(workspace: Workspace) -> None:
+    home = workspace.directory / "repo"
+    home.mkdir()
+    git = ["git", "-C", str(home), "-c", "user.email=a@b", "-c", "user.name=a"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for number in range(6):
+        broken = "raise ImportError('no flash')" if number == 3 else "pass"  # on another line than what is sought
+        (home / "train.py").write_text(f"import sys\n{broken}\nsys.exit({3 if number >= 4 else 0})  # {number}\n")
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", f"version {number}"], check=True)
+    done = subprocess.run(
+        [*COMMAND, "bisect", "--script", "train.py", "--commits=HEAD~5..HEAD"],
+        cwd=home, capture_output=True, text=True, check=False, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == 125, done.stdout + done.stderr
+    listed = subprocess.run([*git, "log", "--format=%h %s", "-3"], check=True, capture_output=True, text=True)
+    last, first, broken = listed.stdout.splitlines()
+    told = " ".join(done.stdout.split())
+    assert f"the first commit that fails can be any of: {broken}; {first}" in told
+    assert f"fails otherwise (ImportError) at {broken.split()[0]}, fails from {first.split()[0]}" in told
+    assert last not in told.partition("UNDECIDED")[2]
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_the_probe_and_the_same_command_goes_on(workspace: Workspace) -> None:
     process = workspace.start("bisect", "gc_baseline_full", "--gc-range", "model.layers=2", *TWO_RANKS)
     reports = workspace.directory / "reports"

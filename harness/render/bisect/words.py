@@ -103,7 +103,7 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.SEVERAL:
             return f"{'; '.join(named(subject, group) for group in answer.groups)}: each is enough"
         case AnswerKind.THRESHOLD:
-            return _threshold(subject, answer.items[0], passes_before=not answer.zones)
+            return _threshold(subject, answer.items[0])
         case AnswerKind.COUNT:
             count = answer.items[0]
             if subject.in_a_row and count > 1:
@@ -284,13 +284,12 @@ def round_word(purpose: Purpose) -> str:
     return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
 
 
-def _threshold(subject: Subject, length: int, *, passes_before: bool) -> str:
+def _threshold(subject: Subject, length: int) -> str:
     place = length - 1
     if subject.form is Form.COMMIT:
         return f"{subject.noun} {subject.label(place)} is the first one"
     if subject.ordered:
-        before = f", not {value_before(subject, place)}" if passes_before else ""
-        return f"{subject.noun} {subject.label(place)} and above{before}"
+        return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
     return f"the first {counted(length, subject.noun)}"
 
 
