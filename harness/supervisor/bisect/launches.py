@@ -23,8 +23,7 @@ from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.subject.files import FOLDER
-from nsa_harness.supervisor.bisect.commits import Worktrees
-from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
+from nsa_harness.supervisor.bisect.mixtures import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
@@ -174,7 +173,7 @@ class Launches:
     def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
         """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
         env = self.request.templates.filled(self.subject, subset).env
-        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these would win
+        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these come last
         if self.question.script is None or any(name in typed or _READ_BY_US.fullmatch(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
