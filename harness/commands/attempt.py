@@ -29,6 +29,7 @@ _GRACE_S = 1.0  # between TERM and KILL
 _START_UP = {"none", "start", "imported", "init"}
 
 Tell = Callable[[Callable[[Listener], None]], object]
+Enough = Callable[..., bool]
 
 
 class Interrupts(Protocol):
@@ -53,8 +54,10 @@ def run_one(
     log: Path,
     devices: tuple[int, ...] | None = None,
     server: ForkServer | None = None,
+    enough: Enough | None = None,
 ) -> Outcome:
     """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one.
+    `enough` is asked of each look at a stall that proves nothing, as `prove` is; where it says so the attempt ends.
 
     A fault of the harness is this run's ERROR, with its traceback in `log`, not the loss of all the others.
     """
@@ -65,7 +68,7 @@ def run_one(
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
         tell(lambda one: one.launched(shown))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
-        _follow(guarded, spec, attempt, AttemptAudience(name=attempt.path.name, tell=tell), interruption)
+        _follow(guarded, spec, attempt, AttemptAudience(name=attempt.path.name, tell=tell), interruption, enough)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
@@ -81,21 +84,31 @@ def run_one(
 
 
 def _follow(
-    guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: AttemptAudience, interruption: Interrupts
+    guarded: Guarded,
+    spec: RunSpec,
+    attempt: AttemptDir,
+    audience: AttemptAudience,
+    interruption: Interrupts,
+    enough: Enough | None,
 ) -> None:
     """Watch it to its end, which is here at the latest."""
     with bounded_logs(attempt):
-        _watched(guarded, spec, attempt, audience, interruption)
+        _watched(guarded, spec, attempt, audience, interruption, enough)
 
 
 def _watched(
-    guarded: Guarded, spec: RunSpec, attempt: AttemptDir, audience: AttemptAudience, interruption: Interrupts
+    guarded: Guarded,
+    spec: RunSpec,
+    attempt: AttemptDir,
+    audience: AttemptAudience,
+    interruption: Interrupts,
+    enough: Enough | None,
 ) -> None:
     try:
         # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
         import nsa_harness.commands.judge
         import nsa_harness.render.documents.documents  # noqa: F401
-        from nsa_harness.supervisor.watch.watch import Watch
+        from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
 
         watch = Watch(
             guarded=guarded,
@@ -103,6 +116,7 @@ def _watched(
             attempt=attempt,
             audience=audience,
             interrupted=lambda: interruption.count > 0,
+            policy=WatchPolicy(enough=enough) if enough else WatchPolicy(),
         )
         with interruption.watching():
             watch.run()

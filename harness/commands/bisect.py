@@ -7,12 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from nsa_harness import __version__
 from nsa_harness.commands.attempt import run_one
@@ -22,11 +23,12 @@ from nsa_harness.commands.bisect_report import (
     UNDECIDED,
     SearchState,
     report_so_far,
+    shown_in_full,
     write_answer,
 )
 from nsa_harness.commands.run import Interruption, interruptible, listeners
 from nsa_harness.commands.scheduler import RunRequest
-from nsa_harness.core.bisect.plan import find
+from nsa_harness.core.bisect.plan import Stage, find, worst_case
 from nsa_harness.core.bisect.question import (
     AnswerKind,
     CountsAs,
@@ -35,15 +37,28 @@ from nsa_harness.core.bisect.question import (
     Round,
     SearchAnswer,
     SearchQuestion,
+    Spans,
     Subset,
     spans_of,
 )
 from nsa_harness.core.bisect.report import ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import SLOW, Signature, counts_as, line_word
 from nsa_harness.core.bisect.subject import Form, in_its_words
+from nsa_harness.core.bisect.waits import (
+    Costs,
+    Waiting,
+    WaitSignature,
+    costs,
+    early_after_s,
+    seen_before,
+    standing,
+    time_left_s,
+    waiting_for,
+)
+from nsa_harness.core.evidence.evidence import Sample, Snapshot
 from nsa_harness.core.plan import Launcher, RunSpec
-from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import free_devices
+from nsa_harness.core.report import MachineFacts, Outcome, Status
+from nsa_harness.core.schedule import Load, Room, free_devices, side_by_side
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.bisect_json import answer_event, probe_event
@@ -65,14 +80,17 @@ from nsa_harness.supervisor.bisect.mixtures import Mixtures, Worktrees
 from nsa_harness.supervisor.bisect.premises import told
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
-from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.machine import machine_facts, memory_bytes
 from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir
 
+_MOST_CONFIRMED = 3
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
-_STALL_FLOOR_S = 2.0  # of a probe: its twin has shown how long this program is quiet
-_STALL_FACTOR = 3.0  # times the longest quiet of the good control
+
+
+class _LauncherDecides(Exception):
+    """What a fork has shown torchrun does not: the search begins anew, and forks no more."""
 
 
 class _Interrupted(OutOfBudget):
@@ -131,6 +149,10 @@ class Bisection(SearchState):
     taken: set[int] = field(default_factory=set)  # devices
     baseline_s: list[float] = field(default_factory=list)  # a step of the good end, each time; where slow is sought
     slow_from_s: float | None = None  # a step that takes so long counts as bad; None until that is known
+    waits: set[WaitSignature] = field(default_factory=set)  # each proven in full to hang, by a probe of this session
+    stages: tuple[Stage, ...] = ()  # of this question, at worst
+    forks: bool = True  # until one has shown what torchrun does not
+    confirmed: set[Spans] = field(default_factory=set)  # torchrun was asked whether a fork was right
     out_of_budget: bool = False  # the same command with a larger one goes on
     interrupted: bool = False
     began_s: float = field(init=False)  # where the clock of the search, which stands between sessions, was at zero
@@ -142,7 +164,9 @@ class Bisection(SearchState):
 
     def carry_out(self) -> int:
         self.screen.begun(report_so_far(self))
-        answer = in_its_words(self.request.subject, find(self._question(), self.probe))
+        answer = in_its_words(self.request.subject, self._found())
+        if not self.interrupted:
+            self._ask_for_commands(answer)
         self._tell_what_changed()
         if self.interrupted:
             self._finish(answer, cut_short=True)
@@ -155,27 +179,101 @@ class Bisection(SearchState):
         if other := self.folder.edited():
             self.note(f"{told(other)} changed while the search ran: its probes are not all of the same program")
 
+    def _found(self) -> SearchAnswer:
+        question = self._question()
+        self.stages = worst_case(question)
+        try:
+            return find(question, self.probe)
+        except _LauncherDecides:
+            self.forks = False
+            self.journal.begin_anew()
+            self.probes = [_discounted(one) for one in self.probes]
+            self.signature = None
+            self.waits.clear()
+            return find(question, self.probe)
+
     def _question(self) -> SearchQuestion:
-        """As many probes side by side as were asked for, and as there are GPUs for."""
-        jobs = self.request.jobs
-        with suppress(CannotLaunch):
+        """As many probes side by side as were asked for, and as the machine has cores or devices for."""
+        question = question_of(self.request, self.earlier)
+        return replace(question, bad_cost=self._bad_cost, at_once=self._at_once())
+
+    def _at_once(self) -> int:
+        """Once a sound run was seen, by the memory that it took, too."""
+        asked = self.request.jobs
+        try:
             spec = self.launches.spec(range(len(self.request.subject.items)))
-            jobs = min(jobs, max(1, len(self.facts.gpus) // spec.ranks)) if spec.device == "cuda" else jobs
-        return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=jobs)
+        except CannotLaunch:
+            return asked
+        gpus = spec.ranks if spec.device == "cuda" else 0
+        seen = [one.usage.peak_rss_bytes for one in self.outcomes.values()]
+        rank_bytes = max((size for size in seen if size), default=0)
+        room = Room(jobs=asked, cores=self.facts.cpus, gpus=len(self.facts.gpus), memory_bytes=memory_bytes()[1])
+        held, what = side_by_side(Load(ranks=spec.ranks, gpus=gpus, memory_bytes=spec.ranks * rank_bytes), room)
+        if held < asked:
+            self.note(f"--jobs {asked}: {held} at a time, as many as the {what} of this machine hold")
+        return held
 
     def probe(self, round_: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
-        self.screen.round_begun(round_, report_so_far(self))
+        self.screen.round_begun(round_, report_so_far(self), self._left_s(round_))
         places = [(next(self._numbers), subset) for subset in round_.subsets]
         if len(places) == 1:
             made = [self._one(*places[0], round_)]
         else:
-            with ThreadPoolExecutor(max_workers=len(places)) as pool:
+            with ThreadPoolExecutor(max_workers=min(len(places), self._at_once())) as pool:
                 made = list(pool.map(lambda place: self._one(place[0], place[1], round_), places))
+        for one in made:
+            self._check_launcher(one)
         return [one.counts_as for one in made]
 
-    def _one(self, n: int, subset: Subset, round_: Round) -> ProbeReport:
-        in_full = self._in_full(subset, round_.purpose)
+    def _check_launcher(self, new: ProbeReport) -> None:
+        """Before the search hears of a contradiction: whether it comes from how the probes were launched.
+
+        Raises _LauncherDecides. Of a program that contradicts itself anyhow a few forks are confirmed, and no more.
+        """
+        forked = contradicted_fork(new, self.probes)
+        if forked is None or forked.subset in self.confirmed or len(self.confirmed) == _MOST_CONFIRMED:
+            return
+        self.confirmed.add(forked.subset)
+        again = self._once_more(forked.places, Purpose.REPEAT)
+        if again.counts_as in (forked.counts_as, CountsAs.UNRESOLVED):
+            return
+        if self._once_more(forked.places, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
+            return  # it changes under one launcher, so the other one explains nothing
+        with_it = self.request.subject.describe(forked.places)
+        self.note(
+            f"with {with_it} a forked probe counts as {forked.counts_as.value} and one of torchrun as "
+            f"{again.counts_as.value}: torchrun throughout from here, and what forks showed is discounted"
+        )
+        raise _LauncherDecides
+
+    def _once_more(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
+        """`in_full`: under torchrun, and with the limits that the command for people has."""
+        round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), left=0)
+        self.screen.round_begun(round_, report_so_far(self), self._left_s(round_))
+        return self._one(next(self._numbers), subset, round_, in_full=in_full)
+
+    def _ask_for_commands(self, answer: SearchAnswer) -> None:
+        """A command is printed only where its last launch did what is said of it."""
+        wanted = (
+            (answer.failing, CountsAs.BAD, Purpose.PROOF_BAD),
+            (answer.passing, CountsAs.GOOD, Purpose.PROOF_GOOD),
+        )
+        for subset, counts, purpose in wanted:
+            if subset is None or shown_in_full(self.probes, subset, counts):
+                continue
+            try:
+                made = self._once_more(subset, purpose)
+            except OutOfBudget:
+                why = "the budget is spent before it was launched under torchrun"
+            else:
+                if made.counts_as is counts:
+                    continue
+                why = f"launched once more under torchrun it counts as {made.counts_as.value}"
+            self.note(f"no command for {self.request.subject.describe(subset)}: {why}")
+
+    def _one(self, n: int, subset: Subset, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
+        in_full = self._in_full(subset, round_.purpose) if in_full is None else in_full
         with self._lock:
             kept = self.journal.take(subset, in_full=in_full)
         if kept is None:
@@ -228,12 +326,14 @@ class Bisection(SearchState):
     def _launched(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.places)}"
-        spec = self._settled(replace(spec, scenario=name, about=about), in_full=blank.in_full)
+        spec = self.launches.limited(replace(spec, scenario=name, about=about), in_full=blank.in_full)
+        spec = self._settled(spec, in_full=blank.in_full)
+        patience = self._patience(spec, blank)
         with self._devices(spec) as devices:
             outcome = run_one(
                 spec, self.run.attempt(name), number=1, probe=self.request.probe, facts=self.facts,
                 tell=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices,
-                server=self.server,
+                server=self.server, enough=patience,
             )  # fmt: skip
         self._leave_if_interrupted()
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
@@ -246,7 +346,20 @@ class Bisection(SearchState):
                 outcome, self.request.wanted, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
-        return as_seen(replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s), outcome)
+            blank = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
+            seen = as_seen(blank, outcome)
+            if patience.early and outcome.verdict.status is Status.ERROR:
+                return replace(seen, early=True, verdict=None, counts_as=CountsAs.BAD)
+            if counts is CountsAs.BAD and outcome.verdict.status is Status.HANG and patience.signature:
+                self.waits.add(patience.signature)
+        return seen
+
+    def _patience(self, spec: RunSpec, blank: ProbeReport) -> Patience:
+        """A proof in full is waited for as any run is; so is every probe until the first one was."""
+        return Patience(
+            n=blank.n, ranks=spec.ranks, known=self.waits, tell=self.screen.waits,
+            quiet_s=None if blank.in_full else self.launches.longest_quiet_s,
+        )  # fmt: skip
 
     def _leave_if_interrupted(self) -> None:
         if self.interruption.count:
@@ -270,7 +383,7 @@ class Bisection(SearchState):
 
     def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """The launch with its launcher chosen: a fork where that is safe, and nothing is proven by it."""
-        if self.server is None or in_full:
+        if self.server is None or in_full or not self.forks:
             return spec
         settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
         if settled.launcher is not Launcher.FORK:
@@ -280,7 +393,7 @@ class Bisection(SearchState):
     def _learn(self, kept: ProbeReport) -> None:
         """What the controls teach: how quiet a sound run is, and what the failure looks like."""
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD and kept.longest_quiet_s:
-            self.launches.stall_s = max(_STALL_FLOOR_S, _STALL_FACTOR * kept.longest_quiet_s)
+            self.launches.longest_quiet_s = kept.longest_quiet_s
         if kept.purpose is Purpose.CONTROL_GOOD and kept.counts_as is CountsAs.GOOD:
             self._learn_pace(kept)
         if self.signature is None and kept.counts_as is CountsAs.BAD and kept.verdict is not None:
@@ -319,9 +432,76 @@ class Bisection(SearchState):
 
     def _bad_cost(self) -> float:
         """How much longer a failing probe takes than a passing one, as the probes so far have shown."""
-        good = [one.wall_s for one in self.probes if one.counts_as is CountsAs.GOOD]
-        bad = [one.wall_s for one in self.probes if one.counts_as is CountsAs.BAD]
-        return max(0.1, (sum(bad) / len(bad)) / (sum(good) / len(good))) if good and bad and sum(good) else 1.0
+        each = self._costs()
+        return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
+
+    def _costs(self) -> Costs | None:
+        quiet_s = self.launches.longest_quiet_s
+        return costs(self.probes, early_after_s(quiet_s) if self.waits and quiet_s is not None else None)
+
+    def _left_s(self, round_: Round) -> float | None:
+        """Of the whole search; None until both ends were seen."""
+        each, repeat = self._costs(), self.request.repeat
+        return time_left_s(self.stages, self.probes, round_, each, repeat) if each else None
+
+
+def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
+    """A forked probe that torchrun should be asked about; None: no launcher explains anything here.
+
+    An end that is not what it should be; or two probes that contradict each other, one forked and the other not. Of a
+    configuration that was seen to end both ways under one launcher nothing is asked.
+    """
+    if any(_alike(one, new) and one.counts_as is not new.counts_as for one in before):
+        return None
+    forked = new.launcher == Launcher.FORK
+    if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
+        return new
+    others = (one for one in before if one.n != new.n and (one.launcher == Launcher.FORK) is not forked)
+    other = next((one for one in others if _contradict(one, new) or _contradict(new, one)), None)
+    return new if other is not None and forked else other
+
+
+def _alike(one: ProbeReport, other: ProbeReport) -> bool:
+    return one.subset == other.subset and one.launcher == other.launcher
+
+
+def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
+    """The same configuration ended otherwise; or all of one that failed passes with more."""
+    if CountsAs.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
+        return False
+    if larger.subset == smaller.subset:
+        return larger.counts_as is not smaller.counts_as
+    answers = (larger.counts_as, smaller.counts_as)
+    return answers == (CountsAs.GOOD, CountsAs.BAD) and smaller.places <= larger.places
+
+
+def _discounted(one: ProbeReport) -> ProbeReport:
+    if one.launcher != Launcher.FORK:
+        return one
+    return replace(one, counts_as=CountsAs.UNRESOLVED, summary="a fork does not show here what torchrun does")
+
+
+_END = {Purpose.CONTROL_GOOD: CountsAs.GOOD, Purpose.CONTROL_BAD: CountsAs.BAD}
+
+
+@dataclass(kw_only=True)
+class Patience:
+    """How long one probe is waited for."""
+
+    n: int
+    ranks: int
+    quiet_s: float | None  # the longest of the good control; None: it is waited for until it is judged
+    known: Collection[WaitSignature]
+    tell: Callable[[int, Waiting | None], None]
+    signature: WaitSignature | None = None  # of the last look
+    early: bool = False
+
+    def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:
+        now = standing(snapshots, samples, ranks=self.ranks, **facts)
+        self.signature = now.signature if now else None
+        self.early = now is not None and seen_before(now, self.known, self.quiet_s)
+        self.tell(self.n, waiting_for(now, self.known, self.quiet_s) if now else None)
+        return self.early
 
 
 class _Ctrl(Listener):

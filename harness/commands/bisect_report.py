@@ -13,13 +13,13 @@ from pathlib import Path
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
 from nsa_harness.core.bisect.plan import Case, cases, worst_case
-from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, SearchAnswer, Subset, spans_of
+from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
 from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.repro import NAME, repro_command, repro_script
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import MachineFacts, Outcome, Status
+from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
 from nsa_harness.errors import HarnessError
 from nsa_harness.render import words
 from nsa_harness.render.bisect.bisect_json import stored_search
@@ -40,6 +40,7 @@ from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run
 
 ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
+_BY_LIMIT = (HangKind.STARVED, HangKind.LIVELOCK)  # hangs that only a limit proves
 NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
@@ -119,14 +120,27 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 
 def _commands(state: SearchState, answer: SearchAnswer, alone: str | None) -> Commands:
-    def command(subset: Subset | None) -> str | None:
-        """By the spec of the newest probe of this configuration."""
-        if subset is None:
+    def command(subset: Subset | None, counts: CountsAs) -> str | None:
+        """By the last launch of this configuration that a fork or other limits had no part in."""
+        if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
-        dirs = [one.dir for one in state.probes if one.subset == spans_of(subset) and one.dir]
-        return state.launches.command(subset, state.run.attempt(dirs[-1]).spec if state.run and dirs else None)
+        last = _last_in_full(state.probes, subset)
+        stored = state.run.attempt(last.dir).spec if state.run and last and last.dir else None
+        return state.launches.command(subset, stored, starved=last is not None and last.kind in _BY_LIMIT)
 
-    return Commands(bad=command(answer.failing), good=command(answer.passing), alone=alone)
+    bad, good = command(answer.failing, CountsAs.BAD), command(answer.passing, CountsAs.GOOD)
+    return Commands(bad=bad, good=good, alone=alone)
+
+
+def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: CountsAs) -> bool:
+    """Whether the last launch of this configuration as a person would type it counted so."""
+    last = _last_in_full(probes, subset)
+    return last is not None and last.counts_as is counts
+
+
+def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport | None:
+    spans = spans_of(subset)
+    return next((one for one in reversed(probes) if one.subset == spans and one.in_full), None)
 
 
 def _floor(answer: SearchAnswer, items: int) -> int:

@@ -88,6 +88,21 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
     )
 
 
+def side_by_side(load: Load, room: Room) -> tuple[int, str]:
+    """How many runs that take as much each fit at once, at least one, and what sets that bound; "" where nothing does.
+
+    A run with devices is bound by those and not by cores, which its ranks leave alone.
+    """
+    bounds = [] if room.jobs is None else [(room.jobs, "")]
+    if load.gpus:
+        bounds.append((room.gpus // load.gpus, "devices"))
+    elif room.cores is not None:
+        bounds.append((room.cores // load.ranks, "cores"))
+    if room.memory_bytes is not None and load.memory_bytes:
+        bounds.append((room.memory_bytes // load.memory_bytes, "memory"))
+    return min(((max(1, count), what) for count, what in bounds), default=(1, ""))
+
+
 def free_devices(taken: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
     """The first `count` of the `gpus` devices that nobody has taken; all of them when there are not enough."""
     free = tuple(device for device in range(gpus) if device not in taken)[:count]

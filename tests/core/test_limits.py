@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from builders import board, call, mark
+from builders import board, call, evidence, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.limits import in_force, last_progress_s, started
+from nsa_harness.core.verdict.limits import in_force, last_progress_s, limits_of, since_launch, started
 
 
 def test_before_any_board_the_floors_hold_and_the_stall_limit_is_long() -> None:
@@ -88,3 +90,13 @@ def test_progress_is_the_newest_of_birth_mark_collective_and_device() -> None:
     assert last_progress_s(board(mark(at_s=3.0))) == 3.0
     assert last_progress_s(board(mark(at_s=3.0), collectives_changed_s=4.0)) == 4.0
     assert last_progress_s(board(mark(at_s=3.0), collectives_changed_s=4.0, device_changed_s=5.0)) == 5.0
+
+
+def test_a_deadline_counts_from_when_every_rank_had_left_start_up() -> None:
+    limits = Limits(deadline_s=600.0, stall_s=5.0)
+    assert since_launch(limits, 7.0) == Limits(deadline_s=607.0, stall_s=5.0)
+    assert since_launch(limits, None) == limits
+    assert since_launch(Limits(), 7.0) == Limits()
+    ours = evidence(launch_s=7.0, limits=limits)
+    found = [replace(ours, observed=True), replace(ours, attached=True), replace(ours, launch_s=None)]
+    assert [limits_of(one).deadline_s for one in (ours, *found)] == [607.0, 600.0, 600.0, 600.0]

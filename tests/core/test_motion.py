@@ -221,3 +221,23 @@ def test_the_stack_of_a_rank_is_the_one_of_the_thread_that_marks() -> None:
     assert rank_stack(rank) == engine
     assert rank_stack(replace(rank, board=None)) == stack(BACKWARD)
     assert rank_stack(replace(rank, stacks=())) is None
+
+
+@pytest.mark.parametrize(
+    ("comm", "asked_bytes", "moved"),
+    [
+        ("pt_workerserver", 0, Motion.WAITING),  # it closes seconds after it was asked
+        ("pt_workerserver", 4, Motion.WAITING),  # within the question, which counted its bytes already
+        ("pt_data_worker", 0, Motion.MOVING),
+    ],
+)
+def test_what_the_server_that_answers_us_moves_is_no_motion_of_the_rank(
+    comm: str, asked_bytes: int, moved: Motion
+) -> None:
+    def at(io_bytes: int) -> RankSnapshot:
+        tasks = (task(), task(101, comm=comm, io_bytes=io_bytes))
+        return replace(
+            STILL, process=process(io_bytes=7 + io_bytes, tasks=tasks), asked_bytes=asked_bytes * io_bytes // 4
+        )
+
+    assert motion(at(0), at(4), 2.0) is moved

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices
+from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices, side_by_side
 
 LOADS = st.builds(Load, ranks=st.integers(1, 8), gpus=st.integers(0, 4), memory_bytes=st.integers(0, 100))
 LIMIT = st.none() | st.integers(1, 16)
@@ -50,3 +51,23 @@ def test_devices_are_given_to_one_run_at_a_time(taken: set[int], count: int) -> 
         assert taken.isdisjoint(devices)
     else:
         assert devices == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "ranks", "gpus", "rank_bytes", "held"),
+    [
+        (4, 2, 0, 10, (4, "")),
+        (5, 2, 0, 10, (4, "cores")),
+        (5, 2, 2, 10, (3, "devices")),  # cores are no bound of what has devices
+        (5, 2, 0, 20, (2, "memory")),
+        (5, 2, 0, 0, (4, "cores")),  # nobody has seen yet what it takes
+        (1, 9, 0, 99, (1, "")),  # alone it always fits
+        (2, 9, 0, 10, (1, "cores")),
+        (None, 2, 0, 10, (4, "cores")),
+    ],
+)
+def test_as_many_alike_runs_fit_side_by_side_as_there_are_cores_or_devices_and_memory_for(
+    jobs: int | None, ranks: int, gpus: int, rank_bytes: int, held: tuple[int, str]
+) -> None:
+    room = Room(jobs=jobs, cores=8, gpus=6, memory_bytes=99)
+    assert side_by_side(Load(ranks=ranks, gpus=gpus, memory_bytes=ranks * rank_bytes), room) == held

@@ -143,6 +143,28 @@ def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace
 
 
 @pytest.mark.slow
+def test_an_open_wait_is_proven_in_full_twice_and_a_slow_sound_probe_on_the_same_line_passes(
+    workspace: Workspace,
+) -> None:
+    script = ("--script", str(PROGRAMS / "open_wait.py"), "--ranks", "2", "limits.open_wait_s=15")
+    words = ("--gc-range=0:3", "--arg", "--gc-layers={layers}", "--", "--pair", "0,2", "--slow", "5")
+    process = workspace.start("bisect", *script, *words)
+    process.wait()  # some fifteen launches, on whatever machine
+    ran = workspace.finished(process)
+    assert _items(ran) == ("set", [0, 2]), ran.out + ran.err
+    probes = _answer(ran)["probes"]
+    bad = [one for one in probes if one["counts_as"] == "bad"]
+    assert [one["purpose"] for one in bad if one["verdict"] == "HANG"] == ["control_bad", "proof_bad"]
+    early = [one for one in bad if one["early"]]
+    assert len(early) == len(bad) - 2 > 0
+    assert {one["verdict"] for one in early} == {None}
+    assert all((ran.run_dir / one["dir"] / "result.txt").read_text() == "ERROR\n" for one in early)
+    slow = [one for one in probes if one["counts_as"] == "good" and "0" in str(one["config"]) and one["wall_s"] > 5]
+    assert slow
+    assert "same wait, ended early" in ran.out
+
+
+@pytest.mark.slow
 def test_and_through_its_environment(workspace: Workspace) -> None:
     ran = workspace.harness(*_script("--gc-range=0:8", "--env-arg", "GC_LAYERS={layers}"))
     assert _items(ran) == ("range", [5, 7]), ran.out + ran.err

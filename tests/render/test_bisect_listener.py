@@ -14,6 +14,7 @@ from test_live_view import COLOUR
 from test_render_terminal import Screen
 
 from nsa_harness.core.bisect.question import AnswerKind, Round, SearchAnswer
+from nsa_harness.core.bisect.waits import Waiting
 from nsa_harness.render.bisect.rows import rows
 from nsa_harness.render.bisect.screen import BisectScreen, stored_lines
 
@@ -159,3 +160,25 @@ def test_an_interruption_says_how_to_go_on() -> None:
         "  interrupted: ending this probe; the same command goes on where it stopped",
         "  interrupted twice: killing now; the same command goes on where it stopped",
     ]
+
+
+def test_in_a_log_a_long_wait_has_one_line_and_on_a_terminal_it_stands_below_the_running_probe() -> None:
+    waiting = Waiting(quiet_s=12.0, until_s=60.0, seen=False, limit="open_wait_s")
+    shown = {}
+    for tty in (False, True):
+        stream = Screen(tty=tty)
+        screen = screen_on(stream, **({"TERM": "xterm"} if tty else {}))
+        screen.begun(so_far(SINGLE, 0))
+        screen.round_begun(round_of(SINGLE.probes[0]), so_far(SINGLE, 0))
+        screen.waits(1, waiting)
+        screen.waits(1, None)
+        screen.waits(1, waiting)
+        screen.settle()
+        shown[tty] = screen.frame(), stream.getvalue().count("probe 1: no progress for 12 s: waits until 60 s")
+        screen.probed(SINGLE.probes[0], so_far(SINGLE, 1))
+        screen.round_begun(round_of(SINGLE.probes[1]), so_far(SINGLE, 1))
+        assert len(screen.frame()) == 1
+        screen.close()
+        assert screen.trouble == ()
+    assert [said for _, said in shown.values()] == [1, 0]
+    assert ["waits until 60 s" in line for line in shown[True][0]] == [False, True]

@@ -43,6 +43,7 @@ from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Roun
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import Signature
 from nsa_harness.core.bisect.subject import Form, Subject
+from nsa_harness.core.bisect.waits import Waiting
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.bisect.grid import Grid
 from nsa_harness.render.bisect.rows import row, rows
@@ -54,6 +55,7 @@ from nsa_harness.render.bisect.screen import (
     plan_lines,
     progress_line,
     stored_lines,
+    waiting_text,
 )
 from nsa_harness.render.text import ascii_only
 
@@ -431,18 +433,52 @@ def test_every_purpose_has_its_words() -> None:
     assert all(steps)
 
 
-def running(told: BisectReport, purpose: Purpose, open_: tuple[int, int], left: int, at_once: int = 1) -> str:
+def running(
+    told: BisectReport,
+    purpose: Purpose,
+    open_: tuple[int, int],
+    left: int,
+    at_once: int = 1,
+    left_s: float | None = None,
+) -> str:
     round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, left=left)
-    return progress_line(told, round_, 3.1, 100)
+    return progress_line(told, round_, 3.1, 100, left_s)
 
 
 def test_the_line_of_a_running_probe_says_what_is_left() -> None:
     so_far = replace(SINGLE, probes=SINGLE.probes[:4])
-    assert running(so_far, R, (6, 9), 1) == "  layers [0,12) → [6,9), about 2 probes, 5 s left   probe 5, 3.1 s"
-    assert running(so_far, Purpose.PROOF_BAD, (7, 8), 0) == "  layers [0,12), proof   probe 5, 3.1 s"
+    line = running(so_far, R, (6, 9), 1, left_s=144.4)
+    assert line == "  layers [0,12) → [6,9), about 2 probes; 2 min 24 s left in all   probe 5, 3.1 s"
+    line = running(so_far, Purpose.PROOF_BAD, (7, 8), 0, left_s=0.4)
+    assert line == "  layers [0,12), proof; 1 s left in all   probe 5, 3.1 s"
     first = replace(THRESHOLD, probes=())
     assert running(first, Purpose.CONTROL_GOOD, (0, 240), 0) == ("  seq_len (16, 256], controls first   probe 1, 3.1 s")
     assert running(first, R, (0, 240), 5, 3) == "  seq_len (16, 256], about 8 probes left   probes 1-3, 3.1 s"
+
+
+def test_who_waits_is_told_why_until_when_and_what_shortens_it() -> None:
+    proves = Waiting(quiet_s=12.0, until_s=60.0, seen=False, limit="open_wait_s")
+    assert waiting_text(proves) == (
+        "no progress for 12 s: waits until 60 s to prove the hang; limits.open_wait_s=30 shortens it"
+    )
+    assert waiting_text(replace(proves, seen=True, until_s=20.0), 3.0) == (
+        "no progress for 15 s: waits until 20 s as this wait was proven to hang before; then it counts as bad early"
+    )
+    sleeps = replace(proves, until_s=None)
+    assert waiting_text(sleeps) == "no progress for 12 s: a sleep that ends by itself; limits.deadline_s=60 bounds it"
+
+
+def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
+    early = replace(SINGLE.probes[-1], early=True, verdict=None, kind=None, cause=None, place=None, culprits=())
+    told = replace(SINGLE, probes=(*SINGLE.probes[:-1], early))
+    rows = [line for line in shown(told, 100) if " wait " in line]
+    assert len(rows) == 1
+    assert "4.2 s   same wait, ended early" in rows[0]
+    alone = replace(early, subset=((7, 8),))
+    told = replace(told, probes=(*SINGLE.probes, alone))
+    assert bisect_words.failing_probe(told) == SINGLE.probes[8]  # of an early one no line is known
+    claim = next(bisect_words.proven(told))
+    assert claim == "with layer 7 it hangs: 3 of 3 under fork and torchrun, 1 more ended early in the same wait"
 
 
 def test_the_line_of_a_running_probe_never_wraps() -> None:

@@ -22,7 +22,7 @@ class ProbeReport:
     left: int  # probes still to come at most, when it was asked
     in_full: bool  # asked under torchrun: no fork can answer for it
     launcher: str  # torchrun, fork or plain; none where it could not be launched
-    verdict: str | None  # None: it could not be launched
+    verdict: str | None  # None: it could not be launched, or was ended early
     kind: HangKind | None
     cause: str | None
     summary: str  # one sentence; for a configuration that cannot be launched, why

@@ -137,6 +137,7 @@ class Ending(StrEnum):
     EXITED = "exited"  # the launcher has left; ranks that outlive it are ended soon after
     STALL = "stall"  # proven to move no more, and ended by us; a suspicion alone ends nothing
     DEADLINE = "deadline"  # still there at its deadline, ended by us
+    EARLY = "early"  # nothing proven, and ended by us: it stood as another run did that was proven to hang
     INTERRUPTED = "interrupted"  # Ctrl-C
     ABANDONED = "abandoned"  # the controller died; the guardian ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started

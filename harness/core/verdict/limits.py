@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import Board, Evidence
 from nsa_harness.core.plan import Limits
 
 STALL_FLOOR_S = 5.0
@@ -51,6 +52,23 @@ def in_force(declared: Limits, boards: Iterable[Board | None], grown_s: float = 
         start_s=_chosen(declared.start_s, START_S),
         deadline_s=declared.deadline_s,
     )
+
+
+def since_launch(limits: Limits, began_s: float | None) -> Limits:
+    """With the deadline as a time after the launch: it counts from when every rank had left start-up, `began_s`.
+
+    A fork starts in a fraction of the time that torchrun takes, and neither says anything of the program. None: some
+    rank has not left it yet, or it is a job that was found as it ran; then the deadline counts from the launch.
+    """
+    if began_s is None or limits.deadline_s is None:
+        return limits
+    return replace(limits, deadline_s=began_s + limits.deadline_s)
+
+
+def limits_of(evidence: Evidence) -> Limits:
+    """Those that were in force as the watching ended, the deadline as a time after the launch."""
+    ours = not evidence.observed and not evidence.attached
+    return since_launch(evidence.limits, evidence.launch_s if ours else None)
 
 
 def _chosen(declared: float | None, automatic: float) -> float:

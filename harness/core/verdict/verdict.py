@@ -26,7 +26,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.exit_messages import gave_up_as, original
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.report import HangKind, Status
-from nsa_harness.core.verdict.limits import last_progress_s
+from nsa_harness.core.verdict.limits import last_progress_s, limits_of
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -174,6 +174,7 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(status=Status.PASS, failures=(), proof=None, shown=shown)
     words = {
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
+        Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
         Ending.EXITED: _unseen_end(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
         Ending.ABANDONED: f"the harness died before the run ended; {_without_us(evidence)}",
@@ -282,7 +283,7 @@ def _proof(evidence: Evidence) -> Proof | None:
         evidence.snapshots,
         evidence.samples,
         last_progress_s=evidence.last_progress_s or 0.0,
-        limits=evidence.limits,
+        limits=limits_of(evidence),
         gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
         backend=evidence.backend,
     )

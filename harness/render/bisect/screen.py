@@ -15,6 +15,7 @@ from typing import TextIO
 from nsa_harness.core.bisect.plan import Case, Stage, at_most
 from nsa_harness.core.bisect.question import AnswerKind, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
+from nsa_harness.core.bisect.waits import Waiting
 from nsa_harness.core.report import Trouble
 from nsa_harness.render import words
 from nsa_harness.render.bisect import words as bisect_words
@@ -96,9 +97,26 @@ def _case_words(one: Expected, longest: int) -> str:
     return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
 
 
-def progress_line(report: BisectReport, running: Round, elapsed_s: float, width: int) -> str:
-    """ "layers [0,12) → [4,8), about 2 probes, 40 s left   probe 5, 3.1 s"; one line, cropped."""
-    return cropped(f"  {escape(_standing(report, running))}   {_running(report, running, elapsed_s)}", width)
+def progress_line(
+    report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
+) -> str:
+    """ "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s"; one line, cropped.
+
+    `left_s`: of the whole search.
+    """
+    return cropped(f"  {escape(_standing(report, running, left_s))}   {_running(report, running, elapsed_s)}", width)
+
+
+def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
+    """Why a probe that does nothing is waited for, until when, and what shortens that; `since_s` after it was seen."""
+    quiet = f"no progress for {_round_seconds(waiting.quiet_s + since_s)}"
+    if waiting.until_s is None:
+        return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
+    until = _round_seconds(waiting.until_s)
+    if waiting.seen:
+        return f"{quiet}: waits until {until} as this wait was proven to hang before; then it counts as bad early"
+    shorter = f"limits.{waiting.limit}={max(round(waiting.until_s / 2), 1)}"
+    return f"{quiet}: waits until {until} to prove the hang; {shorter} shortens it"
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
@@ -134,29 +152,23 @@ def interrupted_line(count: int) -> str:
     return "  interrupted: ending this probe; the same command goes on where it stopped"
 
 
-def _standing(report: BisectReport, running: Round) -> str:
-    """The question, what is left of it, how many probes that takes at most, and how long by the probes so far."""
+def _standing(report: BisectReport, running: Round, left_s: float | None) -> str:
+    """The question, what is left of it, how many probes that takes at most, and how long the whole rest takes."""
     subject = report.subject
     whole = bisect_words.span(subject, (0, len(subject.items)))
     now = bisect_words.span(subject, running.open)
     name = subject.key.rpartition(".")[2] if subject.ordered else bisect_words.plural(subject.noun)
     searching = running.purpose in bisect_words.SEARCHING
     text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
+    rest = "" if left_s is None else f"; {_round_seconds(left_s)} left in all"
     if not searching:
-        return f"{text}, {bisect_words.round_word(running.purpose)}"
-    left = running.left + len(running.subsets)
-    left_s = _left_s(report.probes, left, len(running.subsets))
-    about = f"about {words.plural(left, 'probe')}"
-    return f"{text}, {about}, {left_s} left" if left_s else f"{text}, {about} left"
+        return f"{text}, {bisect_words.round_word(running.purpose)}{rest}"
+    about = f"about {words.plural(running.left + len(running.subsets), 'probe')}"
+    return f"{text}, {about}{rest or ' left'}"
 
 
-def _left_s(probes: Sequence[ProbeReport], left: int, at_once: int) -> str:
-    """By the mean of the probes that were launched so far."""
-    took = [probe.wall_s for probe in probes if probe.launched]
-    if not took:
-        return ""
-    left_s = sum(took) / len(took) * left / at_once
-    return words.seconds(float(round(left_s))) if left_s >= 99.5 else f"{max(round(left_s), 1)} s"
+def _round_seconds(seconds: float) -> str:
+    return words.seconds(float(round(seconds))) if seconds >= 99.5 else f"{max(round(seconds), 1)} s"
 
 
 def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
@@ -165,6 +177,7 @@ def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
     return f"{which}, {words.seconds(elapsed_s)}"
 
 
+_WORTH_A_LINE_S = 15.0  # of waiting, where nothing can be drawn again
 _PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
 _LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
@@ -205,6 +218,8 @@ class BisectScreen:
         self._lock = Lock()  # between the calls and the frame
         self._running: _Running | None = None
         self._grid: Grid | None = None
+        self._waits: dict[int, tuple[Waiting, float]] = {}  # by the number of the probe, and when that was seen
+        self._said: set[int] = set()  # probes of which it was said that they are waited for
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
         self._interrupts = 0
         self._troubles: list[Trouble] = []
@@ -221,12 +236,13 @@ class BisectScreen:
             self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
-    def round_begun(self, round_: Round, report: BisectReport) -> None:
-        """Before the probes of a round are launched; `told` is what is known so far."""
+    def round_begun(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
+        """Before the probes of a round are launched; `report` is what is known so far, `left_s` of the whole search."""
         with self._harmless():
             self._row(round_)
+            now_s, left = self._clock_s(), len(round_.subsets)
             with self._lock:
-                self._running = _Running(round=round_, report=report, since_s=self._clock_s(), left=len(round_.subsets))
+                self._running = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
             if self._paint.lively:
                 self._writer.start()
 
@@ -236,6 +252,7 @@ class BisectScreen:
             self._row(None)
             self._pending = (probe, report)
             with self._lock:
+                self._waits.pop(probe.n, None)
                 if self._running is not None:
                     self._running.left -= 1
                     if self._running.left == 0:
@@ -246,6 +263,18 @@ class BisectScreen:
             self._stop()
             self._print(["", *answer_lines(report, run_dir, self._width)])
             self._writer.settle()
+
+    def waits(self, n: int, waiting: Waiting | None) -> None:
+        """The probe of this number does nothing. None: it moves again, or nothing is known of it."""
+        with self._harmless():
+            with self._lock:
+                self._waits.pop(n, None)
+                if waiting is not None:
+                    self._waits[n] = (waiting, self._clock_s())
+            long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._said
+            if waiting is not None and long and not self._paint.lively:
+                self._said.add(n)
+                self.note(f"probe {n}: {waiting_text(waiting)}")
 
     def note(self, text: str) -> None:
         """A choice made on the user's behalf, or news of the search."""
@@ -273,13 +302,15 @@ class BisectScreen:
     def frame(self) -> list[str]:
         """Called by the writer, in its thread."""
         with self._lock:
-            running = self._running
+            running, waits = self._running, [*self._waits.values()]
         if running is None:
             return []
-        elapsed_s = self._clock_s() - running.since_s
-        # A full line would wrap when the window shrinks.
-        line = progress_line(running.report, running.round, elapsed_s, self._width - 1)
-        return [self._paint.painted(line)]
+        now_s, width = self._clock_s(), self._width - 1  # a full line would wrap when the window shrinks
+        lines = [progress_line(running.report, running.round, now_s - running.since_s, width, running.left_s)]
+        if waits:
+            waiting, seen_s = max(waits, key=lambda one: one[0].left_s)
+            lines.append(cropped(f"    {waiting_text(waiting, now_s - seen_s)}", width))
+        return [self._paint.painted(line) for line in lines]
 
     def _stop(self) -> None:
         self._row(None)
@@ -319,3 +350,4 @@ class _Running:
     report: BisectReport
     since_s: float
     left: int  # probes that have not ended
+    left_s: float | None  # of the whole search

@@ -439,6 +439,7 @@ def place_line(report: BisectReport) -> tuple[str, ...]:
 def failing_probe(report: BisectReport) -> ProbeReport | None:
     """The last probe of the configuration that fails, else the last one that failed so."""
     found = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    found = [probe for probe in found if not probe.early] or found  # of an early one nothing else is known
     spans = None if report.answer.failing is None else spans_of(report.answer.failing)
     exact = [probe for probe in found if probe.subset == spans]
     return next(reversed(exact or found), None)
@@ -503,9 +504,12 @@ def what_decides(report: BisectReport) -> str:
 def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
     """ "with layer 7 it hangs: 3 of 3 under torchrun"."""
     spans = spans_of(subset)
-    asked = [probe for probe in report.probes if probe.subset == spans]
+    alike = [probe for probe in report.probes if probe.subset == spans]
+    early = sum(probe.early for probe in alike)
+    asked = [probe for probe in alike if not probe.early]
     so = [probe for probe in asked if probe.counts_as is counts_as]
     launchers = sorted({probe.launcher for probe in so})
     under = f" under {' and '.join(launchers)}" if launchers else ""
     what = report.subject.describe(subset)
-    return f"with {what} it {verb}: {len(so)} of {len(asked)}{under}" if asked else f"{what}: not run by itself"
+    more = f", {early} more ended early in the same wait" if early else ""
+    return f"with {what} it {verb}: {len(so)} of {len(asked)}{under}{more}" if asked else f"{what}: not run by itself"

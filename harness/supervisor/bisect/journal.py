@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from nsa_harness.core.bisect.question import Spans, Subset, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
+from nsa_harness.core.plan import Launcher
 from nsa_harness.core.report import Outcome
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StoredRunError
@@ -108,6 +109,14 @@ class Journal:
         """The next kept launch of this configuration that has not answered yet."""
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
+
+    def begin_anew(self) -> None:
+        """For a search that forks no more: what was launched otherwise answers once again, in full or not."""
+        self.answered.clear()
+        self._waiting.clear()
+        for one in self.kept:
+            if one.launcher != Launcher.FORK:
+                self._waiting[one.subset, one.in_full].append(one)
 
     def keep(self, one: ProbeReport) -> None:
         append_line(self._path, self._redaction.value(json.loads(json_text(one))))

@@ -16,6 +16,7 @@ from nsa_harness import __version__
 from nsa_harness.core.bisect.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.bisect.signature import BASELINE, SLOW, Wanted
 from nsa_harness.core.bisect.subject import SEED, Form, Subject
+from nsa_harness.core.bisect.waits import proof_after_s, stall_after_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
@@ -116,7 +117,7 @@ class Launches:
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
     mixtures: Mixtures | None = None  # None: nothing is made yet, as of a plan
-    stall_s: float | None = None  # learnt from the good control
+    longest_quiet_s: float | None = None  # of the good control; None: not known yet
     known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
 
     def __post_init__(self) -> None:
@@ -143,9 +144,7 @@ class Launches:
         found = self.known[key]
         if isinstance(found, str):
             raise CannotLaunch(found)
-        if self.stall_s is None or found.limits.stall_s is not None:
-            return found
-        return replace(found, limits=replace(found.limits, stall_s=self.stall_s))
+        return found
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
         """What this launch is stored under; and the same one by `nsa-harness run`, where its spec says all of it."""
@@ -157,30 +156,50 @@ class Launches:
         except HarnessError:
             return frozenset()
 
-    def command(self, subset: Collection[int], stored: Path | None) -> str | None:
-        """What repeats it by hand; the stored spec where no words can say it."""
+    def limited(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
+        """With the limits that the good control has taught, where the scenario leaves them to whoever watches.
+
+        `in_full`: with those alone that the command for people names too.
+        """
+        quiet_s, limits = self.longest_quiet_s, spec.limits
+        if quiet_s is None:
+            return spec
+        stall_s = limits.stall_s if in_full or limits.stall_s is not None else stall_after_s(quiet_s)
+        open_wait_s = proof_after_s(quiet_s) if limits.open_wait_s is None else limits.open_wait_s
+        return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
+
+    def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
+        """What repeats it by hand; the stored spec where no words can say it. `starved`: only a limit proves it."""
         if self.subject.swept_away(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
+        limits = self._named_limits(subset) if starved else []
         if self.subject.form is Form.COMMIT:
-            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question)}"
+            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question, limits)}"
         try:
             before, question = self._in_front(subset), self._question(subset)
         except HarnessError:
             return None
         words = question.words[: len(question.words) - len(before)]  # the variables are the last ones
-        return " ".join((*before, self._typed(replace(question, words=words))))
+        return " ".join((*before, self._typed(replace(question, words=words), limits)))
 
     def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
         """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
-        env = self.request.templates.filled(self.subject, subset).env
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        env = self.request.templates.filled(self.subject, subset, file).env
         typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these come last
         if self.question.script is None or any(name in typed or _READ_BY_US.fullmatch(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
+    def _named_limits(self, subset: Collection[int]) -> list[str]:
+        """The limit that the good control has taught, as words."""
+        if self.longest_quiet_s is None or self.spec(subset).limits.open_wait_s is not None:
+            return []
+        return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
+
     @staticmethod
-    def _typed(question: Invocation) -> str:
-        script, words = question.script, [_by_hand(word) for word in question.words]
+    def _typed(question: Invocation, limits: Sequence[str] = ()) -> str:
+        script, words = question.script, [_by_hand(word) for word in (*question.words, *limits)]
         if script is None:
             return " ".join(["nsa-harness run", *words])
         args = ["--", *map(shlex.quote, script.args)] if script.args else []

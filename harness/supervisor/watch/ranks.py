@@ -111,10 +111,10 @@ class Ranks:
         times += [self._bytes_moved[rank][1] for rank in living if rank in self._bytes_moved]
         return max(times, default=0.0)
 
-    def progress(self, now_s: float) -> Progress:
+    def progress(self, now_s: float, deadline_s: float | None) -> Progress:
         ranks = sorted({*self.boards, *range(self.spec.ranks)})  # one that is still to come is in start-up
         rows = tuple(self._row(rank, self.boards.get(rank), now_s) for rank in ranks)
-        return Progress(elapsed_s=now_s, deadline_s=self.spec.limits.deadline_s, ranks=rows)
+        return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)
 
     def _row(self, rank: int, board: Board | None, now_s: float) -> RankProgress:
         newest = board.newest if board else None

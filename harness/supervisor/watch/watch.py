@@ -15,7 +15,7 @@ from nsa_harness.core.diagnosis.early_word import EarlyWord, early_word
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import Limits, RunSpec
-from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.core.verdict.limits import in_force, since_launch
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import sampled
 from nsa_harness.supervisor.capture.node import MemoryWatch
@@ -56,13 +56,14 @@ class WatchPolicy:
     """How ranks are found, and what follows from what is seen: an ending ends the watch, None lets it go on.
 
     What stands here is the policy of a run of our own. It ends once its launcher has left, a HANG is proven, or the
-    deadline has passed.
+    deadline has passed; one of a bisection also where it stands as another one did that was proven to hang.
     """
 
     find_ranks: Callable[..., Ranks] = Ranks
     over: Callable[[], Ending] = lambda: Ending.EXITED
     overdue: Callable[[], Ending | None] = lambda: Ending.DEADLINE
     proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
+    enough: Callable[..., bool] = lambda *_, **__: False  # asked where nothing is proven yet, as `prove` is
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the boards, then proof
     observed: bool = False  # the job is not ours
     guarded: bool = True  # a guardian writes down who has left
@@ -105,15 +106,15 @@ class Snapshots:
 
     def proof(self, limits: Limits) -> Proof | None:
         """That the run moves no more, written down where there is one."""
-        proof = self._asked(prove, limits)
+        proof = self.asked(prove, limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def early_word(self, limits: Limits) -> EarlyWord | None:
-        return self._asked(early_word, limits)
+        return self.asked(early_word, limits)
 
-    def _asked(self, ask: Callable[..., T], limits: Limits) -> T:
+    def asked(self, ask: Callable[..., T], limits: Limits) -> T:
         return ask(
             self.episode,
             self.samples,
@@ -147,6 +148,7 @@ class Watch:
     launcher_left_s: float | None = None
     launcher_error: str | None = None
     trains: bool = False  # every rank has left start-up
+    began_s: float | None = None  # since when, of a run of our own
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
     grown_s: float = 0.0
     said_early: tuple[tuple[str, ...], str] | None = None  # of this suspicion
@@ -198,10 +200,11 @@ class Watch:
         if self.interrupted():
             self.snapshots.take()
             return Ending.INTERRUPTED
-        self.audience.phase(self.ranks.progress(now_s))
+        self.audience.phase(self.ranks.progress(now_s, self.limits.deadline_s))
         if not self.trains and self.ranks.all_train:
             self.trains = True
-            self.write("started")
+            self.began_s = None if self.policy.observed else round(now_s, 4)
+            self.write("started", t_s=round(now_s, 4))
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
@@ -211,6 +214,10 @@ class Watch:
 
     @property
     def limits(self) -> Limits:
+        return since_launch(self._limits, self.began_s)
+
+    @property
+    def _limits(self) -> Limits:
         living = [board for rank, board in self.ranks.boards.items() if rank not in self.ranks.gone]
         return in_force(self.spec.limits, living or self.ranks.boards.values(), self.grown_s)
 
@@ -280,9 +287,10 @@ class Watch:
             return None
         self.snapshots.take()
         proof = self.snapshots.proof(limits)
-        if proof is None:
-            self.say_early(now_s, limits)
-        return None if proof is None else self.policy.proven(proof)
+        if proof is not None:
+            return self.policy.proven(proof)
+        self.say_early(now_s, limits)
+        return Ending.EARLY if self.snapshots.asked(self.policy.enough, limits) else None
 
     def say_early(self, now_s: float, limits: Limits) -> None:
         """What the ranks stand in: at once where that is new, else now and then with the time that is left."""
@@ -342,7 +350,7 @@ class Watch:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
         self.write("memory", **plain(self.memory.ended()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
-        self.write("limits", **plain(self.limits))
+        self.write("limits", **plain(self._limits))
         last_progress_s = self.ranks.last_progress_s()
         self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher_error)
         with_room(self.attempt.watch, self._append)

@@ -27,6 +27,7 @@ from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.sources import also_taken_at, kept_at, served_at, taken_at
 from nsa_harness.core.evidence.stacks import A_LOCK, awaited
 from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.limits import limits_of
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
@@ -222,10 +223,10 @@ def _sleeps(root: Wait) -> bool:
 @rule_given(standing(_sleeps), RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
 def starved(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     place = wait_place(case, root)
-    deadline_s = case.evidence.limits.deadline_s
+    limit_s, deadline_s = case.evidence.limits.deadline_s, limits_of(case.evidence).deadline_s
     until = "" if root.until_s is None else f" until {root.until_s:.0f} s after the launch"
     late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
-    over = f", past the deadline of {deadline_s:g} s" if late else ""
+    over = f", past the deadline of {limit_s:g} s" if late else ""
     what = f"{_do(ranks, 'sleeps')}{at(place)}"
     if root.child is not None:
         what = f"rank {root.rank} waits{at(place)} for its child process {_named(root.child.deepest)}, which sleeps"
