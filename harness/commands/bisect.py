@@ -66,7 +66,6 @@ from nsa_harness.render.bisect.screen import BisectScreen
 from nsa_harness.render.documents.documents import log_fault
 from nsa_harness.render.events import SCHEMA
 from nsa_harness.render.listener import Broadcast, Listener
-from nsa_harness.supervisor.bisect.commits import Worktrees
 from nsa_harness.supervisor.bisect.journal import Journal, SearchFolder, as_seen, bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
@@ -77,7 +76,7 @@ from nsa_harness.supervisor.bisect.launches import (
     program_of,
     question_of,
 )
-from nsa_harness.supervisor.bisect.mixtures import Mixtures
+from nsa_harness.supervisor.bisect.mixtures import Mixtures, Worktrees
 from nsa_harness.supervisor.bisect.premises import told
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs

@@ -23,7 +23,6 @@ from nsa_harness.core.bisect.signature import Signature, Wanted, parse_outcome
 from nsa_harness.core.bisect.subject import Form
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import StoredRunError, UsageError
-from nsa_harness.supervisor.bisect.commits import Worktrees, commits_between
 from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
 from nsa_harness.supervisor.bisect.launches import (
     BisectRequest,
@@ -36,6 +35,7 @@ from nsa_harness.supervisor.bisect.launches import (
     parse_templates,
     question_of,
 )
+from nsa_harness.supervisor.bisect.mixtures import Worktrees, commits_between
 from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.launch import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned

@@ -26,8 +26,7 @@ from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
 from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.subject.files import FOLDER
-from nsa_harness.supervisor.bisect.commits import Worktrees
-from nsa_harness.supervisor.bisect.mixtures import Mixtures, digest, mixed_text
+from nsa_harness.supervisor.bisect.mixtures import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.planning import Invocation, planned
@@ -187,7 +186,8 @@ class Launches:
 
     def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
         """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
-        env = self.request.templates.filled(self.subject, subset).env
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        env = self.request.templates.filled(self.subject, subset, file).env
         typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
         if self.question.script is None or any(name in typed or _is_read_by_us(name) for name, _ in env):
             return ()

@@ -16,8 +16,12 @@ from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
 from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
-from nsa_harness.supervisor.bisect.commits import commits_between
-from nsa_harness.supervisor.bisect.mixtures import different_keys, environment_differences, read_environment
+from nsa_harness.supervisor.bisect.mixtures import (
+    commits_between,
+    different_keys,
+    environment_differences,
+    read_environment,
+)
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 
 AUTO = "auto"
