@@ -473,7 +473,7 @@ def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
     told = replace(SINGLE, probes=(*SINGLE.probes[:-1], early))
     rows = [line for line in shown(told, 100) if " wait " in line]
     assert len(rows) == 1
-    assert "4.2 s   same wait, ended early" in rows[0]
+    assert "4.2 s  same wait, ended early" in rows[0]
     alone = replace(early, subset=((7, 8),))
     told = replace(told, probes=(*SINGLE.probes, alone))
     assert bisect_words.failing_probe(told) == SINGLE.probes[8]  # of an early one no line is known
