@@ -215,12 +215,16 @@ class Bisection(SearchState):
     def probe(self, round_: Round) -> list[CountsAs]:
         """One launch for each subset, or what was kept of it by a search that was cut short."""
         self.screen.round_begun(round_, report_so_far(self), self._left_s(round_))
-        places = [(next(self._numbers), subset) for subset in round_.subsets]
-        if len(places) == 1:
-            made = [self._one(*places[0], round_)]
+        each = [
+            replace(round_, subsets=(one,), purpose=why, each=())
+            for one, why in zip(round_.subsets, round_.purposes, strict=True)
+        ]
+        numbers = [next(self._numbers) for _ in each]
+        if len(each) == 1:
+            made = [self._one(numbers[0], each[0])]
         else:
-            with ThreadPoolExecutor(max_workers=min(len(places), self._at_once())) as pool:
-                made = list(pool.map(lambda place: self._one(place[0], place[1], round_), places))
+            with ThreadPoolExecutor(max_workers=min(len(each), self._at_once())) as pool:
+                made = list(pool.map(self._one, numbers, each))
         for one in made:
             self._check_launcher(one)
         return [one.counts_as for one in made]
@@ -250,7 +254,7 @@ class Bisection(SearchState):
         """`in_full`: under torchrun, and with the limits that the command for people has."""
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), left=0)
         self.screen.round_begun(round_, report_so_far(self), self._left_s(round_))
-        return self._one(next(self._numbers), subset, round_, in_full=in_full)
+        return self._one(next(self._numbers), round_, in_full=in_full)
 
     def _ask_for_commands(self, answer: SearchAnswer) -> None:
         """A command is printed only where its last launch did what is said of it."""
@@ -271,7 +275,8 @@ class Bisection(SearchState):
                 why = f"launched once more under torchrun it counts as {made.counts_as.value}"
             self.note(f"no command for {self.request.subject.describe(subset)}: {why}")
 
-    def _one(self, n: int, subset: Subset, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
+    def _one(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
+        (subset,) = round_.subsets
         in_full = self._in_full(subset, round_.purpose) if in_full is None else in_full
         with self._lock:
             kept = self.journal.take(subset, in_full=in_full)

@@ -75,17 +75,17 @@ class Oracle:
 
     def count(self, *purposes: Purpose) -> int:
         """Probes for these purposes; of all, if none is named."""
-        return sum(len(one.subsets) for one in self.rounds if not purposes or one.purpose in purposes)
+        return sum(not purposes or purpose in purposes for one in self.rounds for purpose in one.purposes)
 
     def plan(self) -> int:
         """Controls, search and shape tests, without proofs and controls asked again."""
-        return sum(len(one.subsets) for one in self.rounds if one.purpose not in PROOFS)
+        return sum(purpose not in PROOFS for one in self.rounds for purpose in one.purposes)
 
     def search(self) -> int:
         return self.plan() - self.count(*CONTROLS)
 
     def by_purpose(self) -> Counter[Purpose]:
-        return Counter(one.purpose for one in self.rounds for _ in one.subsets)
+        return Counter(purpose for one in self.rounds for purpose in one.purposes)
 
 
 def bisected(asked: SearchQuestion, rule: Rule) -> tuple[SearchAnswer, Oracle]:

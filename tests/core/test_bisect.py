@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -459,3 +460,17 @@ def test_where_answers_contradict_each_other_nothing_is_known() -> None:
     assert so_far(asked, "").known == (3,)
     list(asked.ask([frozenset(range(3))], Purpose.REPEAT, asked.everything))
     assert so_far(asked, "").known == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"), [(question(12, at_once=4), needs({7})), (ordered(12, at_once=4), at_least(5))]
+)
+def test_proofs_and_both_ends_are_asked_side_by_side(asked: SearchQuestion, rule: Rule) -> None:
+    answer, probe = bisected(asked, rule)
+    mixed = [set(one.purposes) for one in probe.rounds if one.each]
+    assert {Purpose.PROOF_BAD, Purpose.PROOF_GOOD} in mixed
+    assert {Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD} in mixed
+    assert all(len(one.subsets) == len(one.purposes) <= 4 for one in probe.rounds)
+    alone = bisected(replace(asked, at_once=1), rule)[0]
+    assert shown(answer) == shown(alone)
+    assert len(probe.rounds) <= 10

@@ -32,6 +32,8 @@ class Oracle:
         self.observations: list[ProbeAnswer] = []
         self._answers: dict[Subset, list[CountsAs]] = {}
         self._counts = Counter[tuple[Subset, CountsAs]]()
+        self._ahead: dict[tuple[Subset, Purpose], list[CountsAs]] = {}  # launched, and not asked for yet
+        self._made = 0  # probes
         self._probe = probe
 
     @property
@@ -83,17 +85,45 @@ class Oracle:
             return GOOD
         return None
 
+    def ahead(self, wanted: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
+        """Launch side by side what will be asked next, whatever the answers are; `ask` gives them when it is.
+
+        Nothing where one probe runs at a time: a first answer may make the others needless.
+        """
+        if self.question.at_once == 1 or len(wanted) < 2:
+            return
+        span, waiting = self._span(among), iter(wanted)
+        while batch := tuple(islice(waiting, self.question.at_once)):
+            for asked, counts_as in zip(batch, self._launched(batch, span, 0), strict=True):
+                self._ahead.setdefault(asked, []).append(counts_as)
+
     def _round(self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int) -> list[CountsAs]:
-        limit = self.question.max_probes
-        if limit is not None and len(self.observations) + len(batch) > limit:
-            raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
-        items = tuple(self.items(subset) for subset in batch)
-        answers = list(self._probe(Round(subsets=items, purpose=purpose, open=span, left=left)))
-        assert len(answers) == len(batch)
+        known = [
+            self._ahead[subset, purpose].pop(0) if self._ahead.get((subset, purpose)) else None for subset in batch
+        ]
+        missing = [(subset, purpose) for subset, counts_as in zip(batch, known, strict=True) if counts_as is None]
+        fresh = iter(self._launched(missing, span, left) if missing else ())
+        answers = [next(fresh) if counts_as is None else counts_as for counts_as in known]
         for subset, counts_as in zip(batch, answers, strict=True):
             self.observations.append(ProbeAnswer(subset=subset, counts_as=counts_as))
             self._answers.setdefault(subset, []).append(counts_as)
             self._counts[subset, counts_as] += 1
+        return answers
+
+    def _launched(
+        self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int
+    ) -> Sequence[CountsAs]:
+        limit = self.question.max_probes
+        if limit is not None and self._made + len(batch) > limit:
+            raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
+        self._made += len(batch)
+        purposes = tuple(purpose for _, purpose in batch)
+        asked = Round(
+            subsets=tuple(self.items(subset) for subset, _ in batch), purpose=purposes[0], open=span, left=left,
+            each=purposes if len(set(purposes)) > 1 else (),
+        )  # fmt: skip
+        answers = self._probe(asked)
+        assert len(answers) == len(batch)
         return answers
 
     def _span(self, units: Iterable[int]) -> tuple[int, int]:

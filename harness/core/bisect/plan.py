@@ -116,7 +116,7 @@ def _searched(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
 def _proven(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     ordered = oracle.question.kind is QuestionKind.ORDERED
     answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
-    _recheck(judge, end)
+    _recheck(oracle, judge, end)
     judge.make_sure(_with_half_the_doubt(oracle.question))
     return replace(answer, confidence=answer.confidence * judge.sure)
 
@@ -129,8 +129,11 @@ def _with_half_the_doubt(question: SearchQuestion) -> float:
 def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
-    _must_fail(oracle, judge, frozenset(end[:length]))
-    if _rest(oracle, judge, end[: length - 1], at_least=tries(_HALF, oracle.question.confidence) - 1) is not GOOD:
+    failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
+    at_least = tries(_HALF, oracle.question.confidence) - 1
+    _both_ahead(oracle, failing, passing, at_least)
+    _must_fail(oracle, judge, failing)
+    if _rest(oracle, judge, passing, at_least) is not GOOD:
         raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
@@ -153,8 +156,10 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
         members = standing_out(judge, rest)
         if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
             return _number(oracle, judge, members, sampled)
-        found.append(_proven_alone(oracle, judge, minimal(judge, members, sample)))
-        rest = tuple(unit for unit in rest if unit not in found[-1].members)
+        culprit = minimal(judge, members, sample)
+        rest = tuple(unit for unit in rest if unit not in culprit.members)
+        _both_ahead(oracle, culprit.members, frozenset(rest))
+        found.append(_proven_alone(oracle, judge, culprit))
         counts_as = _rest(oracle, judge, rest)
         if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
             # It shares members with what was found. Did it fail by chance?
@@ -219,9 +224,19 @@ def _proven_alone(oracle: Oracle, judge: Judge, culprit: FailingSet) -> FailingS
     return culprit
 
 
+def _both_ahead(oracle: Oracle, failing: Subset, passing: Subset, at_least: int = _SEEN_PASSING) -> None:
+    """The proofs that `_must_fail` and `_rest` will ask for, side by side."""
+    bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(oracle, failing)
+    good = [(passing, Purpose.PROOF_GOOD)] * max(oracle.question.repeat, at_least)
+    oracle.ahead([*bad, *good], oracle.everything)
+
+
+def _times_to_fail(oracle: Oracle, subset: Subset) -> int:
+    return max(oracle.question.repeat, _SEEN_FAILING - oracle.answers(subset).count(BAD))
+
+
 def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
-    lacking = _SEEN_FAILING - oracle.answers(subset).count(BAD)
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=max(oracle.question.repeat, lacking)):
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(oracle, subset)):
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
@@ -229,12 +244,14 @@ def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int 
     return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
 
 
-def _recheck(judge: SetJudge, end: tuple[int, ...]) -> None:
+def _recheck(oracle: Oracle, judge: SetJudge, end: tuple[int, ...]) -> None:
     """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
-    for name, subset, purpose, expected in (
+    ends = (
         ("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD),
         ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD),
-    ):
+    )
+    oracle.ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
+    for name, subset, purpose, expected in ends:
         counts_as = ask(judge, subset, purpose, end)
         if counts_as not in (expected, CountsAs.UNRESOLVED):
             raise Unsettled(f"the {name} end is no longer {name}: asked again it {_says(counts_as)}")
@@ -324,6 +341,7 @@ def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
             raise Unsettled(f"one end mostly cannot be judged: {_counts(separation)}")
         lacking = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == taken)
         lacking += [(end, Purpose.CONTROL_BAD)] * (len(bad) == taken)
+        oracle.ahead(lacking, end)
         for subset, purpose in lacking:
             list(oracle.ask([subset], purpose, end))
     if separation.first_bad > separation.second_bad:
@@ -369,7 +387,7 @@ def _hidden(oracle: Oracle, judge: SetJudge, end: tuple[int, ...], gap: Unjudged
     _must_fail(oracle, judge, gap.failing)
     if _rest(oracle, judge, gap.passing) is not GOOD:
         raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
-    _recheck(judge, end)
+    _recheck(oracle, judge, end)
     between = [one.counts_as for one in oracle.observations if gap.passing < one.subset < gap.failing]
     found = zones(len(gap.passing), len(gap.failing), len(end), between)
     hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
@@ -391,7 +409,7 @@ def _literally(oracle: Oracle, end: tuple[int, ...], failing: Subset, why: str, 
     literal = Literal(oracle)
     _must_fail(oracle, literal, culprit.members)
     passed = [_rest(oracle, literal, rest) is GOOD for rest in _rests(oracle, [culprit])]
-    _recheck(literal, end)
+    _recheck(oracle, literal, end)
     if any(not _fits(seen, culprit) for seen in oracle.observations):
         caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
     return of_culprits(oracle, literal, [culprit], all(passed), 1.0, caveat)

@@ -66,12 +66,18 @@ class Round:
     A subset that was asked before, in an earlier round or in this one, is meant to be launched again: who keeps
     launches from a search that was killed answers its n-th asking with the n-th launch kept. `open` is the half-open
     range of items still open before the answers, `left` the worst case of probes still to come in this search.
+    `each` says what each subset is asked for, where that is not one purpose.
     """
 
     subsets: tuple[Subset, ...]
     purpose: Purpose
     open: tuple[int, int]
     left: int
+    each: tuple[Purpose, ...] = ()
+
+    @property
+    def purposes(self) -> tuple[Purpose, ...]:
+        return self.each or (self.purpose,) * len(self.subsets)
 
 
 Probe = Callable[[Round], Sequence[CountsAs]]  # one answer for each subset, in their order
