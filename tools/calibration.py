@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -50,7 +50,10 @@ ANSWERED = 0.9  # of them so many at least
 ALIKE = 0.2  # closer rates may be told as ones that do not differ: the answer says so
 MOST_PROBES = 1000  # as the command has it
 MOST_OF_CLOSE_RATES = 300  # where they need not be answered
+# "The bad end passed 14 of 14: never seen failing; it may in less than 19 % of runs."
+NEVER_BELOW = 1 - (1 - CONFIDENCE) ** (1 / tries(0.2, CONFIDENCE))
 BAD, GOOD = CountsAs.BAD, CountsAs.GOOD
+_NOTHING_NAMED = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 
 Fails = Callable[[Subset], bool]
 
@@ -115,6 +118,10 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.shape}/{self.rate:g}-{self.background:g}/{self.items}"
 
+    def untrue(self, kind: AnswerKind) -> bool:
+        """Whether it is wrong here that the bad end is not seen failing, or fails as often as the good one."""
+        return self.rate >= NEVER_BELOW if kind is AnswerKind.NONE else self.rate - self.background >= ALIKE
+
     @property
     def apart(self) -> bool:
         return self.rate - self.background >= APART - 1e-9
@@ -145,7 +152,15 @@ class Result:
 
     @property
     def answered(self) -> float:
-        return 1 - self.kinds.get(AnswerKind.UNDECIDED.value, 0) / self.searches
+        return 1 - self.told(AnswerKind.UNDECIDED) / self.searches
+
+    def told(self, *kinds: AnswerKind) -> int:
+        return sum(self.kinds.get(kind.value, 0) for kind in kinds)
+
+    @property
+    def named(self) -> int:
+        """Searches that named something and were sure."""
+        return self.sure - self.told(*_NOTHING_NAMED)
 
 
 def stored_results() -> dict[Cell, Result]:
@@ -195,12 +210,8 @@ def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
 
 def right(cell: Cell, truth: Truth, answer: SearchAnswer) -> bool:
     """Whether what is said is so; of rates that do not differ nothing may be named."""
-    if answer.kind is AnswerKind.INDEPENDENT:
-        return cell.rate - cell.background < ALIKE
-    if answer.kind is AnswerKind.NONE:
-        # "The bad end passed 14 of 14: it may fail in less than 19 % of runs."
-        bound: float = 1 - (1 - CONFIDENCE) ** (1 / tries(0.2, CONFIDENCE))
-        return cell.rate < bound
+    if answer.kind in _NOTHING_NAMED:
+        return not cell.untrue(answer.kind)
     return cell.rate > cell.background and (answer.kind, answer.items) == (truth.kind, truth.items)
 
 
@@ -244,6 +255,26 @@ def chance_of_as_many(wrong: int, of: int) -> float:
     """One-sided binomial test: how likely so many wrong ones or more are where one of twenty is."""
     doubt = 1 - CONFIDENCE
     return sum(comb(of, k) * doubt**k * (1 - doubt) ** (of - k) for k in range(wrong, of + 1))
+
+
+def errors(cell: Cell, one: Result) -> Iterator[tuple[int, int]]:
+    """So many wrong of so many, of each statement that is made with the confidence.
+
+    What is named is wrong in so many of the answers that name something. That nothing was seen failing, or that it does
+    not depend, is what a test of the ends says before the search: wrong in so many of all searches.
+    """
+    tests = [one.told(kind) if cell.untrue(kind) else 0 for kind in _NOTHING_NAMED]
+    yield one.wrong - sum(tests), one.named
+    yield from ((wrong, one.searches) for wrong in tests)
+
+
+def chances_of(results: Mapping[Cell, Result]) -> dict[str, float]:
+    """By cell and statement: how likely so many errors are where the confidence holds."""
+    return {
+        f"{cell} {what}": chance_of_as_many(*seen)
+        for cell, one in results.items()
+        for what, seen in zip(("named", "none", "independent"), errors(cell, one), strict=True)
+    }
 
 
 def refuted(chances: dict[str, float], level: float = 0.05) -> list[str]:
@@ -337,12 +368,14 @@ def _other(name: str, cell: Cell, seed: int) -> tuple[bool, int]:
 def page() -> None:
     results = stored_results()
     PICTURE.write_text(picture(results))
-    PAGE.write_text("\n".join(lines(results)) + "\n")
+    PAGE.write_text("\n".join((*lines(results), *beside_others())) + "\n")
 
 
 def lines(results: Mapping[Cell, Result]) -> Iterator[str]:
-    sure, wrong = sum(one.sure for one in results.values()), sum(one.wrong for one in results.values())
-    chances = {str(cell): chance_of_as_many(one.wrong, one.sure) for cell, one in results.items()}
+    named, none, independent = (
+        [sum(one) for one in zip(*seen, strict=True)]
+        for seen in zip(*(errors(cell, one) for cell, one in results.items()), strict=True)
+    )
     apart = {cell: one for cell, one in results.items() if cell.apart}
     too_few = [str(cell) for cell, one in apart.items() if one.answered < ANSWERED]
     yield from f"""# Is a search that says 95 % right 95 times of 100?
@@ -352,32 +385,37 @@ python tools/calibration.py run
 python tools/calibration.py page
 ```
 
-{sum(one.searches for one in results.values()):,} simulated searches in {len(results)} of {len(list(cells()))} cells,
-{SEARCHES} each: six shapes of answer, {len(RATES)} rates of failure, {len(BACKGROUNDS)} backgrounds (how often a run
-fails for another reason than what is varied), {", ".join(map(str, SIZES))} items. What `confidence` means stands in
-[bisect.md](bisect.md).
+{sum(one.searches for one in results.values()):,} simulated searches in {len(results)} of {len(list(cells()))} cells:
+six shapes of answer, {len(RATES)} rates of failure, {len(BACKGROUNDS)} backgrounds (how often a run fails for another
+reason than what is varied), {", ".join(map(str, SIZES))} items. What confidence means stands in [bisect.md](bisect.md).
 
-- Said to be at least 95 % sure: {sure:,}; of those wrong: {wrong:,} ({wrong / max(sure, 1):.2%}).
-- Cells where more than one of twenty is wrong (one-sided binomial test, Holm's correction over all cells):
-  {", ".join(refuted(chances)) or "none"}.
+- Named something, said to be at least 95 % sure: {named[1]:,}; wrong: {named[0]:,} ({named[0] / max(named[1], 1):.2%}).
+- Said that the bad end was never seen failing, which may be so in less than {NEVER_BELOW:.0%} of its runs, where it
+  fails more often: in {none[0]:,} of all searches ({none[0] / max(none[1], 1):.2%}).
+- Said that it does not depend, where the rates are {ALIKE:.0%} apart or more: in {independent[0]:,} of all searches
+  ({independent[0] / max(independent[1], 1):.2%}).
+- Cells in which one of these statements is wrong more often than once in twenty (one-sided binomial test for each,
+  Holm's correction over all): {", ".join(refuted(chances_of(results))) or "none"}.
 - Cells with the rate at least {APART} above the background: {len(apart)}. Answered, not undecided, in less than
   {ANSWERED:.0%} of searches: {", ".join(too_few) or "none"}.
 - Where the rate is not above the background nothing may be named; that it does not depend is right there. Two rates
   less than {ALIKE:.0%} apart may be told as ones that do not differ: the answer says what would have shown.
 - A search makes {MOST_PROBES:,} probes at most, and {MOST_OF_CLOSE_RATES} where the rates are closer than {APART}.
 
-![wrong answers among those said to be 95 % sure, by rate and background](calibration.svg)
+![wrong answers among those that name something and are said to be 95 % sure](calibration.svg)
 
 ## By rate and background
 
-Over all shapes and sizes: wrong of those said to be 95 % sure; answered; probes on average, and at most.
+Over all shapes and sizes: wrong of those that name something and are 95 % sure; answered; probes on average, and at
+most.
 """.splitlines()
     yield ""
     yield f"| rate | {' | '.join(f'background {one:g}' for one in BACKGROUNDS)} |"
     yield f"| --- | {' | '.join('---' for _ in BACKGROUNDS)} |"
     for rate in RATES:
         found = [
-            [one for cell, one in results.items() if (cell.rate, cell.background) == (rate, b)] for b in BACKGROUNDS
+            {cell: one for cell, one in results.items() if (cell.rate, cell.background) == (rate, b)}
+            for b in BACKGROUNDS
         ]
         yield f"| {rate:g} | {' | '.join(map(_summary, found))} |"
     yield from """
@@ -393,6 +431,9 @@ tell at these rates. Both ends, the proofs and what makes the answer 95 % sure c
     for shape, items in product(SHAPES, SIZES):
         row = [Cell(shape=shape, rate=rate, background=back, items=items) for rate, back in quiet]
         yield f"| {shape}, {items} | {' | '.join(_probes(cell, results.get(cell)) for cell in row)} |"
+
+
+def beside_others() -> Iterator[str]:
     yield from """
 ## Beside others
 
@@ -406,13 +447,13 @@ nothing; `git bisect` finds one item.
         yield from compared(shape, items)
 
 
-def _summary(some: Sequence[Result]) -> str:
+def _summary(some: Mapping[Cell, Result]) -> str:
     if not some:
         return "not run"
-    sure, wrong = sum(one.sure for one in some), sum(one.wrong for one in some)
-    said = f"{wrong} of {sure}" if sure else "none sure"
-    probes, most = mean(one.probes_mean for one in some), max(one.probes_most for one in some)
-    return f"{said}; {mean(one.answered for one in some):.0%}; {probes:.0f}, {most}"
+    named = [next(errors(cell, one)) for cell, one in some.items()]
+    said = f"{sum(wrong for wrong, _ in named)} of {sum(of for _, of in named)}"
+    probes, most = mean(one.probes_mean for one in some.values()), max(one.probes_most for one in some.values())
+    return f"{said}; {mean(one.answered for one in some.values()):.0%}; {probes:.0f}, {most}"
 
 
 def _probes(cell: Cell, one: Result | None) -> str:
@@ -420,7 +461,7 @@ def _probes(cell: Cell, one: Result | None) -> str:
 
 
 def picture(results: Mapping[Cell, Result]) -> str:
-    """Each cell a dot: the share of wrong answers among those said to be sure; the dashed line is one of twenty."""
+    """Each cell a dot, as large as it has answers that name something: how many are wrong; dashed: one of twenty."""
     left, top, width, height, most = 60, 20, 900, 260, 0.2
     column = width / len(RATES)
     colours = dict(zip(BACKGROUNDS, ("#0f766e", "#2563eb", "#b45309", "#be123c"), strict=True))
@@ -437,11 +478,12 @@ def picture(results: Mapping[Cell, Result]) -> str:
         parts.append(f'<text x="{x:.0f}" y="{top + height + 22}" text-anchor="middle">fails in {rate:.0%}</text>')
     spread = Random(1)
     for cell, one in results.items():
-        if one.sure:
+        wrong, of = next(errors(cell, one))
+        if of:
             beside = (BACKGROUNDS.index(cell.background) + 0.6 + spread.uniform(-0.3, 0.3)) / (len(BACKGROUNDS) + 0.2)
             x = left + column * (RATES.index(cell.rate) + beside)
-            y = top + height * (1 - min(one.wrong / one.sure, most) / most)
-            dot = f'cx="{x:.1f}" cy="{y:.1f}" r="{2 + 3 * one.sure / SEARCHES:.1f}" fill="{colours[cell.background]}"'
+            y = top + height * (1 - min(wrong / of, most) / most)
+            dot = f'cx="{x:.1f}" cy="{y:.1f}" r="{1 + 4 * of / SEARCHES:.1f}" fill="{colours[cell.background]}"'
             parts.append(f'<circle {dot} fill-opacity="0.55"/>')
     for place, (background, colour) in enumerate(colours.items()):
         x = left + 20 + 220 * place

@@ -35,6 +35,7 @@ from nsa_harness.core.bisect.question import (
     Purpose,
     Round,
     SearchAnswer,
+    SearchQuestion,
     Subset,
 )
 
