@@ -185,6 +185,7 @@ PROGRAMS = (
         true="hangs from 401 on; another failure from 250 on",
         searches=once(
             asked("masked", "--seq-len=8:512", "--arg", "--batch={value}"), ("threshold", (401,)),
+            candidates=tuple(range(250, 402)),
             zones=(("good", 8), ("different", 250), ("bad", 401)),
         ),
         limit_s=900,
