@@ -44,10 +44,8 @@ from nsa_harness.core.statistics import Separation, tries
 _SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
 _MOST_UNJUDGED = 5  # of an end, beside as many as were judged
 _ATTEMPTS = 4  # among flaky runs, before the last one says why it is not decided
-_FEWEST_PAIRS, _MOST_PAIRS = (
-    20,
-    100,
-)  # of runs of both ends, before they are said to fail alike often, or to be too close
+# Of runs of both ends, before they are said to fail alike often, or to be too close.
+_FEWEST_PAIRS, _MOST_PAIRS = 20, 100
 # In all, of what is said to fail, and of all but that: a program in which something else fails now and then has made
 # fewer of them believable by chance.
 _SEEN_FAILING, _SEEN_PASSING = 3, 2
