@@ -28,7 +28,8 @@ from nsa_harness.commands.bisect_report import (
 )
 from nsa_harness.commands.run import Interruption, interruptible, listeners
 from nsa_harness.commands.scheduler import RunRequest
-from nsa_harness.core.bisect.plan import Stage, find, worst_case
+from nsa_harness.core.bisect.effort import Stage, worst_case
+from nsa_harness.core.bisect.plan import find
 from nsa_harness.core.bisect.question import (
     AnswerKind,
     CountsAs,

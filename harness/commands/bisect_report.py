@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.core.bisect.plan import Case, cases, worst_case
+from nsa_harness.core.bisect.effort import Case, cases, worst_case
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
 from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.bisect.signature import Signature

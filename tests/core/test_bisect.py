@@ -25,8 +25,9 @@ from bisected import (
 )
 
 from nsa_harness.core.bisect.chain import cuts, probes_at_worst
+from nsa_harness.core.bisect.effort import at_most, worst_case
 from nsa_harness.core.bisect.oracle import Oracle as Observed
-from nsa_harness.core.bisect.plan import at_most, find, so_far, worst_case
+from nsa_harness.core.bisect.plan import find, so_far
 from nsa_harness.core.bisect.question import (
     PROOFS,
     AnswerKind,
@@ -274,9 +275,9 @@ def test_a_value_that_never_fails_has_nothing_to_bisect() -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "why"),
     [
-        (BAD, BAD, "the good end is not good: it fails in the way sought, 3 of 3 times"),
+        (BAD, BAD, "the good end is not good: 3 of 3 times it fails in the way sought"),
         (UNRESOLVED, BAD, "the good end is not good: it could not be judged"),
-        (GOOD, DIFFERENT, "the bad end is not bad: it fails in another way, 3 of 3 times"),
+        (GOOD, DIFFERENT, "the bad end is not bad: 3 of 3 times it fails in another way"),
         (GOOD, UNRESOLVED, "the bad end is not bad: it could not be judged"),
     ],
 )
@@ -286,6 +287,15 @@ def test_ends_that_are_not_what_they_should_be_are_not_searched_between(
     answer, probe = bisected(question(12), lambda subset: bad if subset else good)
     assert (answer.kind, answer.confidence, answer.why) == (AnswerKind.UNDECIDED, 0.0, why)
     assert probe.count() <= 4
+
+
+def test_an_end_that_failed_otherwise_once_is_not_said_to_pass_each_time() -> None:
+    ends = iter([GOOD, DIFFERENT, GOOD])
+    answer, _ = bisected(question(12), lambda subset: next(ends) if len(subset) == 12 else GOOD)
+    assert (answer.kind, answer.why) == (
+        AnswerKind.UNDECIDED,
+        "the bad end is not bad: 1 of 3 times it fails in another way",
+    )
 
 
 def test_points_that_cannot_be_judged_are_walked_around() -> None:

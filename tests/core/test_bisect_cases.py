@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 from bisected import BAD, at_least, bisected, needs, ordered, question, sometimes
 
-from nsa_harness.core.bisect.plan import cases
+from nsa_harness.core.bisect.effort import cases
 from nsa_harness.core.bisect.question import AnswerKind, QuestionKind, SearchQuestion
 
 

@@ -27,7 +27,7 @@ from bisected import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.bisect.plan import at_most, worst_case
+from nsa_harness.core.bisect.effort import at_most, worst_case
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])

@@ -9,8 +9,8 @@ import pytest
 from bisected import BAD, GOOD
 from builders import ALL_REDUCE, LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task
 
-from nsa_harness.core.bisect.plan import Stage
-from nsa_harness.core.bisect.question import CountsAs, Purpose, Round, spans_of
+from nsa_harness.core.bisect.effort import Stage, worst_case
+from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.bisect.waits import (
     Costs,
@@ -216,3 +216,10 @@ def test_the_time_that_is_left_is_that_of_the_whole_search() -> None:
     assert left_s(Purpose.DROP_ONE, 0, *[probe(Purpose.DROP_ONE, GOOD, 2.0)] * 6) == 2.0 + 62.0 + ends
     proven = (probe(Purpose.PROOF_BAD, BAD, 62.0), probe(Purpose.RECHECK_GOOD, GOOD, 2.0))
     assert left_s(Purpose.RECHECK_BAD, 0, *proven) == 7.0
+
+
+def test_each_value_of_a_choice_is_still_to_come() -> None:
+    stages = worst_case(SearchQuestion(kind=QuestionKind.CHOICE, items=4))
+    running = Round(subsets=(frozenset({0}),), purpose=Purpose.EACH, open=(0, 4), left=0)
+    made = [probe(Purpose.EACH, GOOD, 2.0)] * 4
+    assert time_left_s(stages, (), running, EACH, 1) - time_left_s(stages, made, running, EACH, 1) == 3 * 7.0

@@ -38,7 +38,7 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.bisect.plan import Case, Stage
+from nsa_harness.core.bisect.effort import Case, Stage
 from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport, ended_s
 from nsa_harness.core.bisect.signature import Signature

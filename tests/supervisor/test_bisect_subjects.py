@@ -16,7 +16,7 @@ import pytest
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.bisect.plan import at_most, cases, worst_case
+from nsa_harness.core.bisect.effort import at_most, cases, worst_case
 from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.bisect.signature import Signature, Wanted, parse_outcome

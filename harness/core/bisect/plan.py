@@ -1,15 +1,14 @@
-"""Plan: the protocol of a bisection from the controls to the proof, its conclusion, and its probes at worst."""
+"""Plan: the protocol of a bisection from the controls to the proof, and its conclusion."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from math import ceil, log2
 
-from nsa_harness.core.bisect.chain import Chain, beside_at_worst, depth, probes_at_worst, zones
-from nsa_harness.core.bisect.choice import among_values, most_rounds
+from nsa_harness.core.bisect.chain import Chain, zones
+from nsa_harness.core.bisect.choice import among_values
 from nsa_harness.core.bisect.contiguous import all_windows_asked, only_the_length, rests, shortest, shrunk
 from nsa_harness.core.bisect.edge import Certain, Contradicted, Unjudged
 from nsa_harness.core.bisect.minimal import (
@@ -26,7 +25,7 @@ from nsa_harness.core.bisect.minimal import (
     stretch,
 )
 from nsa_harness.core.bisect.noisy import Noisy, Unsettled
-from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle, units
+from nsa_harness.core.bisect.oracle import BAD, GOOD, Oracle
 from nsa_harness.core.bisect.question import (
     AnswerKind,
     CountsAs,
@@ -48,8 +47,8 @@ _ATTEMPTS = 4  # among flaky runs, before the last one says why it is not decide
 _FEWEST_PAIRS, _MOST_PAIRS = 20, 100
 # In all, of what is said to fail, and of all but that: a program in which something else fails now and then has made
 # fewer of them believable by chance.
-_SEEN_FAILING, _SEEN_PASSING = 3, 2
-_HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
+SEEN_FAILING, SEEN_PASSING = 3, 2
+HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
 _FAILED = (BAD, CountsAs.DIFFERENT)
 
 
@@ -76,14 +75,14 @@ def _between_ends(oracle: Oracle) -> SearchAnswer:
     list(oracle.ask([frozenset()] * (oracle.question.baseline - 1), Purpose.CONTROL_GOOD, oracle.everything))
     good_end = _control(oracle, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return so_far(oracle, f"the good end is not good: it {_says(good_end)}{_so_often(oracle, frozenset())}")
+        return so_far(oracle, f"the good end is not good: {_so_often(oracle, frozenset(), good_end)}")
     end = _gallop(oracle) or oracle.everything
     failed = [counts_as for counts_as in oracle.answers(frozenset(end)) if counts_as in _FAILED]
     bad_end = failed[0] if failed else _control(oracle, frozenset(end), Purpose.CONTROL_BAD, BAD)
     if bad_end is GOOD:
         return _never_failing(oracle, frozenset(end))
     if bad_end is not BAD:
-        return so_far(oracle, f"the bad end is not bad: it {_says(bad_end)}{_so_often(oracle, frozenset(end))}")
+        return so_far(oracle, f"the bad end is not bad: {_so_often(oracle, frozenset(end), bad_end)}")
     return _searched(oracle, end)
 
 
@@ -115,11 +114,11 @@ def _proven(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     ordered = oracle.question.kind is QuestionKind.ORDERED
     answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
     _recheck(oracle, judge, end)
-    judge.make_sure(_with_half_the_doubt(oracle.question))
+    judge.make_sure(with_half_the_doubt(oracle.question))
     return replace(answer, confidence=answer.confidence * judge.sure)
 
 
-def _with_half_the_doubt(question: SearchQuestion) -> float:
+def with_half_the_doubt(question: SearchQuestion) -> float:
     """What is proven and what a sample stands for have half of it each."""
     return 1 - (1 - question.confidence) / 2
 
@@ -128,7 +127,7 @@ def _threshold(oracle: Oracle, judge: Judge, end: tuple[int, ...]) -> SearchAnsw
     """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
-    at_least = tries(_HALF, oracle.question.confidence) - 1
+    at_least = tries(HALF, oracle.question.confidence) - 1
     _both_ahead(oracle, failing, passing, at_least)
     _must_fail(oracle, judge, failing)
     if _rest(oracle, judge, passing, at_least) is not GOOD:
@@ -146,8 +145,8 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
     if oracle.question.kind is QuestionKind.RANGE:
         return _ranges(oracle, judge)
-    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
-    sampled = 1 - _HALF**sample
+    sample = tries(HALF, with_half_the_doubt(oracle.question))
+    sampled = 1 - HALF**sample
     found: list[FailingSet] = []
     rest, counts_as = oracle.everything, BAD
     while counts_as is BAD:
@@ -174,7 +173,7 @@ def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
 
 def _ranges(oracle: Oracle, judge: Judge) -> SearchAnswer:
     """As `_culprits`, but what is found can only be taken out with all on one side of its first or its last."""
-    sample = tries(_HALF, _with_half_the_doubt(oracle.question))
+    sample = tries(HALF, with_half_the_doubt(oracle.question))
     counts_as = cache(partial(_rest, oracle, judge))
     found: list[FailingSet] = []
     failing: Subset | None = frozenset(oracle.everything)
@@ -182,7 +181,7 @@ def _ranges(oracle: Oracle, judge: Judge) -> SearchAnswer:
         members = frozenset(stretch(judge, tuple(sorted(failing))))
         if not found and only_the_length(judge, members, len(oracle.units), sample):
             whole = all_windows_asked(len(oracle.units), len(members), sample)
-            return _number(oracle, judge, members, 1.0 if whole else 1 - _HALF**sample)
+            return _number(oracle, judge, members, 1.0 if whole else 1 - HALF**sample)
         new = _proven_alone(oracle, judge, shortest(judge, members, sample))
         found = [*(one for one in found if not new.members <= one.members), new]
         failing = next((rest for rest in _rests(oracle, found) if counts_as(rest) is BAD), None)
@@ -222,7 +221,7 @@ def _proven_alone(oracle: Oracle, judge: Judge, culprit: FailingSet) -> FailingS
     return culprit
 
 
-def _both_ahead(oracle: Oracle, failing: Subset, passing: Subset, at_least: int = _SEEN_PASSING) -> None:
+def _both_ahead(oracle: Oracle, failing: Subset, passing: Subset, at_least: int = SEEN_PASSING) -> None:
     """The proofs that `_must_fail` and `_rest` will ask for, side by side."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(oracle, failing)
     good = [(passing, Purpose.PROOF_GOOD)] * max(oracle.question.repeat, at_least)
@@ -230,7 +229,7 @@ def _both_ahead(oracle: Oracle, failing: Subset, passing: Subset, at_least: int 
 
 
 def _times_to_fail(oracle: Oracle, subset: Subset) -> int:
-    return max(oracle.question.repeat, _SEEN_FAILING - oracle.answers(subset).count(BAD))
+    return max(oracle.question.repeat, SEEN_FAILING - oracle.answers(subset).count(BAD))
 
 
 def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
@@ -238,7 +237,7 @@ def _must_fail(oracle: Oracle, judge: SetJudge, subset: Subset) -> None:
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = _SEEN_PASSING) -> CountsAs:
+def _rest(oracle: Oracle, judge: SetJudge, subset: Iterable[int], at_least: int = SEEN_PASSING) -> CountsAs:
     return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
 
 
@@ -277,14 +276,14 @@ def _control(oracle: Oracle, end: Subset, purpose: Purpose, expected: CountsAs) 
     for counts_as in oracle.ask([end] * (oracle.question.controls - 1), purpose, oracle.everything):
         if counts_as in (expected, CountsAs.UNRESOLVED):
             return counts_as
-    return next(counts_as for counts_as in (*oracle.answers(end), first) if counts_as is not expected)
+    return next((counts_as for counts_as in oracle.answers(end) if counts_as is not GOOD), GOOD)
 
 
 def _changes(oracle: Oracle, seen: Contradicted) -> bool:
     """Whether one of two answers that contradict each other changes when asked again."""
     if seen.good == seen.bad:
         return True
-    often = [seen.good] * tries(_HALF, oracle.question.confidence)
+    often = [seen.good] * tries(HALF, oracle.question.confidence)
     return BAD in oracle.ask(often, Purpose.REPEAT, seen.good) or GOOD in oracle.ask(
         [seen.bad], Purpose.REPEAT, seen.bad
     )
@@ -323,7 +322,7 @@ def _alike(oracle: Oracle, end: Subset) -> SearchAnswer | None:
             taken += 1
             continue
         if separation.pairs >= _FEWEST_PAIRS and separation.no_more_than(
-            _SMALLEST_DIFFERENCE, _with_half_the_doubt(oracle.question)
+            _SMALLEST_DIFFERENCE, with_half_the_doubt(oracle.question)
         ):
             if not separation.first_bad:
                 raise Unsettled(f"it fails too seldom to search for what it takes: {_counts(separation)}")
@@ -355,10 +354,11 @@ def _counts(seen: Separation) -> str:
     return f"the bad end failed {seen.second_bad} of {seen.pairs} times, the good end {seen.first_bad} of {seen.pairs}"
 
 
-def _so_often(oracle: Oracle, end: Subset) -> str:
-    """ ", 3 of 3 times", where it was asked more than once."""
-    times = len(oracle.answers(end))
-    return "" if times == 1 else f", {times} of {times} times"
+def _so_often(oracle: Oracle, end: Subset, counts_as: CountsAs) -> str:
+    """ "2 of 3 times it fails in another way"; without numbers where it was asked once."""
+    answers = oracle.answers(end)
+    often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
+    return f"{often}it {_says(counts_as)}"
 
 
 def _against_order(oracle: Oracle, end: tuple[int, ...]) -> SearchAnswer:
@@ -517,187 +517,3 @@ def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
 
 def _order(subset: Collection[int]) -> tuple[int, list[int]]:
     return len(subset), sorted(subset)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """How a search may go, and what that takes."""
-
-    name: str
-    probes: int
-    more: bool = False  # each time, to those of the case before
-    about: bool = False  # expected, not the most that it can be: of runs that fail only sometimes
-    fails: float = 0.5  # the share of its probes that fail, roughly: they may take longer
-
-
-_FLAKY = (("half", 0.5), ("a fifth", 0.2))
-
-
-def cases(question: SearchQuestion) -> tuple[Case, ...]:
-    """Each answer that a search may come to, with the probes to it and its proof."""
-    nothing = Case(name="the bad end never fails", probes=question.baseline + question.controls, fails=0.0)
-    if question.kind is QuestionKind.CHOICE:
-        values = len(units(question))
-        nothing = Case(name="no value ever fails", probes=values * question.controls, fails=0.0)
-        once = Case(name="each value fails always or never", probes=at_most(worst_case(question)))
-        some = Case(name="values fail sometimes", probes=values * most_rounds(question.confidence))
-        return (nothing, some) if question.flaky else (nothing, once, some)
-    answers = _ordered_cases(question) if question.kind is QuestionKind.ORDERED else _set_cases(question)
-    flaky = (
-        Case(name=f"it fails in {words} of its runs", probes=_flaky(question, rate), about=True, fails=rate / 2)
-        for words, rate in _FLAKY
-    )
-    return nothing, *answers, *flaky
-
-
-def _ordered_cases(question: SearchQuestion) -> tuple[Case, ...]:
-    return (Case(name="there is a threshold", probes=at_most(worst_case(question))),)
-
-
-def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
-    stages = {stage.name: stage.probes for stage in worst_case(question)}
-    whole = at_most(worst_case(question))
-    ranges = question.kind is QuestionKind.RANGE
-    # One prefix search, the item by itself, whether another item does as well, both proofs.
-    proofs = _to_fail(question) + (1 + ranges) * max(question.repeat, _SEEN_PASSING)
-    alone = stages["controls"] + stages["right edge"] + 2 + proofs + stages["controls again"]
-    one = Case(name="one alone is enough", probes=min(alone, whole))
-    if len(units(question)) == 1:
-        return (one,)
-    if ranges:
-        return (
-            one,
-            Case(name="all of a range together", probes=whole),
-            Case(name="each more range that is enough by itself", probes=stages["next range"], more=True),
-            Case(name="only the length counts", probes=whole + stages["sizes"]),
-        )
-    return (
-        one,
-        Case(name="two or a range together", probes=whole),
-        Case(name="each more of those together", probes=stages["next member"], more=True),
-        Case(name="each more that is enough by itself", probes=stages["next culprit"], more=True),
-        Case(name="only the number counts", probes=whole + stages["sizes"]),
-    )
-
-
-def _flaky(question: SearchQuestion, rate: float) -> int:
-    """Expected where what should fail does so at that rate, the bad end was seen to, and what should pass passes.
-
-    Until both ends differ, then the bits of one place among all and of the doubt that may be left, by what a run tells
-    (the capacity of a Z-channel), then each proof until a failure would have shown: of a set also of an item by itself.
-    """
-    ends = 2 * _pairs_until_shown(rate, question.confidence)
-    doubt = (1 - question.confidence) / 2
-    bits = log2(len(units(question))) + log2(1 / doubt) / 2
-    proofs = ceil(1 / rate) + tries(rate, question.confidence)
-    proofs *= 1 if question.kind is QuestionKind.ORDERED else 2
-    return ceil(ends + bits / _bits_a_run(rate) + proofs)
-
-
-def _bits_a_run(rate: float) -> float:
-    silent = 1 - rate
-    return log2(1 + rate * silent ** (silent / rate))
-
-
-def _pairs_until_shown(rate: float, confidence: float) -> int:
-    ends = Separation()
-    while not ends.shown(confidence):
-        ends.learn(int((ends.pairs + 1) * rate) > int(ends.pairs * rate), False)
-    return ends.pairs
-
-
-_SHAPES = 4  # alone, ends only, without middle, elsewhere
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """`only_if` is empty for what every search may take, else the case that takes this much more each time."""
-
-    name: str
-    probes: int
-    only_if: str = ""
-
-
-def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
-    """For answers that hold: runs that turn out flaky or contradict each other take more."""
-    return _STAGES[question.kind](question)
-
-
-def at_most(parts: tuple[Stage, ...]) -> int:
-    """Without the parts that only some searches come to."""
-    return sum(part.probes for part in parts if not part.only_if)
-
-
-def _choice(question: SearchQuestion) -> tuple[Stage, ...]:
-    values = len(units(question))
-    if question.flaky:
-        return (Stage(name="until the rates part", probes=values * most_rounds(question.confidence)),)
-    return (Stage(name="each value", probes=values), Stage(name="proof", probes=values * question.repeat))
-
-
-def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
-    gallop = depth(question.items) + 1 if question.unbounded else 0
-    return (
-        Stage(name="controls", probes=question.baseline + (0 if gallop else 1)),
-        *([Stage(name="gallop", probes=gallop)] if gallop else []),
-        Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
-        Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
-        Stage(name="controls again", probes=2),
-        Stage(
-            name="borders",
-            probes=beside_at_worst(question.items, question.at_once),
-            only_if="another failure hides where it begins",
-        ),
-    )
-
-
-def _to_fail(question: SearchQuestion) -> int:
-    return max(question.repeat, _SEEN_FAILING)
-
-
-def _set(question: SearchQuestion) -> tuple[Stage, ...]:
-    total = len(units(question))
-    right = probes_at_worst(total, question.at_once)
-    left = probes_at_worst(max(total - 1, 1), question.at_once)
-    sample = tries(_HALF, _with_half_the_doubt(question))
-    # Each member of few is dropped more than once, of many a sample and both ends.
-    needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
-    proof = _to_fail(question) + max(question.repeat, _SEEN_PASSING) + needed
-    return (
-        Stage(name="controls", probes=question.baseline + 1),
-        Stage(name="right edge", probes=right),
-        Stage(name="left edge", probes=left),
-        Stage(name="shape", probes=_SHAPES),
-        Stage(name="proof", probes=proof),
-        Stage(name="controls again", probes=2),
-        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
-        Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
-        Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
-    )
-
-
-def _range(question: SearchQuestion) -> tuple[Stage, ...]:
-    right = probes_at_worst(question.items, question.at_once)
-    left = probes_at_worst(max(question.items - 1, 1), question.at_once)
-    sample = tries(_HALF, _with_half_the_doubt(question))
-    ends = 2 * -(-sample // 2) if question.items > 1 else 0  # both are dropped, more than once each
-    # Itself, and what lies before its last and behind its first.
-    proof = _to_fail(question) + 2 * max(question.repeat, _SEEN_PASSING) + ends
-    return (
-        Stage(name="controls", probes=question.baseline + 1),
-        Stage(name="right edge", probes=right),
-        Stage(name="left edge", probes=left),
-        Stage(name="shape", probes=2),
-        Stage(name="proof", probes=proof),
-        Stage(name="controls again", probes=2),
-        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
-        Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"),
-    )
-
-
-_STAGES = {
-    QuestionKind.SET: _set,
-    QuestionKind.ORDERED: _ordered,
-    QuestionKind.RANGE: _range,
-    QuestionKind.CHOICE: _choice,
-}

@@ -128,7 +128,6 @@ class SearchQuestion:
     repeat: int = 1  # how often the final proof is run
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
-    false_bad: float = 0.01  # chance that a run that should pass counts as bad
     baseline: int = 1  # how often the good end is run before anything is compared with it
     controls: int = 3  # how often the bad end must pass before it is said to
     flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
@@ -138,7 +137,6 @@ class SearchQuestion:
         assert self.at_once >= 1
         assert self.repeat >= 1
         assert 0.5 <= self.confidence < 1
-        assert 0 < self.false_bad < 0.5
         assert not (self.unbounded if self.kind is QuestionKind.SET else self.together)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.bisect.plan import Stage
+from nsa_harness.core.bisect.effort import Stage
 from nsa_harness.core.bisect.question import CONTROLS, PROOFS, CountsAs, Purpose, Round
 from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Sample, Snapshot
@@ -179,6 +179,7 @@ _SHAPE = frozenset({Purpose.ALONE, Purpose.ENDS_ONLY, Purpose.WITHOUT_MIDDLE, Pu
 # Stages of `worst_case` in their order: for what they ask, how likely each of their probes is needed, how many are bad.
 _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
     (frozenset({"controls"}), CONTROLS, 1.0, 0.5),
+    (frozenset({"each value"}), frozenset({Purpose.EACH}), 1.0, 0.5),
     (frozenset({"gallop"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
     (frozenset({"edge", "right edge"}), frozenset({Purpose.RIGHT_EDGE}), 1.0, 0.5),
     (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has none

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from nsa_harness.core.bisect.plan import Case, Stage, at_most
+from nsa_harness.core.bisect.effort import Case, Stage, at_most
 from nsa_harness.core.bisect.question import AnswerKind, Round
 from nsa_harness.core.bisect.report import BisectReport, ProbeReport
 from nsa_harness.core.bisect.waits import Waiting
