@@ -167,9 +167,26 @@ def test_a_range_takes_two_searches_and_the_whole_plan_four_shape_tests_more(ite
 
 
 @pytest.mark.parametrize(("items", "halvings"), SIZES)
-def test_a_pair_takes_two_searches_and_two_shape_tests(items: int, halvings: int) -> None:
+def test_a_pair_takes_two_searches_two_shape_tests_and_a_look_at_another_pair(items: int, halvings: int) -> None:
     pairs = [pair for pair in spread(items) if pair[0] > 0]  # {0, 1} is asked whether only the number counts
-    assert max(bisected(question(items), needs(pair))[1].search() for pair in pairs) <= 2 * halvings + 2
+    assert max(bisected(question(items), needs(pair))[1].search() for pair in pairs) <= 2 * halvings + 3
+
+
+@pytest.mark.parametrize("count", [4, 7, 9])
+def test_a_number_is_told_as_one_though_a_run_passed_by_chance(count: int) -> None:
+    """The prefix that would have shown it passed the one time that it was asked."""
+    chance = frozenset(range(count))
+    passed = False
+
+    def fails(on: Subset) -> CountsAs:
+        nonlocal passed
+        if on == chance and not passed:
+            passed = True
+            return GOOD
+        return BAD if len(on) >= count else GOOD
+
+    assert shown(bisected(question(12), fails)[0]) == (AnswerKind.COUNT, (count,))
+    assert passed
 
 
 @pytest.mark.parametrize(

@@ -210,20 +210,38 @@ def _dropped(members: Subset, sample: int) -> list[int]:
 
 
 def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether it matters how many are on, not which: other sets of the size all fail, those one smaller all pass.
+    """Whether it matters how many are on, not which.
 
     Only asked of the first so many: whatever they are, a search by prefixes ends there if only the number counts.
     """
-    count = len(members)
-    if members != frozenset(among[:count]) or count == len(among):
+    return members == frozenset(among[: len(members)]) and _any_so_many(judge, members, among, sample)
+
+
+def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """The same of any set of several, once it is as small as it gets: one look at another set, before more is asked."""
+    other = next(iter(_others(members, among, 1)), None)
+    if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
         return False
-    others = [other for other in _scattered(among, count, sample + 1) if other != members][:sample]
-    smaller = _scattered(among, count - 1, sample) if count > 1 else []
+    return _any_so_many(judge, members, among, sample)
+
+
+def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """Other sets of the size all fail, those one smaller all pass."""
+    others = _others(members, among, sample)
+    smaller = _scattered(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
-        _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
+        bool(others)
+        and _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
         and all(_fails_after_all(judge, other, Purpose.AS_MANY, among) for other in others[1:])
         and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
     )
+
+
+def _others(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
+    """Of that size, but for all there are."""
+    if len(members) == len(among):
+        return []
+    return [other for other in _scattered(among, len(members), sample + 1) if other != members][:sample]
 
 
 def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:

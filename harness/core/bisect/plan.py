@@ -21,6 +21,7 @@ from nsa_harness.core.bisect.minimal import (
     fails,
     minimal,
     only_the_number,
+    others_fail_too,
     standing_out,
     stretch,
 )
@@ -154,6 +155,9 @@ def _culprits(oracle: Oracle, judge: Judge) -> SearchAnswer:
         if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
             return _number(oracle, judge, members, sampled)
         culprit = minimal(judge, members, sample)
+        # Where a run passed by chance, so many that are any show as just these.
+        if not (found or oracle.question.together) and others_fail_too(judge, culprit.members, rest, sample):
+            return _number(oracle, judge, culprit.members, sampled)
         rest = tuple(unit for unit in rest if unit not in culprit.members)
         _both_ahead(oracle, culprit.members, frozenset(rest))
         found.append(_proven_alone(oracle, judge, culprit))
