@@ -30,7 +30,7 @@ MISSION = {
     "one branch": ["branch_cmp_only", "branch_sel_only", "branch_win_only"],
     "branch pairs": [f"branch_pairs@model.branch={pair}" for pair in ("cmp+sel", "cmp+win", "sel+win")],
     "static graph": ["ddp_static_graph"],
-    "GC ranges": ["gc_baseline_full", "gc_bisect_layers_0_5", "gc_bisect_layers_6_11"],
+    "GC ranges": ["gc_baseline_full", "gc_baseline_none", "gc_bisect_layers_0_5", "gc_bisect_layers_6_11"],
     "one device with and without GC": ["single_gc", "single_no_gc"],
     "DDP standard": ["ddp_standard"],
     "find_unused_parameters": ["ddp_find_unused"],

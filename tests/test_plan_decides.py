@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.comparison.comparison import compared
 from nsa_harness.core.comparison.decisions import GateState, decided
+from nsa_harness.core.comparison.hypotheses import Answer, answers
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
@@ -30,7 +30,13 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
         if isinstance(spec, Skip):
             yield run(spec.scenario, Status.SKIP, settings, backend="", device="")
         else:
-            told = {"backend": spec.backend, "device": spec.device, "ranks": spec.ranks, "missing_gradients": ()}
+            told = {
+                "chosen": spec.chosen,
+                "backend": spec.backend,
+                "device": spec.device,
+                "ranks": spec.ranks,
+                "missing_gradients": (),
+            }
             yield run(spec.scenario, Status.PASS, settings, **told)
 
 
@@ -42,8 +48,8 @@ def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
 @pytest.mark.parametrize(
     ("machine", "tags", "silent"),
     [
-        (TWO_GPUS, ("plan",), {"attention", "depth", "fsdp"}),
-        (LAPTOP, ("plan",), {"attention", "depth", "fsdp", "nccl_only"}),
+        (TWO_GPUS, ("plan",), {"depth", "fsdp"}),
+        (LAPTOP, ("plan",), {"fsdp", "nccl_only"}),
         (LAPTOP, ("plan", "control", "variants", "sweep"), {"nccl_only"}),
     ],
     ids=["plan on two GPUs", "plan on a laptop", "everything on a laptop"],
@@ -54,6 +60,29 @@ def test_the_plan_answers_every_gate_of_the_decision_tree(
     assert silent_gates(machine, *tags) == silent
 
 
-def test_every_claim_has_a_pair_of_runs_among_the_scenarios() -> None:
-    outcomes = tuple(healthy(TWO_GPUS, "plan", "control", "variants", "sweep", "debug", "branch"))
-    assert {row.claim.text for row in compared(outcomes, PLAYBOOK.claims) if row.pair is None} == {"FSDP is the cause"}
+def untested(machine: MachineFacts, *tags: str) -> set[str]:
+    rows = answers(tuple(healthy(machine, *tags)), PLAYBOOK.hypotheses)
+    return {row.hypothesis.text for row in rows if row.answer is Answer.NOT_TESTED}
+
+
+def test_every_hypothesis_has_a_contrast_among_the_scenarios() -> None:
+    assert untested(TWO_GPUS, "plan", "control", "variants", "sweep", "debug", "branch") == {"FSDP is the cause"}
+
+
+def test_the_plan_tests_what_the_seeds_blamed_in_fourteen_runs_and_proposes_a_test_of_the_rest() -> None:
+    runs = tuple(healthy(LAPTOP, "plan"))
+    assert len(runs) <= 14
+    prominent = [row for row in answers(runs, PLAYBOOK.hypotheses) if row.hypothesis.prominent]
+    assert {row.hypothesis.text for row in prominent if row.answer is Answer.REFUTED} == {
+        "DDP is the cause",
+        "more than one rank is the cause",
+        "gradient checkpointing is the cause",
+        "NSA's attention is the cause",
+        "the layer count is the cause",
+        "find_unused_parameters is needed",
+    }
+    rest = {row.hypothesis.text: row.command or row.reason for row in prominent if row.answer is Answer.NOT_TESTED}
+    assert rest == {
+        "FSDP is the cause": "nsa-harness claim manual_average parallel.wrapper=manual,fsdp",
+        "NCCL is the cause": "ddp_nccl was SKIP",
+    }

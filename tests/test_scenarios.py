@@ -105,11 +105,12 @@ def test_every_directory_name_of_the_seeds_plan_selects_one_scenario(directory: 
     assert directory in (found.name, *found.aliases)
 
 
-def test_the_plan_runs_in_the_order_of_the_seeds_and_adds_nccl_beside_gloo() -> None:
+def test_the_plan_runs_in_the_order_of_the_seeds_with_nccl_beside_gloo_and_ends_with_the_controls() -> None:
     known_as = {known: item.name for item, _ in shipped().values() for known in (item.name, *item.aliases)}
     in_order = [known_as[directory] for directory in SEED_5]
     plan = order_of("plan")
-    assert [name for name in plan if name != "ddp_nccl"] == in_order
+    controls = ["gc_baseline_none", "single_no_gc", "manual_average", "control_vanilla"]
+    assert [name for name in plan if name != "ddp_nccl"] == in_order + controls
     assert plan.index("ddp_nccl") == plan.index("ddp_gloo") + 1
 
 

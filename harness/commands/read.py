@@ -70,7 +70,7 @@ def read(request: ReadRequest) -> int:
     if run is not None:
         write_report(run, report)
     if request.json:
-        sys.stdout.write(to_json(report))
+        sys.stdout.write(to_json(report, PLAYBOOK))
     else:
         _tell(request, report, run, missing)
     return exit_code(report)

@@ -165,7 +165,7 @@ def rejudge(
     with at_rest(run):
         report = _report_again(run)
     if telling is Telling.JSON:
-        sys.stdout.write(to_json(report))
+        sys.stdout.write(to_json(report, PLAYBOOK))
     elif telling is Telling.PROMPT:
         sys.stdout.write(prompt_text(report))
     else:

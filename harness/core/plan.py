@@ -100,6 +100,7 @@ class RunSpec:
     spec_hash: str
     tags: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with its values, sorted
+    chosen: tuple[tuple[str, str], ...] = ()  # what became of keys that were left to the shape or the machine, sorted
     deepening: Deepening | None = None
     python: str | None = None  # the interpreter of somebody else's program; None = the harness's own
 

@@ -244,6 +244,7 @@ class Outcome:
     device: str = ""  # "cpu", "cuda" or "any"
     tags: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # dotted keys other than their defaults, with values, sorted
+    chosen: tuple[tuple[str, str], ...] = ()  # what became of keys that were left to the shape or the machine, sorted
     criteria: tuple[tuple[str, str], ...] = ()  # the limits and expectations that decide a verdict, sorted
     missing_gradients: tuple[str, ...] | None = None  # parameters; None = not traced on every rank
     last_agreed: str | None = None  # of a HANG: the latest collective called from Python that every rank has left

@@ -24,6 +24,14 @@ def tries(rate: float, confidence: float) -> int:
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
+def more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
+    """Whether the first rate, bad of all, is the higher one: Fisher's exact test, one-sided, to be looked at once."""
+    (bad, of), (other_bad, other_of) = first, second
+    all_bad, ways = bad + other_bad, comb(of + other_of, of)
+    chance = sum(comb(all_bad, k) * comb(of + other_of - all_bad, of - k) for k in range(bad, min(of, all_bad) + 1))
+    return chance <= (1 - confidence) * ways
+
+
 class Separation:
     """Whether two rates differ, asked after every pair of runs without paying for having looked before.
 

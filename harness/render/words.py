@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from nsa_harness.core.comparison.contrasts import Endings
+from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
 from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import (
@@ -365,3 +367,48 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
     ]
     known = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
     return tuple(_VITAL_HEAD[c] for c in known), [tuple(row[c] for c in known) for row in rows]
+
+
+def ending_counts(ended: Endings) -> str:
+    """ "3 of 4 failed"; empty of a single attempt, whose verdict stands beside it."""
+    if ended.of < 2:
+        return ""
+    return f"{ended.bad} of {ended.of} failed" if ended.bad else f"{ended.of} of {ended.of}"
+
+
+def hypothesis_reason(row: HypothesisRow) -> str:
+    """With how many contrasts say so, where there are several."""
+    say, of = row.of_contrasts
+    return f"{row.reason} ({say} of {of} contrasts)" if of > 1 and row.changed else row.reason
+
+
+def cost(row: HypothesisRow) -> str:
+    """ "2 runs or more, of 8.1 s each": what its command takes; empty where that is not known."""
+    return "" if row.cost_s is None else f"2 runs or more, of {seconds(row.cost_s)} each"
+
+
+def untested_note(number: int) -> str:
+    return f"Not tested by these runs: {number} more, listed below with the command that tests each."
+
+
+def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
+    return row.hypothesis.text, row.answer.value
+
+
+def hypothesis_in_line(row: HypothesisRow) -> str:
+    """With its runs where it matters which."""
+    if row.answer in (Answer.SUPPORTED, Answer.UNDECIDED):
+        return f"{row.hypothesis.text} ({hypothesis_because(row)})"
+    return row.hypothesis.text
+
+
+def hypothesis_because(row: HypothesisRow) -> str:
+    """ "passes with and without it: single_no_gc, manual_average"; what tests it, where nothing did."""
+    runs = [f"{side.run.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
+    told = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
+    return f"{hypothesis_reason(row)}{told}"
+
+
+def _counted(side: Side) -> str:
+    counts = ending_counts(side.ended)
+    return f" ({counts})" if counts else ""

@@ -8,24 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from nsa_harness.core.comparison.comparison import (
-    ENVIRONMENT_CLAIMS,
-    NCCL_CLAIM,
-    Claim,
-    ClaimKind,
-    rising,
-    swap,
-    switch,
-    takes_our_keys,
-)
-from nsa_harness.core.comparison.configuration import (
-    Contrast,
+from nsa_harness.core.comparison.contrasts import (
+    Factor,
     is_evidence,
     one_of,
     other_than,
-    pairs,
     passed,
     setting,
+    steady_contrasts,
 )
 from nsa_harness.core.comparison.decisions import (
     NCCL_ONLY,
@@ -49,6 +39,17 @@ from nsa_harness.core.comparison.decisions import (
     one_process,
 )
 from nsa_harness.core.comparison.deepening import ANOMALY, FOLLOWS, PASSED, SAME, Change, Follows
+from nsa_harness.core.comparison.hypotheses import (
+    ENVIRONMENT_HYPOTHESES,
+    NCCL_HYPOTHESIS,
+    Hypothesis,
+    HypothesisKind,
+    besides_default,
+    rising,
+    swap,
+    switch,
+    takes_our_keys,
+)
 from nsa_harness.core.diagnosis.causes import SecondRun
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome
@@ -57,10 +58,10 @@ from nsa_harness.subject.files import is_launched_by
 BRANCHES = ("cmp", "sel", "win")
 
 
-def branch(name: str) -> Contrast:
+def branch(name: str) -> Factor:
     """The changed run has this branch more than its control, or each of the two has one branch alone."""
     others = [other for other in BRANCHES if other != name]
-    return Contrast(
+    return Factor(
         keys=("model.branch",),
         without=lambda value: name not in _open(value),
         with_it=lambda value: name in _open(value),
@@ -69,6 +70,7 @@ def branch(name: str) -> Contrast:
             and (_open(control) < _open(changed) or len(_open(control)) == len(_open(changed)) == 1)
         ),
         undo=(f"model.branch={'+'.join(others)}",),
+        values=("+".join(others), "all"),
     )
 
 
@@ -78,85 +80,94 @@ def _open(value: str) -> frozenset[str]:
 
 STATIC_GRAPH = switch("parallel.static_graph", "true", off="false")
 ATTENTION = swap("model.attention", ("vanilla", "stock"), ("nsa",))
-LAYER_COUNT = rising("model.layers")
+LAYER_COUNT = rising("model.layers", ("4", "12"))
 FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
-ONE_PROCESS = Contrast(
-    keys=("parallel.wrapper", "run.ranks"),
-    without=one_of("none"),
-    with_it=other_than("none"),
-    undo=("parallel.wrapper=none", "run.ranks=1"),
-)
-_ALONE = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of(*BRANCHES))
-_TOGETHER = Contrast(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of("all"))
-_RANGES = Contrast(keys=("gc.layers",), without=other_than("none", "all", ""), with_it=other_than("none", "all", ""))
+_ALONE = Factor(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of(*BRANCHES))
+_TOGETHER = Factor(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of("all"))
+_RANGES = Factor(keys=("gc.layers",), without=other_than("none", "all", ""), with_it=other_than("none", "all", ""))
 _ALL_LEARN = (("train.freeze", "null"), ("model.branch", "all"), ("model.stop_gradient_gates", "false"))
 _RANGE = re.compile(r"([0-9]{1,4}):([0-9]{1,4})")
 
-_CAUSES: tuple[tuple[str, Contrast], ...] = (
+_SECOND_RANK = Factor(
+    keys=("parallel.wrapper", "run.ranks"),
+    without=one_of("none"),
+    # Gradients averaged by hand: any other wrapper would be blamed with the second rank.
+    with_it=one_of("manual"),
+    undo=("parallel.wrapper=none", "run.ranks=1"),
+)
+
+
+def _would_miss_gradients(run: Outcome) -> bool:
+    """Under DDP, and known to have all gradients, or to make a second step, before which DDP complains."""
+    if setting(run, "parallel.wrapper") != "ddp":
+        return False
+    return not passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
+
+
+_BLAMED_BY_THE_SEEDS = (
     ("DDP is the cause", swap("parallel.wrapper", ("manual",), ("ddp",))),
+    ("more than one rank is the cause", _SECOND_RANK),
+    ("gradient checkpointing is the cause", besides_default("gc.layers", "none", "all")),
+    ("NSA's attention is the cause", ATTENTION),
+    ("the layer count is the cause", LAYER_COUNT),
     ("FSDP is the cause", swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1"))),
-    ("more than one rank is the cause", ONE_PROCESS),
-    (
-        "gradient checkpointing is the cause",
-        Contrast(keys=("gc.layers",), without=one_of("none"), with_it=other_than("none"), undo=("gc.layers=none",)),
-    ),
+)
+_FIND_UNUSED = switch("parallel.find_unused_parameters", "true", off="false")
+_CAUSES: tuple[tuple[str, Factor], ...] = (
     ("reentrant gradient checkpointing is the cause", switch("gc.mode", "reentrant", off="non_reentrant")),
     (
         "reentrant gradient checkpointing with find_unused_parameters is the cause",
-        Contrast(
+        Factor(
             keys=("gc.mode", "parallel.find_unused_parameters"),
             without=other_than("reentrant"),
             with_it=one_of("reentrant"),
             undo=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
         ),
     ),
-    ("NSA's attention is the cause", ATTENTION),
     ("the compressed branch is the cause", branch("cmp")),
     ("the selection branch is the cause", branch("sel")),
     ("the sliding branch is the cause", branch("win")),
-    ("the layer count is the cause", LAYER_COUNT),
-    ("the sequence length is the cause", rising("model.seq_len")),
+    ("the sequence length is the cause", rising("model.seq_len", ("128", "512"))),
     ("bf16 is the cause", swap("model.dtype", ("float32",), ("bfloat16",))),
-    ("gradient accumulation with no_sync is the cause", rising("train.accumulate")),
+    ("gradient accumulation with no_sync is the cause", rising("train.accumulate", ("1", "4"))),
 )
-_CHANGES: tuple[tuple[str, Contrast], ...] = (
+_CHANGES: tuple[tuple[str, Factor], ...] = (
     ("static_graph changes it", STATIC_GRAPH),
-    ("find_unused_parameters changes it", switch("parallel.find_unused_parameters", "true", off="false")),
+    ("find_unused_parameters changes it", _FIND_UNUSED),
     ("FSDP in place of DDP changes it", FSDP_FOR_DDP),
     (
         "safe mode (eager kernels, stop-gradient gates) changes it",
-        Contrast(
-            keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")
-        ),
+        Factor(keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")),
     ),
     ("eager kernels change it", switch("model.impl", "eager", off="auto")),
     ("stop-gradient gates change it", switch("model.stop_gradient_gates", "true", off="false")),
-    (
-        "the bucket size changes it",
-        Contrast(keys=("parallel.bucket_cap_mb",), without=one_of("25.0"), with_it=other_than("25.0")),
-    ),
+    ("the bucket size changes it", besides_default("parallel.bucket_cap_mb", "25.0", "2")),
     ("no buffer broadcast changes it", switch("parallel.broadcast_buffers", "false", off="true")),
     ("gradient_as_bucket_view changes it", switch("parallel.gradient_as_bucket_view", "true", off="false")),
-    (
-        "a communication hook changes it",
-        Contrast(keys=("parallel.comm_hook",), without=one_of("none"), with_it=other_than("none")),
-    ),
+    ("a communication hook changes it", besides_default("parallel.comm_hook", "none", "bf16")),
     ("a barrier after backward changes it", switch("parallel.barrier_after_backward", "true", off="false")),
 )
 
 
-def _claims() -> Iterator[Claim]:
-    """NCCL stands behind what else is blamed on more than one rank."""
-    for text, contrast in _CAUSES:
-        yield Claim(text=text, kind=ClaimKind.CAUSE, contrast=contrast)
-        if contrast is ONE_PROCESS:
-            yield NCCL_CLAIM
-    yield from (Claim(text=text, kind=ClaimKind.CHANGE, contrast=contrast) for text, contrast in _CHANGES)
-    yield from ENVIRONMENT_CLAIMS
+def _hypotheses() -> Iterator[Hypothesis]:
+    """What the seeds named has a row of its own, also where no run tests it."""
+    for text, factor in _BLAMED_BY_THE_SEEDS:
+        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor, prominent=True)
+    yield Hypothesis(
+        text="find_unused_parameters is needed",
+        kind=HypothesisKind.NEED,
+        factor=_FIND_UNUSED,
+        prominent=True,
+        concerns=_would_miss_gradients,
+    )
+    yield NCCL_HYPOTHESIS
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor) for text, factor in _CAUSES)
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CHANGE, factor=factor) for text, factor in _CHANGES)
+    yield from ENVIRONMENT_HYPOTHESES
 
 
 def _single_branch(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = pairs(_ALONE, outcomes)
+    found = steady_contrasts(_ALONE, outcomes)
     guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
     if guilty:
         return applies(both(guilty), again(guilty[0].changed, "parallel.wrapper=none", "run.ranks=1"))
@@ -168,7 +179,7 @@ def _single_branch(outcomes: Sequence[Outcome]) -> GateAnswer:
 
 
 def _branches_together(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = pairs(_TOGETHER, outcomes)
+    found = steady_contrasts(_TOGETHER, outcomes)
     for whole in (pair.changed for pair in found):
         alone = [pair.control for pair in found if pair.changed == whole]
         if {setting(run, "model.branch") for run in alone} != set(BRANCHES):
@@ -203,7 +214,7 @@ def _traced(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
 
 
 def _checkpointed_layers(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = pairs(_RANGES, outcomes)
+    found = steady_contrasts(_RANGES, outcomes)
     guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
     if guilty:
         worst = guilty[0].changed
@@ -325,7 +336,7 @@ _TREE: tuple[TreeQuestion, ...] = (
     ),
 )
 
-PLAYBOOK = Playbook(claims=tuple(_claims()), gates=_GATES, questions=_TREE, onward="nsa-harness run -t plan")
+PLAYBOOK = Playbook(hypotheses=tuple(_hypotheses()), gates=_GATES, questions=_TREE, onward="nsa-harness run -t plan")
 
 
 _VANILLA = "vanilla"

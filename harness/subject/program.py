@@ -125,9 +125,16 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
         backend=choice.backend,
         device=choice.device,
         subject=subject_line(scenario, choice),
+        chosen=_chosen(choice),
         notes=(*_notes(scenario, facts, choice), *changed),
         not_covered=_not_covered(scenario, choice),
     )
+
+
+def _chosen(choice: MachineChoice) -> tuple[tuple[str, str], ...]:
+    model = {"shape": choice.shape, "layers": choice.layers, "seq_len": choice.seq_len, "dtype": choice.dtype}
+    decided = {**{f"model.{key}": str(value) for key, value in model.items()}, "train.batch": str(choice.batch)}
+    return tuple(sorted(decided.items()))
 
 
 def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ ADDED = {
     "bisect.json: detail.subject.in_a_row",
     *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items", "env-file")),
     "bisect.json: probes[].step_s",
+    "ci summary: jobs[].outcomes[].detail.chosen", "events: outcome: outcome.detail.chosen", "outcome: detail.chosen",
+    "report.json: outcomes[].detail.chosen",
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -12,8 +12,8 @@ import pytest
 from attempts import STORED_CASES, unpack
 
 from nsa_harness.commands.judge import judge_stored
-from nsa_harness.core.comparison.comparison import takes_our_keys
 from nsa_harness.core.comparison.decisions import ANY_PROGRAM
+from nsa_harness.core.comparison.hypotheses import takes_our_keys
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.subject.playbook import PLAYBOOK

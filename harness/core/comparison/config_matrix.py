@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.comparison.comparison import takes_our_keys
-from nsa_harness.core.comparison.configuration import configuration, is_number, setting
+from nsa_harness.core.comparison.contrasts import configuration, is_number, setting
+from nsa_harness.core.comparison.hypotheses import takes_our_keys
 from nsa_harness.core.report import Outcome
 
 # How the ranks work together is across, everything else is down.

@@ -10,16 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_harness.core.comparison.comparison import (
-    ENVIRONMENT_CLAIMS,
+from nsa_harness.core.comparison.contrasts import (
+    Contrast,
+    Factor,
+    is_evidence,
+    is_number,
+    passed,
+    setting,
+    steady_contrasts,
+)
+from nsa_harness.core.comparison.hypotheses import (
+    ENVIRONMENT_HYPOTHESES,
     NCCL,
-    NCCL_CLAIM,
-    Claim,
+    NCCL_HYPOTHESIS,
+    Hypothesis,
     override_command,
     silenced,
     takes_our_keys,
 )
-from nsa_harness.core.comparison.configuration import Contrast, RunPair, is_evidence, is_number, pairs, passed, setting
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.report import Outcome
@@ -76,7 +84,7 @@ def named(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
-def both(found: Sequence[RunPair]) -> str:
+def both(found: Sequence[Contrast]) -> str:
     return named([run for pair in found for run in (pair.control, pair.changed)])
 
 
@@ -85,26 +93,24 @@ def again(outcome: Outcome, *overrides: str) -> str | None:
     return override_command(outcome.scenario, *overrides) if takes_our_keys(outcome) else outcome.repeat
 
 
-def cures(contrast: Contrast, missing: str, *overrides: str) -> Rule:
+def cures(factor: Factor, missing: str, *overrides: str) -> Rule:
     """The control run fails and the changed one passes."""
-    return _pair_rule(contrast, missing, overrides, lambda pair: failed(pair.control) and passed(pair.changed))
+    return _pair_rule(factor, missing, overrides, lambda pair: failed(pair.control) and passed(pair.changed))
 
 
-def breaks(contrast: Contrast, missing: str, *overrides: str) -> Rule:
+def breaks(factor: Factor, missing: str, *overrides: str) -> Rule:
     """The control run passes and the changed one fails."""
-    return _pair_rule(contrast, missing, overrides, lambda pair: passed(pair.control) and failed(pair.changed))
+    return _pair_rule(factor, missing, overrides, lambda pair: passed(pair.control) and failed(pair.changed))
 
 
-def _pair_rule(contrast: Contrast, missing: str, overrides: Sequence[str], holds: Callable[[RunPair], bool]) -> Rule:
+def _pair_rule(factor: Factor, missing: str, overrides: Sequence[str], holds: Callable[[Contrast], bool]) -> Rule:
     def rule(outcomes: Sequence[Outcome]) -> GateAnswer:
-        found = pairs(contrast, outcomes)
+        found = steady_contrasts(factor, outcomes)
         telling = [pair for pair in found if holds(pair)]
         if telling:
             return applies(both(telling[:1]), again(telling[0].changed, *overrides))
         return (
-            does_not_apply(both(found))
-            if found
-            else not_checkable(silenced(contrast, outcomes) or f"missing: {missing}")
+            does_not_apply(both(found)) if found else not_checkable(silenced(factor, outcomes) or f"missing: {missing}")
         )
 
     return rule
@@ -305,16 +311,16 @@ def _certain(bad: Sequence[Outcome]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """What was agreed to ask of the runs of one program: claims, gates with the weightiest first, a decision tree."""
+    """What was agreed to ask of the runs of one program: hypotheses, gates, the weightiest first, a decision tree."""
 
-    claims: tuple[Claim, ...]
+    hypotheses: tuple[Hypothesis, ...]
     gates: tuple[Gate, ...]
     questions: tuple[TreeQuestion, ...] = ()
     onward: str | None = None  # the command after a single run that asks for none itself
 
 
 ANY_PROGRAM = Playbook(
-    claims=(NCCL_CLAIM, *ENVIRONMENT_CLAIMS),
+    hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES),
     gates=(UNSTABLE, SLOW, gloo_too(), NCCL_ONLY, READY_TWICE, one_process(("run.ranks=1",))),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -77,6 +78,14 @@ def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
     """Without the deeper looks, unless there is nothing else: one of them run again by itself is a run like any."""
     return [one for one in attempts if one.deepening is None] or attempts
+
+
+def own_status(outcome: Outcome) -> Status:
+    """How this attempt ended by itself, also where its verdict tells of all attempts together."""
+    if outcome.verdict.cause != Cause.FLAKY:
+        return outcome.verdict.status
+    own = re.search(rf"\battempt {outcome.attempt} ([A-Z]+)\b", outcome.verdict.summary)
+    return Status(own[1]) if own else outcome.verdict.status
 
 
 def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:

@@ -38,7 +38,7 @@ def write_documents(
     `search`: the bisection whose probes the report holds; it has two documents of its own.
     """
     documents: list[tuple[Path, Callable[[], str]]] = [
-        (run.report, lambda: to_json(report)),
+        (run.report, lambda: to_json(report, playbook)),
         (run.summary, lambda: summary_md(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
         (run.ctrf, lambda: ctrf_json(report)),

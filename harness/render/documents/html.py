@@ -15,7 +15,7 @@ from nsa_harness.render import answer, words
 from nsa_harness.render.bisect import picture as bisect_picture
 from nsa_harness.render.bisect import words as bisect_words
 from nsa_harness.render.documents import lanes
-from nsa_harness.render.documents.tables import tables
+from nsa_harness.render.documents.tables import hypotheses, tables
 from nsa_harness.render.text import escaped, link_target
 from nsa_harness.render.words import meaning
 
@@ -35,6 +35,7 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
         answer=answer,
         words=words,
         meaning=meaning,
+        asked=hypotheses(report, playbook),
         tables=tables(report, playbook),
         severity=severity,
         draw=lanes.lanes,

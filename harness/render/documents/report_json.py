@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nsa_harness.core.comparison.decisions import Playbook, fitting
+from nsa_harness.core.comparison.hypotheses import HypothesisRow, Side, answers
 from nsa_harness.core.report import Outcome, Report
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
@@ -41,6 +43,7 @@ OUTCOME_DETAIL = (
     "device",
     "tags",
     "settings",
+    "chosen",
     "criteria",
     "missing_gradients",
     "last_agreed",
@@ -49,11 +52,18 @@ OUTCOME_DETAIL = (
     "stacks",
     "divergence",
 )
+_DERIVED = ("hypotheses",)  # below detail of the report: what its outcomes say together
 REPORT_DETAIL = ("command", "interrupted", "not_run")
 
 
-def to_json(report: Report) -> str:
-    return json.dumps(_report(escaped(report)), indent=1, allow_nan=False) + "\n"
+def to_json(report: Report, playbook: Playbook | None = None) -> str:
+    """`playbook`: what is asked of the runs of our program; what they answer is written beside them."""
+    report = escaped(report)
+    values = _report(report)
+    if playbook:
+        asked = fitting(playbook, report.outcomes).hypotheses
+        values["detail"]["hypotheses"] = [_hypothesis(row) for row in answers(report.outcomes, asked)]
+    return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
@@ -108,6 +118,23 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
+def _hypothesis(row: HypothesisRow) -> dict[str, Any]:
+    return {
+        "text": row.hypothesis.text,
+        "answer": row.answer.value,
+        "because": row.reason,
+        "control": _side(row.control),
+        "changed": _side(row.changed),
+        "command": row.command,
+    }
+
+
+def _side(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"scenario": side.run.scenario, "bad": side.ended.bad, "of": side.ended.of}
+
+
 def _take_text(holder: dict[str, Any] | None) -> str | None:
     """Move the statement of a place out of the contract."""
     place = holder["place"] if holder else None
@@ -132,7 +159,8 @@ def _flat_report(stored: dict[str, Any]) -> dict[str, Any]:
         raise _WrongShapeError("outcomes: expected a list")
     flat = {key: value for key, value in stored.items() if key not in ("schema", "detail")}
     flat["outcomes"] = [_flat_outcome(item, f"outcomes.{number}") for number, item in enumerate(outcomes)]
-    return {**flat, **_object(stored.get("detail"), "detail")}
+    detail = _object(stored.get("detail"), "detail")
+    return {**flat, **{key: value for key, value in detail.items() if key not in _DERIVED}}
 
 
 def _flat_outcome(stored: object, where: str) -> dict[str, Any]:

@@ -367,6 +367,7 @@ _ABOUT = {
     "device": "cpu, cuda or any; empty in a report of an earlier version",
     "tags": "of the scenario",
     "settings": "dotted keys other than their defaults, with their values",
+    "chosen": "what became of keys that were left to the shape or the machine, with their values",
     "criteria": "the limits and expectations that decide the verdict",
     "missing_gradients": "parameters without a gradient; null: not traced on every rank",
     "last_agreed": "of a HANG the latest collective called from Python that every rank has left; or null",

@@ -8,7 +8,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Finding, Outcome, Place, Report, Status
 from nsa_harness.render import answer, words
-from nsa_harness.render.documents.tables import Cell, CellPart, Table, tables
+from nsa_harness.render.documents.tables import Cell, CellPart, Table, hypotheses, tables
 from nsa_harness.render.text import (
     escaped,
     link_target,
@@ -26,7 +26,12 @@ def summary_md(report: Report, playbook: Playbook) -> str:
     report = escaped(report)
     told = answer.told_at_length(report)
     single = len(report.outcomes) == 1
-    sections = [] if single else [_head(report), _overview(report, {number for number, _ in told})]
+    asked = hypotheses(report, playbook)
+    first = [_over_all(asked)] if asked else []
+    overview = _overview(report, {number for number, _ in told})
+    # Where all went well, what that shows is the news; else what failed.
+    news = [overview, *first] if told else [*first, overview]
+    sections = [] if single else [_head(report), *news]
     sections += [_section(number, outcome, "#" if single else "##") for number, outcome in told]
     sections += [_head(report)] if single else []
     sections += [_over_all(table) for table in tables(report, playbook)]
@@ -71,7 +76,7 @@ def _overview(report: Report, told: set[int]) -> list[str]:
 
 
 def _over_all(table: Table) -> list[str]:
-    lines = [f"## {table.title}"]
+    lines = [f"<details><summary>{table.title}</summary>"] if table.folded else [f"## {table.title}"]
     for sentence in table.said:
         lines += ["", markdown(sentence)]
     if table.command:
@@ -80,7 +85,7 @@ def _over_all(table: Table) -> list[str]:
         lines += ["", *markdown_table(table.head, [tuple(map(_cell, row)) for row in table.rows])]
     for sentence in table.after:
         lines += ["", markdown(sentence)]
-    return lines
+    return [*lines, *(["", "</details>"] if table.folded else [])]
 
 
 def _cell(cell: Cell) -> str:

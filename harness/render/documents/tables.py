@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_harness.core.comparison.comparison import NO_CONTROL, ClaimResult, ClaimRow, compared
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.decisions import (
     Decision,
@@ -22,10 +21,10 @@ from nsa_harness.core.comparison.decisions import (
     fitting,
     walked,
 )
+from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
 from nsa_harness.core.report import Artifact, Outcome, Report, Status
 from nsa_harness.render import words
 
-_RESULTS = (ClaimResult.SUPPORTED, ClaimResult.UNDECIDED, ClaimResult.RULED_OUT, ClaimResult.NOT_CHECKED)
 _RUNS_IN_A_CELL = 6
 
 
@@ -53,19 +52,42 @@ class Table:
     head: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     after: tuple[str, ...] = ()
+    folded: bool = False  # opened by whoever wants it
+
+
+def hypotheses(report: Report, playbook: Playbook) -> Table | None:
+    """What people read first of several runs."""
+    rows = answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses)
+    shown, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
+    asked = any(map(failed, report.outcomes)) or any(row.answer is not Answer.NOT_TESTED for row in shown)
+    if not (shown and asked):
+        return None
+    more = sum(row.command is not None for row in rows if row not in shown)
+    nothing_failed = "No run failed unexpectedly: refuted means that the setting breaks none of these runs."
+    return Table(
+        title="Hypotheses",
+        said=() if any(map(failed, report.outcomes)) else (nothing_failed,),
+        head=("hypothesis", "result", "without it", "with it", "because"),
+        rows=tuple(_hypothesis_row(row, numbers) for row in shown),
+        after=(words.untested_note(more),) if more else (),
+    )
 
 
 def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
+    """What follows the runs, in the order of its weight."""
     playbook = fitting(playbook, report.outcomes)
-    numbers = {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
     made = (
         _decisions(report, playbook),
         _tree(report, playbook),
-        _claims(report, playbook, numbers),
-        _matrix(report, numbers),
+        _untested(report, playbook),
+        _matrix(report, _numbers(report)),
         _files(report),
     )
     return tuple(table for table in made if table is not None)
+
+
+def _numbers(report: Report) -> dict[int, int]:
+    return {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
 
 
 def text(value: str) -> Cell:
@@ -88,7 +110,7 @@ def _decisions(report: Report, playbook: Playbook) -> Table | None:
     if not counting or (len(counting) == 1 and not now):
         return None
     if not now and not any(map(failed, counting)):
-        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions)))
+        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions)), folded=True)
     shown = [one for one in decisions if len(counting) > 1 or one.answer.state is GateState.APPLIES]
     return Table(
         title="Decisions",
@@ -165,41 +187,34 @@ def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
     return text(step.question.text), _answer(step.said, strong=step.said is TreeAnswer.YES), text(by), leads
 
 
-def _claims(report: Report, playbook: Playbook, numbers: dict[int, int]) -> Table | None:
-    if not report.outcomes:
+def _untested(report: Report, playbook: Playbook) -> Table | None:
+    """The rest of the hypotheses: what would test each, and what that takes at least."""
+    rows = answers(report.outcomes, playbook.hypotheses)
+    rest = [row for row in rows if row.command and not worth_a_row(row)]
+    if not rest:
         return None
-    rows = sorted(compared(report.outcomes, playbook.claims), key=lambda row: _RESULTS.index(row.result))
-    # A claim that nobody can check, and that no command would check, is not worth a row.
-    rest = [
-        row
-        for row in rows
-        if row.result is ClaimResult.NOT_CHECKED and row.command is None and row.reason == NO_CONTROL
-    ]
-    shown = [row for row in rows if row not in rest]
-    if not shown:
-        return None
-    nothing_failed = "No run failed unexpectedly: ruled out means that the setting breaks none of these runs."
     return Table(
-        title="Supported and ruled out",
-        said=(
-            "Each row is a pair of runs that differ in that setting and in nothing else.",
-            *([] if any(map(failed, report.outcomes)) else [nothing_failed]),
-        ),
-        head=("claim", "result", "without it", "with it", "because"),
-        rows=tuple(_claim_row(row, numbers) for row in shown),
-        after=(f"Not checked, because no two runs differ in just that: {' · '.join(row.claim.text for row in rest)}.",)
-        if rest
-        else (),
+        title="Not tested",
+        said=("No two of these runs differ in just that. Each command makes both sides.",),
+        head=("hypothesis", "tested by", "takes"),
+        rows=tuple((text(row.hypothesis.text), _command(row.command), text(words.cost(row))) for row in rest),
+        folded=True,
     )
 
 
-def _claim_row(row: ClaimRow, numbers: dict[int, int]) -> tuple[Cell, ...]:
-    because = row.reason
-    if row.of_pairs[1] > 1:
-        because += f" ({row.of_pairs[0]} of {words.plural(row.of_pairs[1], 'pair')})"
-    pair = (_run(row.pair.control, numbers), _run(row.pair.changed, numbers)) if row.pair else (text(""), text(""))
-    result = _answer(row.result, strong=row.result is ClaimResult.SUPPORTED)
-    return text(row.claim.text), result, *pair, (*text(because), *_command(row.command))
+def _hypothesis_row(row: HypothesisRow, numbers: dict[int, int]) -> tuple[Cell, ...]:
+    because: Cell = text(words.hypothesis_reason(row))
+    if row.command:
+        because = (*because, *_command(row.command), *text(words.cost(row)))
+    answer = _answer(row.answer, strong=row.answer is Answer.SUPPORTED)
+    return text(row.hypothesis.text), answer, _side(row.control, numbers), _side(row.changed, numbers), because
+
+
+def _side(side: Side | None, numbers: dict[int, int]) -> Cell:
+    if side is None:
+        return text("")
+    counted = words.ending_counts(side.ended)
+    return (*_run(side.run, numbers), *(text(counted) if counted else ()))
 
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
@@ -214,6 +229,7 @@ def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
     same = " · ".join(f"{key}={value}" for key, value in matrix.same)
     return Table(
         title="Configuration matrix",
+        folded=True,
         said=(
             "Down: what was set. Across: how the ranks worked together, or the setting that was varied most.",
             *([f"The same in all: {same}."] * bool(same)),
@@ -249,6 +265,7 @@ def _files(report: Report) -> Table | None:
     )
     return Table(
         title="Files of all runs",
+        folded=True,
         said=(f"Over {len(listed)} attempts; a number in brackets says how often that reason holds.",),
         head=("file", "in attempts:", "entries:", "not there, because"),
         rows=rows,

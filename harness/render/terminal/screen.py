@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
+from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
@@ -18,6 +20,7 @@ from nsa_harness.render.text import escape, escaped
 
 BAR_COLUMNS = 20
 WORTH_TELLING_S = 2.0  # without progress; less says nothing
+ANSWER_WIDTH = 12  # of "not tested"
 STANDINGS = 16  # rows of a table; SUMMARY.md has all
 
 
@@ -196,12 +199,30 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
         yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
         yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
+        yield from _hypotheses(report, playbook, width)
     elif report.outcomes[0].verdict.status is Status.PASS:
         log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
         yield from command("output", escape(log), width, LABEL_WIDTH)
     yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, LABEL_WIDTH)
     if report.outcomes:
         yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, LABEL_WIDTH)
+
+
+def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
+    """A row each where they fit; else a paragraph for each answer, with the reasons of what is not refuted."""
+    rows = [row for row in answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses) if worth_a_row(row)]
+    if all(row.answer is Answer.NOT_TESTED for row in rows):
+        return
+    head = ("hypothesis", "result", "because")
+    lines = list(table(head, [(*words.hypothesis_answer(row), words.hypothesis_because(row)) for row in rows], width))
+    yield ""
+    if len(lines) == len(rows) + 1:
+        yield from lines
+    else:
+        for given, of_it in groupby(rows, key=lambda row: row.answer):
+            told = [words.hypothesis_in_line(row) for row in of_it]
+            yield from labelled(given.value, " · ".join(told), width, ANSWER_WIDTH)
+    yield ""
 
 
 def _failures(report: Report, width: int) -> Iterator[str]:
