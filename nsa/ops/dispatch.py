@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from ..config import Implementation, NSAConfig
-from .backends import Backend, Sliding, SlidingBackend, TiledBackend, flash_attn_sliding, torch_flash_sliding
+from .backends import (
+    Backend,
+    Selected,
+    Sliding,
+    SlidingBackend,
+    TiledBackend,
+    flash_attn_sliding,
+    torch_flash_sliding,
+)
 from .blockwise import slower_reason
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from .per_token import PerTokenLoop
 
 _LEAST_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
@@ -66,8 +75,13 @@ def implementation_around(
 
 def implementation_of_selected(
     wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
-) -> tuple[Backend, UsedImplementation]:
-    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long."""
+) -> tuple[Selected, UsedImplementation]:
+    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long.
+
+    The loop over tokens runs on every device, and only where it was asked for.
+    """
+    if wanted is Implementation.PER_TOKEN:
+        return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
     backend, used = implementation_for(wanted, q_BHTD, k_BGTD, v_BGTE)
     if backend is not _FUSED_CPU:
         return backend, used

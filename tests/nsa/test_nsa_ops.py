@@ -12,6 +12,7 @@ from nsa_harness.nsa import reference
 from nsa_harness.nsa.ops import attend, blockwise, kernels
 from nsa_harness.nsa.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
 from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_harness.nsa.ops.per_token import PerTokenLoop
 from nsa_harness.nsa.ops.selection import (
     EMPTY,
     Selection,
@@ -127,6 +128,15 @@ class TestEachBranchEqualsItsReference:
         ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
         theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
         assert_same(ours, theirs, inputs)
+
+
+def test_the_loop_over_tokens_is_right_and_only_slow(case: Case) -> None:
+    inputs = (case.q, case.k, case.v)
+    indices = select_blocks(case.q, case.k_blocks, case.selection)
+    indices[:, :, 0] = EMPTY
+    theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+    ours, _ = PerTokenLoop().selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
+    assert_same((ours, theirs[1].detach()), theirs, inputs)
 
 
 @pytest.mark.usefixtures("tile_elements")

@@ -47,6 +47,7 @@ class Implementation(StrEnum):
     TRITON = "triton"
     TORCH = "torch"
     FLASH = "flash"
+    PER_TOKEN = "per_token"
 
 
 class Dtype(StrEnum):
