@@ -20,6 +20,7 @@ from .backends import (
     torch_flash_sliding,
 )
 from .blockwise import slower_reason
+from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
 from .per_token import PerTokenLoop
@@ -44,6 +45,7 @@ class MissingImplementationError(Exception):
 _EAGER, _FUSED_CPU, _BLOCKWISE = (
     TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel, BlockwiseKernel)
 )
+_DENSE = DenseBackend(KERNELS[EagerKernel.name])
 
 
 def implementation_for(
@@ -55,6 +57,8 @@ def implementation_for(
     """
     if wanted is Implementation.EAGER:
         return _EAGER, UsedImplementation("eager", "asked for")
+    if wanted is Implementation.DENSE:
+        return _DENSE, UsedImplementation("dense", "asked for")
     if wanted is Implementation.TRITON:
         _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), UsedImplementation("triton", "asked for")

@@ -76,6 +76,13 @@ def test_on_a_cpu_long_sequences_are_read_block_by_block() -> None:
     assert implementation_of_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
 
 
+def test_all_scores_at_once_are_taken_in_every_branch_where_they_were_asked_for() -> None:
+    q, k, v = plain()
+    wanted = Implementation.DENSE
+    chosen = [implementation_for(wanted, q, k, v), implementation_of_sliding(wanted, q, k, v)]
+    assert [used.name for _, used in (*chosen, implementation_of_selected(wanted, q, k, v, 3, 4))] == ["dense"] * 3
+
+
 def test_the_loop_over_tokens_is_taken_where_it_was_asked_for_and_in_the_selected_branch_alone() -> None:
     q, k, v = plain()
     loop, used = implementation_of_selected(Implementation.PER_TOKEN, q, k, v, 4, 4)

@@ -47,6 +47,7 @@ class Implementation(StrEnum):
     TRITON = "triton"
     TORCH = "torch"
     FLASH = "flash"
+    DENSE = "dense"
     PER_TOKEN = "per_token"
 
 
