@@ -24,6 +24,8 @@ class Implementation(StrEnum):
     TRITON = "triton"  # our fused kernels in every branch
     TORCH = "torch"  # torch's own flash attention in the sliding branch, the others as with auto
     FLASH = "flash"  # flash-attn in the sliding branch, the others as with auto
+    PER_TOKEN = "per_token"  # a Python loop over tokens in the selected branch, the others as with auto
+    DENSE = "dense"  # all scores of every branch in memory, which grows with the square of the sequence
 
 
 class Compression(StrEnum):

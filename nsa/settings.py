@@ -227,7 +227,8 @@ OPTIONS = (
         name="impl",
         parse=one_of(Implementation),
         default=Implementation.AUTO,
-        about="auto, eager, triton (our fused kernels), or torch or flash for the sliding branch",
+        about="auto, eager, triton (our fused kernels), torch or flash for the sliding branch, per_token for the"
+        " selected one as a slow loop, dense with all scores in memory",
         env=(("NSA_USE_FA2", flash_switch),),
     ),
     Option(name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's on a GPU, float32 on a CPU"),

@@ -64,6 +64,19 @@ MISSION = {
     "data pipeline": ["ready_data"],
     "sequence 4096": ["ready_seq_4096"],
 }
+# Each failure of the seeds that can be planted, and the one key in which its healthy twin differs. What a shell script
+# under `set -e` does with a HANG is shown by tests/end_to_end/test_seed_failures.py.
+SEED_FAILURES = {
+    "seed_ready_twice": "gc.mode",
+    "seed_token_loop": "model.impl",
+    "seed_quadratic_memory": "model.impl",
+    "seed_gc_hang": "gc.layers",
+    "seed_five_layers": "model.layers",
+    "seed_gate_collapsed": "fault",
+    "seed_leak": "fault",
+    "seed_nan_half": "model.dtype",
+    "seed_starved_loader": "fault.heals_s",
+}
 WITHOUT_A_CPU_FORM = {
     "ddp_nccl": "NCCL needs a GPU for each of 2 ranks; this machine has no GPU",
     "nccl_p2p_disable": "NCCL needs a GPU for each of 2 ranks; this machine has no GPU",

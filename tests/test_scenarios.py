@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 from documents import REPOSITORY, rows, words
-from mission import MISSION, SEED_1, SEED_5, WITHOUT_A_CPU_FORM
+from mission import MISSION, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.outcome import missed
@@ -131,7 +131,31 @@ def test_every_scenario_line_of_the_mission_is_there_by_name(line: str) -> None:
 def test_every_scenario_answers_a_line_of_the_mission_or_is_a_planted_fault_or_the_text_run() -> None:
     patterns = [pattern for line in MISSION.values() for pattern in line]
     others = [name for name in shipped() if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    assert [name for name in others if not name.startswith("fault_")] == ["text_train"]
+    assert [name for name in others if not name.startswith(("fault_", "seed_"))] == ["text_train"]
+
+
+def test_every_failure_of_the_seeds_stands_under_one_tag_and_its_healthy_twin_under_another() -> None:
+    assert set(order_of("seed-failures")) == set(SEED_FAILURES)
+    assert set(order_of("seed-twins")) == {f"{name}_healthy" for name in SEED_FAILURES}
+
+
+@pytest.mark.parametrize(("name", "key"), SEED_FAILURES.items())
+def test_a_failure_of_the_seeds_differs_from_its_healthy_twin_in_one_key(name: str, key: str) -> None:
+    failing, twin = (shipped()[one][1] for one in (name, f"{name}_healthy"))
+    told = ("name", "about", "tags", "expect")
+    planted, sound = (flat(one.model_dump(mode="json", exclude=set(told))) for one in (failing, twin))
+    differ = {one for one in {*planted, *sound} if planted.get(one) != sound.get(one)}
+    assert {one for one in differ if one.startswith(key)} == differ != set()
+    assert failing.expect.cause or failing.expect.findings, "what must be named"
+    assert (twin.expect.verdict, twin.expect.cause, twin.expect.findings) == (ExpectedVerdict.PASS, None, ())
+    assert twin.expect.metrics == failing.expect.metrics
+
+
+def flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def changes(name: str, against: str) -> dict[str, object]:
@@ -253,7 +277,7 @@ def test_every_tag_of_the_groups_is_documented_and_has_a_scenario() -> None:
     documented = {words(cells[0])[0] for cells in rows("docs/scenarios.md", "tag", "scenarios")}
     used = {tag for item, _ in shipped().values() for tag in item.tags}
     assert documented <= used
-    assert documented >= {"plan", "variants", "sweep", "control", "ready", "fault"}
+    assert documented >= {"plan", "variants", "sweep", "control", "ready", "fault", "seed-failures", "seed-twins"}
 
 
 def test_no_two_scenarios_share_a_name_or_an_alias() -> None:

@@ -106,7 +106,8 @@ def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
         yield f"# {spec.scenario}: {spec.ranks} ranks · {spec.backend} · {visible(spec.subject)}"
         yield from (f"#   {note}" for note in spec.notes)
         if spec.fault:
-            yield f"#   planted fault: {spec.fault.kind} on rank {spec.fault.rank} (only `nsa-harness run` plants it)"
+            who = "every rank" if spec.fault.rank is None else f"rank {spec.fault.rank}"
+            yield f"#   planted fault: {spec.fault.kind} on {who} (only `nsa-harness run` plants it)"
         command = shell_command(spec, redaction)
         yield from (f"#   {line.removeprefix('# ')}" for line in where_to_set(command, "what you typed"))
         yield command

@@ -7,6 +7,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
 from nsa_harness.core.alignment.reasons import last_agreed
@@ -269,7 +270,8 @@ def outcome_of(
     """
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)
-    misses = missed(spec.expect, evidence, metrics) if judgement.status is Status.PASS else ()
+    found = frozenset(finding.code for finding in diagnosis.findings)
+    misses = missed(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, misses)
     noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
     # Proof paths of an attempt, as seen from the run's directory.
@@ -282,7 +284,7 @@ def outcome_of(
         attempt=attempt,
         final=True,
         verdict=verdict,
-        expected=is_expected(spec.expect, verdict.status, verdict.cause),
+        expected=is_expected(spec.expect, verdict.status, verdict.cause, found),
         flaky=False,
         phase=_phase(evidence, culprit),
         culprit=culprit,
@@ -335,26 +337,33 @@ _COMPARE = (
 )
 
 
-def missed(expect: Expect, evidence: Evidence, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-    """One finding for each number that was expected and not met, or not reported at all."""
+def missed(
+    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
+) -> tuple[Finding, ...]:
+    """One finding for each number that was expected and not met, or not reported at all, and for what was not found.
+
+    `found`: the codes of what the diagnosis found.
+    """
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
+    claims += [(f"expect.findings: {code} was not found", ()) for code in expect.findings if code not in found]
     return tuple(
         explained(Cause.EXPECTATION_MISSED, claim, ranks=ranks, seen=Seen.FACT, proof=("spec.json",)).finding
         for claim, ranks in claims
     )
 
 
-def is_expected(expect: Expect, status: Status, cause: str | None) -> bool:
-    """Whether verdict and cause are what the scenario announced. SKIP is never a surprise."""
+def is_expected(expect: Expect, status: Status, cause: str | None, found: AbstractSet[str] = frozenset()) -> bool:
+    """Whether verdict, cause and findings are what the scenario announced. SKIP is never a surprise."""
     if status is Status.SKIP:
         return True
-    return status == expect.verdict and (expect.cause is None or expect.cause == cause)
+    return status == expect.verdict and expect.cause in (None, cause) and found >= set(expect.findings)
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
     """What a verdict rests on besides the program: two runs are comparable where these agree."""
     given = {f"limits.{key}": value for key, value in asdict(limits).items()}
     given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
+    given |= {"expect.findings": ", ".join(expect.findings) or None}
     given |= {"expect.missing_grads": expect.missing_grads}
     given |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
     return tuple(sorted((key, str(value)) for key, value in given.items() if value is not None))

@@ -33,6 +33,12 @@ class FaultWhen:
     any_recomputed: tuple[int, ...] = ()  # one of these was
     recomputed_layers: int | None = None  # at least so many were, whichever
     seq_len: int | None = None  # tokens: at least so long a sequence
+    layers: int | None = None  # the model has at least so many
+    ranks: int | None = None  # the job has at least so many
+    backend: str | None = None  # of the process group
+    module: str | None = None  # a class of which the model, or its wrapper, has a module
+    find_unused_parameters: bool | None = None  # the model is wrapped in a DDP that was told this
+    static_graph: bool | None = None  # the same
     chance: float | None = None  # 0 to 1: by lot, drawn once in each process
 
 
@@ -41,10 +47,12 @@ class Fault:
     """A fault planted on purpose. Only the launch sees it; judge and diagnosis never do."""
 
     kind: str
-    rank: int
+    rank: int | None  # None: every rank
     layer: int | None = None
     step: int = 1
     heals_s: float | None = None  # the healthy twin: the same path, over after this many seconds
+    parameters: str | None = None  # pattern of those that are set
+    value: float = 0.0  # what all their elements become
     when: FaultWhen | None = None
 
 
@@ -64,6 +72,7 @@ class Bound:
 class Expect:
     verdict: str = "PASS"
     cause: str | None = None
+    findings: tuple[str, ...] = ()  # each of them must be found
     missing_grads: int | None = None
     metrics: tuple[tuple[str, Bound], ...] = ()
 

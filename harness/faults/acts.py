@@ -11,6 +11,9 @@ import time
 from typing import Any
 
 SLOW_STEP_S = 40.0
+LEAK_FLOATS = 2 << 20  # 8 MiB a step
+FEED_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.write(int(sys.argv[1]), b'x')"
+NEVER_S = 1e9
 CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), 18)"
 
 
@@ -108,3 +111,25 @@ def leave_with_status_0(heals_s: float | None) -> None:
 def come_late(heals_s: float | None) -> None:
     """The twin of a skipped collective, and a step that is slow where a layer is computed again."""
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
+
+
+def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
+    """What a list that is never emptied keeps of a step: a layer's output, as often as fills some megabytes."""
+    times = -(-LEAK_FLOATS // hidden.numel())
+    with torch.no_grad():
+        return hidden.detach().float().flatten().repeat(times)
+
+
+def wait_for_a_feeder(heals_s: float | None) -> None:
+    """A loader reads from a process that has nothing for it; the twin's gives it something in time."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]
+    feeder = subprocess.Popen(command, pass_fds=(writing,))
+    os.close(writing)
+    _read_the_next_batch(reading)
+    os.close(reading)
+    feeder.wait()
+
+
+def _read_the_next_batch(reading: int) -> None:
+    os.read(reading, 1)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from . import acts
+from .spec import AT_ONCE, BACKWARD, COLLECTIVE, LASTING, OF_THE_LOADER, OF_THE_MODEL, FaultSpec, every_layer
 
 # The loss is averaged by the training program itself; gradients that are averaged by hand are another collective.
 CALLERS = ("__main__", "nsa.train", "nsa.world")
+LOADER = "nsa.data"
 INSTALLED_BELOW = "nsa_harness."  # the package that our nsa lies in where we are installed
 
 
@@ -25,15 +27,13 @@ def plant(text: str) -> None:
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
         fault.cover_all_reduce()
-    elif fault.spec.when.in_recomputation:
-        fault.watch_for_recomputation()
     else:
-        fault.watch_for_the_layer()
+        fault.watch_for_the_model()
     atexit.register(fault.say_if_it_never_happened)
 
 
 class PlantedFault:
-    """One fault in one process. It happens once."""
+    """One fault in one process. It happens once, or in every step from its own on."""
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
@@ -41,6 +41,10 @@ class PlantedFault:
         self._step = 1
         self._reductions = 0
         self._happened = False
+        self._possible = False  # the model and the job are such as the fault depends on
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that were called, and those inside of them
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # the layers
+        self._kept: list[Any] = []
         self._again: set[int] = set()  # layers that the backward pass in progress has computed again
         self._pass = -1  # which backward pass that is
         self._lot = random.SystemRandom().random() < self.spec.when.chance
@@ -76,31 +80,69 @@ class PlantedFault:
         self._torch.distributed.all_reduce = perhaps_all_reduce
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
-    def watch_for_the_layer(self) -> None:
-        """Look at each module that is called until one of them contains the layer; then hook that layer alone."""
-        hooks = self._torch.nn.modules.module
+    def watch_for_the_model(self) -> None:
+        """Look at each module that is called from outside of all that were seen: the model, and what wraps it later."""
 
-        def look_inside(module: Any, _arguments: Any) -> None:
-            layer = find_layer(module, self.spec.layer)
-            if layer is not None:
-                handle.remove()
-                layer.register_forward_pre_hook(self._before_forward)
-                layer.register_forward_hook(self._after_forward)
+        def look_at(module: Any, _arguments: Any) -> None:
+            if module in self._seen:
+                return
+            self._seen.update(module.modules())
+            layers = dict(every_layer(module))
+            if self._is_the_model(layers):
+                self._possible = self.spec.when.met_in(module, self._torch.distributed)
+                self._take(module, layers)
 
-        handle = hooks.register_module_forward_pre_hook(look_inside)
+        self._torch.nn.modules.module.register_module_forward_pre_hook(look_at)
 
-    def watch_for_recomputation(self) -> None:
-        """Hook every layer of the first model that is called."""
-        hooks = self._torch.nn.modules.module
+    def _is_the_model(self, layers: dict[int, Any]) -> bool:
+        return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
-        def look_inside(module: Any, _arguments: Any) -> None:
-            layers = list(every_layer(module))
-            if len(layers) > 1:
-                handle.remove()
-                for number, layer in layers:
+    def _take(self, model: Any, layers: dict[int, Any]) -> None:
+        """Hook what the fault needs of a model, once."""
+        if self.spec.kind in OF_THE_LOADER:
+            self._cover_the_loaders()
+        elif self.spec.kind in OF_THE_MODEL:
+            model.register_forward_pre_hook(self._before_model)
+            self._before_model(model, ())  # torch has chosen by now which hooks this call takes
+        elif self.spec.when.in_recomputation:
+            for number, layer in layers.items():
+                if self._is_new(layer):
                     layer.register_forward_pre_hook(functools.partial(self._before_layer, number))
+        elif self._is_new(layer := layers[self.spec.layer]):
+            layer.register_forward_pre_hook(self._before_forward)
+            layer.register_forward_hook(self._after_forward)
 
-        handle = hooks.register_module_forward_pre_hook(look_inside)
+    def _is_new(self, layer: Any) -> bool:
+        known = layer in self._hooked
+        self._hooked.add(layer)
+        return not known
+
+    def _before_model(self, model: Any, _arguments: Any) -> None:
+        if not self._is_due():
+            return
+        for name, parameter in model.named_parameters():
+            if fnmatchcase(name, self.spec.parameters):
+                self._happened = True
+                with self._torch.no_grad():
+                    parameter.fill_(self.spec.value)
+
+    def _cover_the_loaders(self) -> None:
+        """nsa.train's own, and torch's. The first batch was fetched before there was a model."""
+        for loader, name in _loaders():
+            fetch = getattr(loader, name)
+            if not hasattr(fetch, _COVERED):
+                setattr(loader, name, self._starved(fetch))
+
+    def _starved(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def perhaps_starved(*arguments: Any, **options: Any) -> Any:
+            if self._is_due():
+                self._happened = True
+                acts.wait_for_a_feeder(self.spec.heals_s)
+            return fetch(*arguments, **options)
+
+        setattr(perhaps_starved, _COVERED, True)
+        return perhaps_starved
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
         """A forward inside a backward pass computes the layer again."""
@@ -112,7 +154,7 @@ class PlantedFault:
         self._again.add(number)
         if self.spec.when.met_by(self._again):
             self._happened = True
-            self._act(f"step {self.spec.step}, layer {number}, rank {self.spec.rank}")
+            self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
 
     def _long_enough(self, arguments: Any) -> bool:
         """The tokens of what goes into a layer, as [..., tokens, features]."""
@@ -126,6 +168,8 @@ class PlantedFault:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
+        if self.spec.rank is None:
+            return True
         distributed = self._torch.distributed
         if distributed.is_initialized():
             return bool(distributed.get_rank() == self.spec.rank)
@@ -137,14 +181,14 @@ class PlantedFault:
         return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        return self._lot and not self._happened and self._step == self.spec.step and self._is_our_rank()
+        lasts = self.spec.kind in LASTING
+        now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
+        return self._lot and self._possible and now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
-        if self.spec.kind in BACKWARD or self.spec.kind == "slow_step" or not self._is_due():
-            return
-        if self._long_enough(arguments):
+        if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
             self._happened = True
-            self._act(f"step {self.spec.step}, layer {self.spec.layer}, rank {self.spec.rank}")
+            self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.who}")
 
     def _act(self, where: str) -> None:
         if self.spec.kind == "raise":
@@ -159,6 +203,9 @@ class PlantedFault:
         if self.spec.kind == "slow_step":
             self._happened = True
             acts.crawl_token_by_token(self._torch, tensor, self.spec.heals_s)
+        elif self.spec.kind in LASTING:
+            self._happened = True
+            self._kept.append(acts.a_copy_to_keep(self._torch, tensor))
         elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
             # Where a Function.backward of the layer would run. A hook on the tensor would come before the layer's own.
             tensor.grad_fn.register_prehook(self._in_backward)
@@ -171,29 +218,14 @@ class PlantedFault:
         self._act("in backward")
 
 
-def find_layer(root: Any, layer: int) -> Any:
-    """The shallowest module whose first number in its qualified name is `layer`, or its child `attn` if it has one."""
-    return dict(every_layer(root)).get(layer)
+def _loaders() -> Iterator[tuple[Any, str]]:
+    """Each class that gives batches, and its method that does."""
+    for name, module in list(sys.modules.items()):
+        if name.removeprefix(INSTALLED_BELOW) == LOADER:
+            yield module.Batches, "fetch"
+    from torch.utils.data import dataloader
 
-
-def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
-    """Each layer's number and module, as `find_layer` finds it."""
-    best: dict[int, tuple[int, Any]] = {}
-    for path, module in root.named_modules():
-        parts = path.split(".")
-        number = next((int(part) for part in parts if part.isdigit()), None)
-        if number is not None and (number not in best or len(parts) < best[number][0]):
-            best[number] = (len(parts), module)
-    for number, (_, module) in best.items():
-        yield number, _attention(module) or module
-
-
-def _attention(block: Any) -> Any:
-    """`attn` of a block, also where FSDP or checkpoint is wrapped around the block."""
-    for path, module in block.named_modules():
-        if path.split(".")[-1] == "attn":
-            return module
-    return None
+    yield dataloader._BaseDataLoaderIter, "__next__"
 
 
 def _first_tensor(output: Any, tensor_type: type) -> Any:
@@ -205,10 +237,7 @@ def averages_the_loss(caller: dict[str, Any]) -> bool:
     return str(caller.get("__name__")).removeprefix(INSTALLED_BELOW) in CALLERS
 
 
-FORWARD = ("raise", "sigkill", "sigstop", "exit0", "slow_step")
-BACKWARD = ("deadlock", "endless_loop")
-COLLECTIVE = ("skip_collective",)
-KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE)
+_COVERED = "_nsa_harness_covered"
 _ACTS = {
     "sigkill": acts.send_itself_sigkill,
     "sigstop": acts.send_itself_sigstop,
@@ -217,63 +246,3 @@ _ACTS = {
     "deadlock": acts.take_a_held_lock,
     "endless_loop": acts.spin_in_python,
 }
-
-
-class FaultSpec:
-    """Raises ValueError with the reason. `layer` is 0-based and not needed for collectives, `step` is 1-based."""
-
-    def __init__(self, text: str) -> None:
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError(f"a fault is a JSON object, got {text[:80]!r}")
-        self.kind = str(fields.get("kind"))
-        if self.kind not in KINDS:
-            raise ValueError(f"fault kind {self.kind!r} is none of {', '.join(KINDS)}")
-        self.rank = _whole("rank", fields.get("rank"), at_least=0)
-        self.step = _whole("step", fields.get("step") or 1, at_least=1)
-        self.when = FaultCondition(fields.get("when") or {})
-        nowhere = self.kind in COLLECTIVE or self.when.in_recomputation
-        self.layer = -1 if nowhere else _whole("layer", fields.get("layer"), at_least=0)
-        heals_s = fields.get("heals_s")
-        if heals_s is not None and (isinstance(heals_s, bool) or not isinstance(heals_s, (int, float)) or heals_s < 0):
-            raise ValueError(f"fault heals_s is a number of seconds, got {heals_s!r}")
-        self.heals_s: float | None = heals_s
-
-    def __str__(self) -> str:
-        where = "" if self.layer < 0 else f", layer {self.layer}"
-        return f"{self.kind} on rank {self.rank}{where}, step {self.step}"
-
-
-class FaultCondition:
-    """On what a fault depends besides its rank and step; a key that is missing or null asks nothing."""
-
-    def __init__(self, fields: Any) -> None:
-        if not isinstance(fields, dict):
-            raise ValueError(f"fault when is a JSON object, got {fields!r}")
-        self.recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("recomputed") or ()}
-        self.any_recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("any_recomputed") or ()}
-        self.recomputed_layers = _whole("recomputed_layers", fields.get("recomputed_layers") or 0, at_least=0)
-        self.seq_len = _whole("seq_len", fields.get("seq_len") or 0, at_least=0)
-        chance = fields.get("chance")
-        self.chance = 1.0 if chance is None else float(chance)
-
-    @property
-    def in_recomputation(self) -> bool:
-        """It comes true where a layer is computed again."""
-        return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
-
-    @property
-    def depends(self) -> bool:
-        """A run in which it does not happen is what was asked for."""
-        return self.in_recomputation or self.seq_len > 0 or self.chance < 1.0
-
-    def met_by(self, again: set[int]) -> bool:
-        """`again`: the layers that this backward pass has computed again so far."""
-        some = not self.any_recomputed or bool(self.any_recomputed & again)
-        return some and self.recomputed <= again and len(again) >= self.recomputed_layers
-
-
-def _whole(name: str, value: Any, *, at_least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"fault {name} is a whole number from {at_least}, got {value!r}")
-    return value

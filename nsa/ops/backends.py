@@ -65,6 +65,17 @@ class Sliding(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
+class Selected(Protocol):
+    """What computes the selected branch: any backend, or the loop over tokens, without log-sum-exp."""
+
+    @property
+    def name(self) -> str: ...
+
+    def selected(
+        self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
 @dataclass(frozen=True)
 class TiledBackend:
     """Query tiles in plain torch; packed sequences one after the other."""

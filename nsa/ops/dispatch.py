@@ -10,10 +10,20 @@ import torch
 from torch import Tensor
 
 from ..config import Implementation, NSAConfig
-from .backends import Backend, Sliding, SlidingBackend, TiledBackend, flash_attn_sliding, torch_flash_sliding
+from .backends import (
+    Backend,
+    Selected,
+    Sliding,
+    SlidingBackend,
+    TiledBackend,
+    flash_attn_sliding,
+    torch_flash_sliding,
+)
 from .blockwise import slower_reason
+from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from .per_token import PerTokenLoop
 
 _LEAST_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
@@ -35,6 +45,7 @@ class MissingImplementationError(Exception):
 _EAGER, _FUSED_CPU, _BLOCKWISE = (
     TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel, BlockwiseKernel)
 )
+_DENSE = DenseBackend(KERNELS[EagerKernel.name])
 
 
 def implementation_for(
@@ -46,6 +57,8 @@ def implementation_for(
     """
     if wanted is Implementation.EAGER:
         return _EAGER, UsedImplementation("eager", "asked for")
+    if wanted is Implementation.DENSE:
+        return _DENSE, UsedImplementation("dense", "asked for")
     if wanted is Implementation.TRITON:
         _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), UsedImplementation("triton", "asked for")
@@ -66,8 +79,13 @@ def implementation_around(
 
 def implementation_of_selected(
     wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
-) -> tuple[Backend, UsedImplementation]:
-    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long."""
+) -> tuple[Selected, UsedImplementation]:
+    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long.
+
+    The loop over tokens runs on every device, and only where it was asked for.
+    """
+    if wanted is Implementation.PER_TOKEN:
+        return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
     backend, used = implementation_for(wanted, q_BHTD, k_BGTD, v_BGTE)
     if backend is not _FUSED_CPU:
         return backend, used

@@ -76,6 +76,25 @@ def test_on_a_cpu_long_sequences_are_read_block_by_block() -> None:
     assert implementation_of_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
 
 
+def test_all_scores_at_once_are_taken_in_every_branch_where_they_were_asked_for() -> None:
+    q, k, v = plain()
+    wanted = Implementation.DENSE
+    chosen = [implementation_for(wanted, q, k, v), implementation_of_sliding(wanted, q, k, v)]
+    assert [used.name for _, used in (*chosen, implementation_of_selected(wanted, q, k, v, 3, 4))] == ["dense"] * 3
+
+
+def test_the_loop_over_tokens_is_taken_where_it_was_asked_for_and_in_the_selected_branch_alone() -> None:
+    q, k, v = plain()
+    loop, used = implementation_of_selected(Implementation.PER_TOKEN, q, k, v, 4, 4)
+    assert (loop.name, used.name, used.reason) == ("per_token", "per_token", "asked for")
+    assert implementation_for(Implementation.PER_TOKEN, q, k, v)[1].name == "fused_cpu"
+    packed = torch.tensor([0, 4, 9], dtype=torch.int32)
+    indices = torch.zeros(1, 2, 9, 3, dtype=torch.int32)
+    together, _ = loop.selected(q, k, v, indices, select_len=4, scale=1.0, starts=packed)
+    alone, _ = loop.selected(*(one[:, :, 4:] for one in (q, k, v, indices)), select_len=4, scale=1.0)
+    torch.testing.assert_close(together[:, :, 4:], alone)
+
+
 def test_where_that_cannot_be_auto_takes_plain_torch_and_says_why() -> None:
     backend, used = implementation_for(Implementation.AUTO, *plain(values=6))
     assert backend.name == "eager"

@@ -11,7 +11,9 @@ from torch import Tensor
 from nsa_harness.nsa import reference
 from nsa_harness.nsa.ops import attend, blockwise, kernels
 from nsa_harness.nsa.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
+from nsa_harness.nsa.ops.dense import DenseBackend
 from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_harness.nsa.ops.per_token import PerTokenLoop
 from nsa_harness.nsa.ops.selection import (
     EMPTY,
     Selection,
@@ -127,6 +129,74 @@ class TestEachBranchEqualsItsReference:
         ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
         theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
         assert_same(ours, theirs, inputs)
+
+
+def test_the_loop_over_tokens_is_right_and_only_slow(case: Case) -> None:
+    inputs = (case.q, case.k, case.v)
+    indices = select_blocks(case.q, case.k_blocks, case.selection)
+    indices[:, :, 0] = EMPTY
+    theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+    ours, _ = PerTokenLoop().selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
+    assert_same((ours, theirs[1].detach()), theirs, inputs)
+
+
+DENSE = DenseBackend(EagerKernel())
+
+
+class TestAllScoresAtOnceAreRightToo:
+    def test_selected(self, case: Case) -> None:
+        inputs = (case.q, case.k, case.v)
+        blocks = -(-case.q.shape[2] // case.select_len)
+        indices = torch.randint(EMPTY, blocks, (2, case.k.shape[1], case.q.shape[2], 5), dtype=torch.int32)
+        indices[:, :, 0] = EMPTY
+        ours = DENSE.selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
+        assert_same(ours, per_sequence(reference.selected, *inputs, indices, select_len=case.select_len), inputs)
+
+    def test_compressed(self, case: Case) -> None:
+        numbers = {"block_len": case.block_len, "block_stride": case.block_stride}
+        inputs = (case.q, case.k_blocks, case.v_blocks)
+        ours = DENSE.compressed(*inputs, **numbers, scale=case.scale)
+        assert_same(ours, per_sequence(reference.compressed, *inputs, **numbers), inputs)
+
+    def test_sliding(self, case: Case) -> None:
+        inputs = (case.q, case.k, case.v)
+        ours = DENSE.sliding(*inputs, window=case.window, scale=case.scale)
+        assert_same(ours, per_sequence(reference.sliding, *inputs, window=case.window), inputs)
+
+    def test_packed_sequences_are_as_each_alone(self) -> None:
+        q, k, v = (torch.randn(1, heads, 9, 4, dtype=torch.float64) for heads in (4, 2, 2))
+        indices, starts = torch.zeros(1, 2, 9, 3, dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+        last = [tensor[:, :, 4:] for tensor in (q, k, v)]
+        torch.testing.assert_close(
+            DENSE.sliding(q, k, v, window=3, scale=0.5, starts=starts)[0][:, :, 4:],
+            DENSE.sliding(*last, window=3, scale=0.5)[0],
+        )
+        torch.testing.assert_close(
+            DENSE.selected(q, k, v, indices, select_len=2, scale=0.5, starts=starts)[0][:, :, 4:],
+            DENSE.selected(*last, indices[:, :, 4:], select_len=2, scale=0.5)[0],
+        )
+        blocks = torch.randn(1, 2, 5, 4, dtype=torch.float64)  # 2 of the first sequence, 3 of the second
+        lengths = {"block_len": 2, "block_stride": 1, "scale": 0.5}
+        starts = torch.tensor([0, 3, 7], dtype=torch.int32)
+        torch.testing.assert_close(
+            DENSE.compressed(q[:, :, :7], blocks, blocks, **lengths, starts=starts)[0][:, :, 3:],
+            DENSE.compressed(q[:, :, 3:7], blocks[:, :, 2:], blocks[:, :, 2:], **lengths)[0],
+        )
+
+    def test_the_scores_are_kept_for_the_backward_pass_and_grow_with_the_square(self) -> None:
+        def kept(tokens: int) -> int:
+            sizes: list[int] = []
+            q, k, v = (torch.randn(1, heads, tokens, 4, requires_grad=True) for heads in (4, 2, 2))
+
+            def pack(tensor: Tensor) -> Tensor:
+                sizes.append(tensor.numel())
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                DENSE.sliding(q, k, v, window=8, scale=0.5)
+            return max(sizes)
+
+        assert (kept(32), kept(64)) == (4 * 32**2, 4 * 64**2)
 
 
 @pytest.mark.usefixtures("tile_elements")

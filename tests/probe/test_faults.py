@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Board
-from nsa_harness.faults.plant import KINDS, FaultCondition, FaultSpec, averages_the_loss
+from nsa_harness.faults import acts
+from nsa_harness.faults.plant import PlantedFault, averages_the_loss
+from nsa_harness.faults.spec import KINDS, WITHOUT_A_TWIN, FaultCondition, FaultSpec
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1
@@ -108,7 +111,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return rank.out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_A_TWIN])
 def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: Path, healthy: str, kind: str) -> None:
     rank, board = run(tmp_path, fault(kind, heals_s=0.3))
     assert (rank.status, rank.out, rank.err) == (0, healthy, "")
@@ -198,3 +201,102 @@ def test_a_fault_in_a_recomputation_needs_no_layer_of_its_own() -> None:
         FaultSpec('{"kind": "deadlock", "rank": 0, "when": {"seq_len": 8}}')
     with pytest.raises(ValueError, match="fault when is a JSON object"):
         FaultSpec('{"kind": "deadlock", "rank": 0, "layer": 1, "when": [3]}')
+
+
+class _Layered(torch.nn.Module):
+    """Two layers, the first with an attention of its own class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Identity()])
+
+
+class _Ddp(_Layered):
+    find_unused_parameters = True
+    static_graph = False
+
+
+_Ddp.__name__ = "DistributedDataParallel"
+
+
+class _Group:
+    """torch.distributed as a condition asks it."""
+
+    def __init__(self, ranks: int, backend: str = "gloo") -> None:
+        self.ranks, self.backend = ranks, backend
+
+    def is_initialized(self) -> bool:
+        return self.ranks > 1
+
+    def get_world_size(self) -> int:
+        return self.ranks
+
+    def get_backend(self) -> str:
+        return self.backend
+
+
+@pytest.mark.parametrize(
+    ("when", "met", "missed"),
+    [
+        ({"module": "Linear"}, (_Layered(), 1), (torch.nn.Identity(), 1)),
+        ({"module": "DistributedDataParallel"}, (_Ddp(), 2), (_Layered(), 2)),
+        ({"layers": 2}, (_Layered(), 1), (torch.nn.Sequential(torch.nn.Identity()), 1)),
+        ({"ranks": 2}, (_Layered(), 2), (_Layered(), 1)),
+        ({"backend": "gloo"}, (_Layered(), 2), (_Layered(), 1)),
+        ({"find_unused_parameters": True}, (_Ddp(), 2), (_Layered(), 2)),
+        ({"static_graph": False}, (_Ddp(), 2), (_Layered(), 2)),
+    ],
+    ids=str,
+)
+def test_a_fault_can_depend_on_the_model_its_wrapper_and_the_job(when, met, missed) -> None:
+    condition = FaultCondition(when)
+    assert condition.depends
+    assert condition.met_in(met[0], _Group(met[1]))
+    assert not condition.met_in(missed[0], _Group(missed[1]))
+
+
+def test_a_fault_that_depends_on_an_option_of_ddp_stays_away_under_the_other_value() -> None:
+    assert not FaultCondition({"find_unused_parameters": False}).met_in(_Ddp(), _Group(2))
+    assert not FaultCondition({"static_graph": True}).met_in(_Ddp(), _Group(2))
+    assert not FaultCondition({"backend": "nccl"}).met_in(_Ddp(), _Group(2))
+
+
+def test_a_class_that_fsdp2_has_renamed_is_still_that_class() -> None:
+    class FSDPLinear(torch.nn.Linear):
+        pass
+
+    assert FaultCondition({"module": "Linear"}).met_in(FSDPLinear(2, 2), _Group(1))
+
+
+@pytest.mark.parametrize(("layers", "happens"), [(2, True), (3, False)])
+def test_a_fault_that_depends_on_the_model_happens_there_alone(tmp_path, healthy: str, layers: int, happens) -> None:
+    rank, _ = run(tmp_path, fault("raise", when={"layers": layers}))
+    assert (rank.status == 1) is happens
+    assert "planted: step 2, layer 1, rank 0" in rank.err if happens else (rank.out, rank.err) == (healthy, "")
+
+
+def test_without_a_rank_every_rank_has_the_fault(tmp_path: Path) -> None:
+    ranks = run_forks(2, DDP_BLOCKS, "--steps=3", "--layers=2", boards=tmp_path, **fault("raise", rank=None))
+    assert all("planted: step 2, layer 1, every rank" in rank.err for rank in ranks)
+
+
+def test_set_parameters_sets_those_of_its_pattern_as_the_step_begins(tmp_path: Path, healthy: str) -> None:
+    planted = fault("set_parameters", layer=None, step=1, parameters="*", value=0)
+    rank, board = run(tmp_path, planted)
+    assert (rank.status, rank.err) == (0, "")
+    assert rank.out != healthy
+    assert [step for step, _ in board.steps_s] == [1, 2, 3]
+    rank, _ = run(tmp_path / "none", fault("set_parameters", layer=None, parameters="nothing.*"))
+    assert rank.err == "nsa-harness: the planted fault never happened: set_parameters on rank 0, step 2\n"
+
+
+def test_a_leak_keeps_some_megabytes_in_every_step_from_its_own_on() -> None:
+    kept = acts.a_copy_to_keep(torch, torch.ones(3, 7, requires_grad=True))
+    assert 8 << 20 <= kept.numel() * kept.element_size() <= 9 << 20
+    assert not kept.requires_grad
+    planted = PlantedFault(FaultSpec('{"kind": "leak", "rank": 0, "layer": 0, "step": 2}'), torch)
+    planted._possible = True
+    for step in (1, 2, 3):
+        planted._step = step
+        planted._after_forward(None, (), torch.ones(2))
+    assert len(planted._kept) == 2

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
+from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS, Cause
 from nsa_harness.core.scenario.layers import named_layers
 from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
@@ -42,7 +42,8 @@ from nsa_harness.core.scenario.yaml_tree import (
 from nsa_harness.errors import did_you_mean
 
 _OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
-_LAYERLESS = (FaultKind.SKIP_COLLECTIVE,)
+_LAYERLESS = (FaultKind.SKIP_COLLECTIVE, FaultKind.SET_PARAMETERS, FaultKind.STARVED_LOADER)
+_LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # nothing of them is over after a while
 
 
 def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
@@ -73,6 +74,9 @@ def _expectations(scenario: Scenario) -> Contradictions:
     if expect.cause and expect.cause not in CAUSES_OF_VERDICTS:
         suggestion = did_you_mean(expect.cause, CAUSES_OF_VERDICTS)
         yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
+    for code in expect.findings:
+        if code not in list(Cause):
+            yield ("expect", "findings"), f"no such finding: {code}{did_you_mean(code, list(Cause))}"
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
             what = f"only {OUR_PROGRAM} has a vocabulary that is known; give the bounds as plain numbers"
@@ -80,13 +84,20 @@ def _expectations(scenario: Scenario) -> Contradictions:
 
 
 def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
-    if fault.rank >= scenario.run.ranks:
+    if fault.rank is not None and fault.rank >= scenario.run.ranks:
         yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
     if scenario.is_ours and fault.step > scenario.train.steps:
         yield ("fault", "step"), f"expected at most train.steps, which is {scenario.train.steps}, got {fault.step}"
     in_recomputation = fault.when is not None and fault.when.in_recomputation
     if fault.layer is None and fault.kind not in _LAYERLESS and not in_recomputation:
         yield ("fault",), f"{fault.kind} is planted in a layer; add `layer: 0`"
+    if fault.kind is FaultKind.STARVED_LOADER and fault.step == 1:
+        yield ("fault", "step"), "the first batch is fetched before there is a model to wait for; expected at least 2"
+    if (fault.parameters is None) == (fault.kind is FaultKind.SET_PARAMETERS):
+        wanted = "expected a pattern such as" if fault.parameters is None else "only set_parameters takes"
+        yield ("fault", "parameters"), f'{wanted} "*.norm.weight"'
+    if fault.heals_s is not None and fault.kind in _LASTING:
+        yield ("fault", "heals_s"), f"{fault.kind} is never over; leave the whole fault out for a healthy run"
     if fault.when is not None:
         yield from _fault_when(fault.kind, fault.when)
 
@@ -96,8 +107,11 @@ def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Contradictions:
         choice = getattr(when, key)
         if choice is not None and not named_layers(choice):
             yield ("fault", "when", key), f'expected layers by their numbers, "4:9" or [3, 8], got {choice}'
-    if kind in _LAYERLESS:
+    of_a_layer = when.in_recomputation or when.seq_len is not None
+    if kind is FaultKind.SKIP_COLLECTIVE or (kind in _LAYERLESS and of_a_layer):
         yield ("fault", "when"), f"{kind} happens in no layer, so it cannot depend on one; remove it"
+    if kind is FaultKind.LEAK and when.in_recomputation:
+        yield ("fault", "when"), f"{kind} happens in every forward of its layer; remove what is asked of recomputation"
 
 
 FILE_ONLY = ("schema", "extends", "matrix")

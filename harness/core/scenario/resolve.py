@@ -141,6 +141,7 @@ def expectation(scenario: Scenario, uniform: float = 1.0, *, steps: int | None =
     return Expect(
         verdict=expect.verdict.value,
         cause=expect.cause,
+        findings=expect.findings,
         missing_grads=expect.missing_grads,
         metrics=tuple(sorted(bounds.items())),
     )
@@ -163,6 +164,8 @@ def _fault(scenario: Scenario) -> Fault | None:
         layer=fault.layer,
         step=fault.step,
         heals_s=fault.heals_s,
+        parameters=fault.parameters,
+        value=fault.value,
         when=None
         if when is None
         else FaultWhen(
@@ -170,6 +173,12 @@ def _fault(scenario: Scenario) -> Fault | None:
             any_recomputed=named_layers(when.any_recomputed or ""),
             recomputed_layers=when.recomputed_layers,
             seq_len=when.seq_len,
+            layers=when.layers,
+            ranks=when.ranks,
+            backend=when.backend,
+            module=when.module,
+            find_unused_parameters=when.find_unused_parameters,
+            static_graph=when.static_graph,
             chance=when.chance,
         ),
     )

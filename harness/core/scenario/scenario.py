@@ -47,6 +47,8 @@ class Implementation(StrEnum):
     TRITON = "triton"
     TORCH = "torch"
     FLASH = "flash"
+    PER_TOKEN = "per_token"
+    DENSE = "dense"
 
 
 class Dtype(StrEnum):
@@ -111,6 +113,9 @@ class FaultKind(StrEnum):
     EXIT0 = "exit0"
     ENDLESS_LOOP = "endless_loop"
     SLOW_STEP = "slow_step"
+    LEAK = "leak"
+    SET_PARAMETERS = "set_parameters"
+    STARVED_LOADER = "starved_loader"
 
 
 class ExpectedVerdict(StrEnum):
@@ -337,6 +342,7 @@ class ExpectSection(_Section):
 
     verdict: ExpectedVerdict = ExpectedVerdict.PASS
     cause: Word | None = None
+    findings: tuple[Word, ...] = Field(default=(), description="each of them must be found, beside a PASS as well")
     missing_grads: Count | None = None
     metrics: dict[Word, MetricBound] = {}
 
@@ -348,6 +354,12 @@ class FaultWhenSection(_Section):
     any_recomputed: Layers | None = Field(default=None, description="one of these layers was computed again")
     recomputed_layers: Positive | None = Field(default=None, description="at least so many were computed again")
     seq_len: Positive | None = Field(default=None, description="the sequence has at least so many tokens")
+    layers: Positive | None = Field(default=None, description="the model has at least so many layers")
+    ranks: Positive | None = Field(default=None, description="the job has at least so many ranks")
+    backend: Literal["gloo", "nccl"] | None = Field(default=None, description="of the process group")
+    module: Word | None = Field(default=None, description="the model has a module of this class, or is wrapped in one")
+    find_unused_parameters: bool | None = Field(default=None, description="the model is wrapped in a DDP told this")
+    static_graph: bool | None = Field(default=None, description="the same of this option of DDP")
     chance: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="by lot, once a process")
 
     @property
@@ -360,10 +372,14 @@ class FaultSection(_Section):
     """A fault planted on purpose."""
 
     kind: FaultKind
-    rank: Count
+    rank: Count | None = Field(default=None, description="every rank unless given")
     layer: Count | None = None
     step: Positive = 1
     heals_s: Annotated[float, Field(gt=0)] | None = None
+    parameters: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="set_parameters: pattern of the parameters"
+    )
+    value: float = Field(default=0.0, description="set_parameters: what all their elements become")
     when: FaultWhenSection | None = None
 
 

@@ -1,0 +1,151 @@
+"""What a planted fault is, as the launch describes it: its kind, its place, and on what it depends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # as the layer's forward begins
+FORWARD = (*AT_ONCE, "slow_step")
+BACKWARD = ("deadlock", "endless_loop")
+COLLECTIVE = ("skip_collective",)
+LASTING = ("leak",)  # in every step from the fault's own on
+OF_THE_MODEL = ("set_parameters",)
+OF_THE_LOADER = ("starved_loader",)
+LAYERLESS = (*COLLECTIVE, *OF_THE_MODEL, *OF_THE_LOADER)
+KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE, *LASTING, *OF_THE_MODEL, *OF_THE_LOADER)
+WITHOUT_A_TWIN = (*LASTING, *OF_THE_MODEL)  # nothing of them is over after a while
+
+
+class FaultSpec:
+    """Raises ValueError with the reason. `layer` is 0-based and -1 where there is none, `step` is 1-based."""
+
+    def __init__(self, text: str) -> None:
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError(f"a fault is a JSON object, got {text[:80]!r}")
+        self.kind = str(fields.get("kind"))
+        if self.kind not in KINDS:
+            raise ValueError(f"fault kind {self.kind!r} is none of {', '.join(KINDS)}")
+        rank = fields.get("rank")
+        self.rank = None if rank is None else _whole("rank", rank, at_least=0)  # None: every rank
+        self.step = _whole("step", fields.get("step") or 1, at_least=1)
+        self.when = FaultCondition(fields.get("when") or {})
+        nowhere = self.kind in LAYERLESS or self.when.in_recomputation
+        self.layer = -1 if nowhere else _whole("layer", fields.get("layer"), at_least=0)
+        self.heals_s = _seconds("heals_s", fields.get("heals_s"))
+        self.parameters = str(fields.get("parameters") or "")
+        self.value = _number("value", fields.get("value") or 0)
+
+    @property
+    def who(self) -> str:
+        return "every rank" if self.rank is None else f"rank {self.rank}"
+
+    def __str__(self) -> str:
+        where = "" if self.layer < 0 else f", layer {self.layer}"
+        return f"{self.kind} on {self.who}{where}, step {self.step}"
+
+
+class FaultCondition:
+    """On what a fault depends besides its rank and step; a key that is missing or null asks nothing."""
+
+    def __init__(self, fields: Any) -> None:
+        if not isinstance(fields, dict):
+            raise ValueError(f"fault when is a JSON object, got {fields!r}")
+        self.recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("recomputed") or ()}
+        self.any_recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("any_recomputed") or ()}
+        self.recomputed_layers = _whole("recomputed_layers", fields.get("recomputed_layers") or 0, at_least=0)
+        self.seq_len = _whole("seq_len", fields.get("seq_len") or 0, at_least=0)
+        self.layers = _whole("layers", fields.get("layers") or 0, at_least=0)
+        self.ranks = _whole("ranks", fields.get("ranks") or 0, at_least=0)
+        self.module: str | None = fields.get("module")
+        self.backend: str | None = fields.get("backend")
+        self.of_ddp = {name: fields[name] for name in _OF_DDP if fields.get(name) is not None}
+        chance = fields.get("chance")
+        self.chance = 1.0 if chance is None else float(chance)
+
+    @property
+    def in_recomputation(self) -> bool:
+        """It comes true where a layer is computed again."""
+        return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
+
+    @property
+    def of_the_job(self) -> bool:
+        """It is known once the model is."""
+        return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
+
+    @property
+    def depends(self) -> bool:
+        """A run in which it does not happen is what was asked for."""
+        return self.in_recomputation or self.of_the_job or self.seq_len > 0 or self.chance < 1.0
+
+    def met_by(self, again: set[int]) -> bool:
+        """`again`: the layers that this backward pass has computed again so far."""
+        some = not self.any_recomputed or bool(self.any_recomputed & again)
+        return some and self.recomputed <= again and len(again) >= self.recomputed_layers
+
+    def met_in(self, model: Any, distributed: Any) -> bool:
+        """`model`: what the program calls, wrapped as it is. `distributed`: torch's module of that name."""
+        grouped = distributed.is_initialized()
+        if self.ranks > (distributed.get_world_size() if grouped else 1):
+            return False
+        if self.backend is not None and (not grouped or distributed.get_backend() != self.backend):
+            return False
+        if self.layers > len(dict(every_layer(model))):
+            return False
+        if self.of_ddp and type(model).__name__ != _DDP:
+            return False
+        # FSDP2 puts its name in front of that of a class.
+        classes = {type(module).__name__ for module in model.modules()}
+        there = self.module is None or bool({self.module, f"FSDP{self.module}"} & classes)
+        return there and all(getattr(model, name) is wanted for name, wanted in self.of_ddp.items())
+
+
+_DDP = "DistributedDataParallel"
+_OF_DDP = ("find_unused_parameters", "static_graph")
+
+
+def find_layer(root: Any, layer: int) -> Any:
+    """The shallowest module whose first number in its qualified name is `layer`, or its child `attn` if it has one."""
+    return dict(every_layer(root)).get(layer)
+
+
+def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
+    """Each layer's number and module, as `find_layer` finds it."""
+    best: dict[int, tuple[int, Any]] = {}
+    for path, module in root.named_modules():
+        parts = path.split(".")
+        number = next((int(part) for part in parts if part.isdigit()), None)
+        if number is not None and (number not in best or len(parts) < best[number][0]):
+            best[number] = (len(parts), module)
+    for number, (_, module) in best.items():
+        yield number, _attention(module) or module
+
+
+def _attention(block: Any) -> Any:
+    """`attn` of a block, also where FSDP or checkpoint is wrapped around the block."""
+    for path, module in block.named_modules():
+        if path.split(".")[-1] == "attn":
+            return module
+    return None
+
+
+def _whole(name: str, value: Any, *, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"fault {name} is a whole number from {at_least}, got {value!r}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"fault {name} is a number, got {value!r}")
+    return float(value)
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ValueError(f"fault {name} is a number of seconds, got {value!r}")
+    return value

@@ -1,0 +1,77 @@
+"""Attention as one softmax over a whole matrix of scores, which autograd keeps: memory grows with the square of T.
+
+It is right, it is how attention is first written down, and at the lengths of a real training it fills a GPU for a model
+of a few layers. Nothing chooses it but its own name.
+
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width,
+E value width, n places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attend import CompletedBlocks, LastTokens, Pattern, SelectedBlocks
+from .backends import Attended, Starts, TiledBackend, one_by_one
+from .kernels import compute_dtype
+from .packed import compressed_starts
+
+
+@dataclass(frozen=True)
+class DenseBackend(TiledBackend):
+    """Every branch by all its scores at once; selecting and mixing as in tiles."""
+
+    name = "dense"
+
+    def compressed(
+        self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+            return dense(CompletedBlocks(block_len, block_stride), q, k, v, None, scale)
+
+        if starts is None:
+            return alone(q, k, v)
+        blocks = compressed_starts(starts, block_len, block_stride)
+        return one_by_one(alone, (q, starts), (k, blocks), (v, blocks))
+
+    def selected(
+        self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        def alone(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> Attended:
+            return dense(SelectedBlocks(select_len), q, k, v, indices, scale)
+
+        if starts is None:
+            return alone(q, k, v, indices)
+        return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+
+    def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
+        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+            return dense(LastTokens(window), q, k, v, None, scale)
+
+        return alone(q, k, v) if starts is None else one_by_one(alone, (q, starts), (k, starts), (v, starts))
+
+
+def dense(
+    pattern: Pattern, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor | None, scale: float
+) -> Attended:
+    """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient) of one softmax over all keys; blind rows give 0."""
+    batch, heads, queries, _ = q_BHTD.shape
+    rows = batch * k_BGSD.shape[1]
+    first, last = pattern.keys(0, queries)
+    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, -1)
+    q_NhTD = q_BHTD.reshape(rows, -1, queries, q_BHTD.shape[-1])
+    k_N1SD, v_N1SE = (each.reshape(rows, 1, *each.shape[2:])[:, :, first:last] for each in (k_BGSD, v_BGSE))
+    scores_NhTS = q_NhTD @ k_N1SD.transpose(2, 3) * scale + pattern.bias(0, queries, indices, q_NhTD)
+    lse_NhT = scores_NhTS.detach().to(compute_dtype(q_BHTD)).logsumexp(-1)
+    blind = pattern.blind(0, queries, indices, q_NhTD.device)
+    if blind is not None:
+        # A row of minus infinities alone has no softmax, and its gradient would be NaN.
+        scores_NhTS = scores_NhTS.masked_fill(blind.unsqueeze(-1), 0.0)
+    output_NhTE = torch.softmax(scores_NhTS, -1) @ v_N1SE
+    if blind is not None:
+        output_NhTE = output_NhTE.masked_fill(blind.unsqueeze(-1), 0.0)
+        lse_NhT = lse_NhT.masked_fill(blind, -torch.inf)
+    return output_NhTE.reshape(batch, heads, queries, -1).to(q_BHTD.dtype), lse_NhT.reshape(batch, heads, queries)
