@@ -31,6 +31,11 @@ ADDED = {
     "bisect.json: probes[].step_s",
     "ci summary: jobs[].outcomes[].detail.chosen", "events: outcome: outcome.detail.chosen", "outcome: detail.chosen",
     "report.json: outcomes[].detail.chosen",
+    "report.json: gates", "report.json: gates[]",
+    *(f"report.json: gates[].{name}" for name in ("name", "when", "then", "because", "state", "why", "leads")),
+    *(f"report.json: gates[].{name}{part}" for name in ("runs", "commands") for part in ("", "[]")),
+    *(f"report.json: detail.tree{part}" for part in ("", ".steps", ".steps[]", ".leaf", ".made_from")),
+    *(f"report.json: detail.tree.steps[].{name}" for name in ("question", "answer", "why", "leads_to", "command")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
