@@ -19,17 +19,20 @@ from pydantic import BaseModel
 
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
+from nsa_harness.core.comparison.agreed import PlanText, agreed_plan, read_plan
+from nsa_harness.core.comparison.gates import when
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
-from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 from nsa_harness.supervisor.store import sources
 from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
 
+SHIPPED = agreed_plan(shipped_plan()).plan
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")
 
@@ -111,7 +114,17 @@ def test_the_figures_of_strangers_in_the_readme_are_those_of_the_newest_round() 
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
-    assert shown == [(gate.name, gate.when, gate.then) for gate in PLAYBOOK.gates]
+    assert shown == [(gate.name, when(gate.condition), gate.then, gate.because) for gate in SHIPPED.gates]
+
+
+def test_every_question_of_the_tree_stands_in_the_decisions_and_no_other() -> None:
+    shown = [tuple(cells[:2]) for cells in rows("docs/decisions.md", "question", "of gate")]
+    assert shown == [(one.asks, one.gate) for one in SHIPPED.questions]
+
+
+def test_the_plan_file_of_the_decisions_can_be_read() -> None:
+    (example,) = [block for block in blocks("docs/decisions.md", "yaml") if "gates:" in block]
+    assert read_plan(PlanText(file="example", text=example), None).mistakes == ()
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, tuple[str, ...]]]:

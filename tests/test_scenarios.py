@@ -24,6 +24,7 @@ from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.planning import SelectedScenario, checked, every_scenario
+from nsa_harness.supervisor.launch.scenario_files import yaml_files
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 DESK = MachineFacts(host="desk", cpus=8, gpus=("A100",), torch="2.13.0")
@@ -287,7 +288,7 @@ def test_no_two_scenarios_share_a_name_or_an_alias() -> None:
 
 
 def test_every_scenario_names_the_schema_for_editors_by_a_path_that_leads_to_it() -> None:
-    for path in (REPOSITORY / "scenarios").rglob("*.yaml"):
+    for path in yaml_files(REPOSITORY / "scenarios"):
         first = path.read_text().splitlines()[0]
         target = first.partition("$schema=")[2]
         assert json.loads((path.parent / target).read_text())["title"] == "nsa-harness scenario", path.name

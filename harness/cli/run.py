@@ -95,7 +95,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[FILE.py|PATTERN|KEY=VALUE]",
-            help="Your script; or scenarios by name, glob, YAML file or spec.json, with keys to change.",
+            help="Your script; or scenarios by name, glob, YAML file, plan file or spec.json, with keys to change.",
             autocompletion=known_names,
         ),
     ] = None,
@@ -292,14 +292,14 @@ def question_of(
 
 
 def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
-    from nsa_harness.commands.run import failed_specs
+    from nsa_harness.commands.run import agreed_before, failed_specs
     from nsa_harness.supervisor.launch.planning import Plan
 
     specs = failed_specs(None, request.out)
     if not specs:
         print("the newest run ended as expected in every scenario: nothing to repeat", file=sys.stderr)
         raise typer.Exit
-    _launch(request, Plan(specs=specs, notes=()), dry_run=dry_run)
+    _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.out)), dry_run=dry_run)
 
 
 def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:
@@ -327,7 +327,7 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
 
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    raise typer.Exit(run_all(replace(request, specs=plan.specs)))
+    raise typer.Exit(run_all(replace(request, specs=plan.specs, agreed=plan.agreed)))
 
 
 def _alone(what: str, others: Sequence[str]) -> None:

@@ -82,6 +82,7 @@ from nsa_harness.supervisor.bisect.premises import told
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts, memory_bytes
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.store.collect import seconds_a_step
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir
@@ -118,7 +119,7 @@ def begun_record(request: BisectRequest, facts: MachineFacts) -> Record:
     """run.json of a search that has launched nothing yet: which launches it takes, nobody knows before its end."""
     return Record(
         command=request.command, harness=__version__, machine=facts, controller=os.getpid(), plan=(),
-        probe=request.probe,
+        probe=request.probe, agreed=shipped_plan(),
     )  # fmt: skip
 
 

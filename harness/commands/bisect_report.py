@@ -36,6 +36,7 @@ from nsa_harness.supervisor.bisect.launches import (
     question_of,
 )
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.store.record import Record, write_record
 from nsa_harness.supervisor.store.rundir import RunDir, find_run
 
@@ -101,7 +102,7 @@ def write_answer(
     known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     record = Record(
         command=state.request.command, harness=__version__, machine=state.facts, controller=os.getpid(),
-        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted,
+        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted, agreed=shipped_plan(),
     )  # fmt: skip
     write_record(run, record)
     write_report(run, report_of(run, record, [known[name] for name in dirs if name in known]), search)

@@ -30,6 +30,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.render.text import escape
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.store.left_files import LeftFiles, left_files
 from nsa_harness.supervisor.store.record import Record
 from nsa_harness.supervisor.store.redaction import Redaction
@@ -126,7 +127,14 @@ def _with_files(outcome: Outcome, after: Aftermath) -> Outcome:
 def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outcome: Outcome) -> Report:
     facts = machine_facts()
     if run is not None:
-        record = Record(command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=())
+        record = Record(
+            command=request.typed,
+            harness=__version__,
+            machine=facts,
+            controller=os.getpid(),
+            plan=(),
+            agreed=shipped_plan(),
+        )
         return report_of(run, record, [outcome])
     report = Report(
         run_id="",

@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
 from nsa_harness.commands.scheduler import Execution, RunRequest
+from nsa_harness.core.comparison.agreed import AgreedPlan, PlanText, agreed_plan
+from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.comparison.severity import strict_exit_code
@@ -50,6 +52,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK, WHAT_FOLLOWS
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.store.door import Budget
 from nsa_harness.supervisor.store.record import (
     Record,
@@ -127,6 +130,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
         jobs=request.jobs,
         probe=request.probe,
         deepen=request.deepen,
+        agreed=request.agreed or (shipped_plan() if request.resumed is None else None),
     )
     write_record(run, record)
     with listeners(request, run, screen) as broadcast, interruptible(broadcast, request) as interruption:
@@ -226,7 +230,13 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
         deepen=record.deepen,
         resumed=run.path,
         command=record.command,
+        agreed=record.agreed,
     )
+
+
+def agreed_before(path: Path | None, out: Path | None) -> PlanText | None:
+    """What stood when a stored run was started."""
+    return read_record(find_run(path, out or Path("reports"))).agreed
 
 
 def _judged(run: RunDir) -> list[Outcome]:
@@ -272,7 +282,15 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         outcomes=with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
-    return run.redaction.value(report)
+    return run.redaction.value(with_decisions(report, _agreed(run, record)))
+
+
+def _agreed(run: RunDir, record: Record) -> AgreedPlan:
+    """By what the runs are judged together: what stood when the run was started, whatever the file says today."""
+    read = agreed_plan(record.agreed or shipped_plan())
+    for mistake in read.mistakes[:1]:
+        print(f"note: {run.request}: {mistake}; nothing that was agreed is asked", file=sys.stderr)
+    return AgreedPlan() if read.mistakes else read.plan
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness.commands.attempt import Interrupts, run_one
+from nsa_harness.core.comparison.agreed import PlanText
 from nsa_harness.core.comparison.deepening import Change, deepened, next_change, with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
@@ -43,6 +44,7 @@ class RunRequest:
     git_diff: bool = False  # env.json keeps what is not committed
     verbose: bool = False  # the terminal shows what an answer rests on
     resumed: Path | None = None  # the run directory to go on in
+    agreed: PlanText | None = None  # by what its runs are judged together; None: by what ships
 
 
 _LOOK_S = 0.2

@@ -34,6 +34,7 @@ from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.launch import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.observe.attach import RunningJob, find_job, jobs_of_this_user, look, onlooker, only_job
 from nsa_harness.supervisor.observe.guest import Guest, Relay, check_command, shell_status, start_guest
 from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
@@ -99,6 +100,7 @@ class Watched:
             controller=os.getpid(),
             plan=(self.spec,),
             probe=self.request.probe,
+            agreed=shipped_plan(),
         )
         write_record(self.run, self.record)
 
@@ -300,7 +302,13 @@ def attach(request: AttachRequest) -> int:
     spec, facts = _spec_of_job(request, job), machine_facts()
     run = create_run(request.out or Path("reports"), redact=request.redact)
     record = Record(
-        command=request.typed, harness=__version__, machine=facts, controller=os.getpid(), plan=(spec,), probe="off"
+        command=request.typed,
+        harness=__version__,
+        machine=facts,
+        controller=os.getpid(),
+        plan=(spec,),
+        probe="off",
+        agreed=shipped_plan(),
     )
     write_record(run, record)
     as_run = RunRequest(  # what the screens and the event stream want to know of a command

@@ -254,6 +254,56 @@ class Outcome:
     divergence: Divergence | None = None
 
 
+class GateState(StrEnum):
+    FIRED = "fired"
+    HELD = "held"
+    NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateAnswer:
+    """If this, then that, agreed before the run; and what the runs say to it."""
+
+    name: str
+    when: str
+    then: str
+    because: str
+    state: GateState
+    why: str  # the runs that say so, or what is missing
+    runs: tuple[str, ...]  # folders of the attempts that say so
+    commands: tuple[str, ...]  # of one that fired: the runs to make next
+    leads: bool  # it is what to do now
+
+
+class TreeAnswer(StrEnum):
+    YES = "yes"
+    NO = "no"
+    OPEN = "open"  # no run answers it
+    NOT_ASKED = "not asked"  # the path has ended before
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStep:
+    question: str
+    answer: TreeAnswer
+    why: str
+    leads_to: str | None  # None: the path goes on
+    command: str | None  # of an open question: what answers it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """The way through a decision tree, over the failures whose cause is not certain."""
+
+    steps: tuple[TreeStep, ...]  # empty: the cause of every failure is
+    leaf: str | None  # None: every answered question was answered no, and that leads nowhere
+    made_from: str  # the runs
+
+    @property
+    def open(self) -> tuple[TreeStep, ...]:
+        return tuple(step for step in self.steps if step.answer is TreeAnswer.OPEN)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
     host: str
@@ -271,6 +321,8 @@ class Report:
     interrupted: bool
     outcomes: tuple[Outcome, ...]
     not_run: tuple[str, ...] = ()  # scenarios of the plan that were never started
+    gates: tuple[GateAnswer, ...] = ()  # in the order agreed; a report of an earlier version has none
+    tree: Walk | None = None  # None: there is nothing to ask of it
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:

@@ -1,42 +1,21 @@
-"""The playbook of nsa.train: what people blame, what was agreed to do, and the decision tree of the plan.
+"""The playbook of nsa.train: what people blame.
 
 And what a second run of it can do otherwise through its own command line, and what follows from how that ends.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from nsa_harness.core.comparison.contrasts import (
     Factor,
-    is_evidence,
     one_of,
     other_than,
     passed,
     setting,
-    steady_contrasts,
 )
 from nsa_harness.core.comparison.decisions import (
-    NCCL_ONLY,
-    READY_TWICE,
-    SLOW,
-    UNSTABLE,
-    Gate,
-    GateAnswer,
     Playbook,
-    TreeQuestion,
-    again,
-    applies,
-    both,
-    breaks,
-    cures,
-    does_not_apply,
-    failed,
-    gloo_too,
-    named,
-    not_checkable,
-    one_process,
 )
 from nsa_harness.core.comparison.deepening import ANOMALY, FOLLOWS, PASSED, SAME, Change, Follows
 from nsa_harness.core.comparison.hypotheses import (
@@ -48,7 +27,6 @@ from nsa_harness.core.comparison.hypotheses import (
     rising,
     swap,
     switch,
-    takes_our_keys,
 )
 from nsa_harness.core.diagnosis.causes import SecondRun
 from nsa_harness.core.plan import RunSpec
@@ -82,11 +60,6 @@ STATIC_GRAPH = switch("parallel.static_graph", "true", off="false")
 ATTENTION = swap("model.attention", ("vanilla", "stock"), ("nsa",))
 LAYER_COUNT = rising("model.layers", ("4", "12"))
 FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
-_ALONE = Factor(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of(*BRANCHES))
-_TOGETHER = Factor(keys=("model.branch",), without=one_of(*BRANCHES), with_it=one_of("all"))
-_RANGES = Factor(keys=("gc.layers",), without=other_than("none", "all", ""), with_it=other_than("none", "all", ""))
-_ALL_LEARN = (("train.freeze", "null"), ("model.branch", "all"), ("model.stop_gradient_gates", "false"))
-_RANGE = re.compile(r"([0-9]{1,4}):([0-9]{1,4})")
 
 _SECOND_RANK = Factor(
     keys=("parallel.wrapper", "run.ranks"),
@@ -166,177 +139,7 @@ def _hypotheses() -> Iterator[Hypothesis]:
     yield from ENVIRONMENT_HYPOTHESES
 
 
-def _single_branch(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = steady_contrasts(_ALONE, outcomes)
-    guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
-    if guilty:
-        return applies(both(guilty), again(guilty[0].changed, "parallel.wrapper=none", "run.ranks=1"))
-    return (
-        does_not_apply(both(found))
-        if found
-        else not_checkable("missing: two runs with one branch each, model.branch=sel")
-    )
-
-
-def _branches_together(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = steady_contrasts(_TOGETHER, outcomes)
-    for whole in (pair.changed for pair in found):
-        alone = [pair.control for pair in found if pair.changed == whole]
-        if {setting(run, "model.branch") for run in alone} != set(BRANCHES):
-            continue
-        told = named([*alone, whole])
-        if failed(whole) and all(map(passed, alone)):
-            return applies(told, again(whole, "model.branch=cmp+sel"))
-        return does_not_apply(told)
-    return not_checkable("missing: each branch alone and all together, otherwise alike")
-
-
-def _missing_gradients(outcomes: Sequence[Outcome]) -> GateAnswer:
-    traced = list(_traced(outcomes))
-    short = [run for run in traced if run.missing_gradients]
-    if not traced:
-        return not_checkable("missing: a run with trace.grads=true whose backward was finished")
-    if not short:
-        return does_not_apply(f"no parameter without gradient: {named(traced)}")
-    names = sorted(set.intersection(*(set(run.missing_gradients or ()) for run in short)))
-    if not names:
-        return does_not_apply(f"not the same parameters in {named(short)}")
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return applies(f"{shown} in {named(short)}", again(short[0], "parallel.find_unused_parameters=true"))
-
-
-def _traced(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-    """A frozen parameter or a branch that is switched off gets no gradient on purpose."""
-    for run in outcomes:
-        on_purpose = any(setting(run, key) != value for key, value in _ALL_LEARN)
-        if is_evidence(run) and run.missing_gradients is not None and not on_purpose:
-            yield run
-
-
-def _checkpointed_layers(outcomes: Sequence[Outcome]) -> GateAnswer:
-    found = steady_contrasts(_RANGES, outcomes)
-    guilty = [pair for pair in found if passed(pair.control) and failed(pair.changed)]
-    if guilty:
-        worst = guilty[0].changed
-        chosen = setting(worst, "gc.layers")
-        return applies(f"{both(guilty[:1])} · {layers_text(chosen)}", again(worst, f"gc.layers={_first_half(chosen)}"))
-    return (
-        does_not_apply(both(found))
-        if found
-        else not_checkable("missing: two runs with different ranges, gc.layers=0:6")
-    )
-
-
-def layers_text(chosen: str) -> str:
-    """ "layers 0-5 [0:6]": inclusive for people, then as it is written."""
-    span = _RANGE.fullmatch(chosen)
-    return f"layers {span[1]}-{int(span[2]) - 1} [{chosen}]" if span else f"layers {chosen}"
-
-
-def _first_half(chosen: str) -> str:
-    if span := _RANGE.fullmatch(chosen):
-        start, stop = int(span[1]), int(span[2])
-        return f"{start}:{max(start + 1, (start + stop) // 2)}"
-    layers = chosen.split(",")
-    return f"[{','.join(layers[: max(1, len(layers) // 2)])}]"
-
-
-_FSDP_CURES = cures(FSDP_FOR_DDP, "the same run under DDP and under FSDP", "train.steps=200")
-
-
-def _fsdp(outcomes: Sequence[Outcome]) -> GateAnswer:
-    return _FSDP_CURES([run for run in outcomes if setting(run, "train.accumulate") == "1"])
-
-
-_GATES: tuple[Gate, ...] = (
-    UNSTABLE,
-    SLOW,
-    Gate(
-        name="static_graph",
-        when="plain DDP fails and static_graph passes",
-        then="static_graph is a mitigation, if every step touches every parameter: run 100 steps",
-        rule=cures(STATIC_GRAPH, "the same run with and without parallel.static_graph=true", "train.steps=100"),
-    ),
-    Gate(
-        name="single_branch",
-        when="a single branch fails where another one passes",
-        then="the fault lies in that branch's backward: run it in one process",
-        rule=_single_branch,
-    ),
-    Gate(
-        name="branches_together",
-        when="each branch alone passes and all together fail",
-        then="the fault lies in the gates or in the sum of the branches: run them in pairs",
-        rule=_branches_together,
-    ),
-    Gate(
-        name="missing_gradients",
-        when="the same parameters get no gradient in every run",
-        then="the fault lies in the module that owns them: look for in-place or conditional operations",
-        rule=_missing_gradients,
-    ),
-    gloo_too("parallel.wrapper=manual"),
-    NCCL_ONLY,
-    READY_TWICE,
-    Gate(
-        name="checkpointed_layers",
-        when="gradient checkpointing fails in one range of layers and passes in another",
-        then="the fault lies in those layers: halve the range",
-        rule=_checkpointed_layers,
-    ),
-    one_process(("run.ranks=1", "parallel.wrapper=none"), "model.attention=vanilla"),
-    Gate(
-        name="attention",
-        when="plain attention passes and NSA's fails",
-        then="the fault lies in NSA's attention: open its branches one by one",
-        rule=breaks(ATTENTION, "the same run with model.attention=vanilla", "model.branch=win"),
-    ),
-    Gate(
-        name="depth",
-        when="fewer layers pass and more fail",
-        then="look between the two: time each depth (-t sweep)",
-        rule=breaks(LAYER_COUNT, "two runs that differ in model.layers alone"),
-    ),
-    Gate(
-        name="fsdp",
-        when="DDP fails without accumulation and FSDP passes",
-        then="train under FSDP: 200 steps first",
-        rule=_fsdp,
-    ),
-)
-_TREE: tuple[TreeQuestion, ...] = (
-    TreeQuestion(
-        gate="static_graph",
-        text="Does it pass with a static graph?",
-        leaf="enable static_graph in production",
-        fits=lambda run: setting(run, "parallel.wrapper") == "ddp",
-        changes=("--matrix", "parallel.static_graph=false,true"),
-    ),
-    TreeQuestion(
-        gate="single_branch",
-        text="Does a single branch fail?",
-        leaf="fix that branch's backward",
-        fits=lambda run: setting(run, "model.attention") == "nsa",
-        changes=("--matrix", "model.branch=cmp,sel,win"),
-    ),
-    TreeQuestion(
-        gate="missing_gradients",
-        text="Are the same parameters without gradient each time?",
-        leaf="fix the in-place operations in the module that owns them",
-        fits=takes_our_keys,
-        changes=("trace.grads=true",),
-    ),
-    TreeQuestion(
-        gate="gloo_too",
-        text="Does it fail over gloo too?",
-        leaf="it is a fault of the autograd graph",
-        fits=lambda run: run.ranks > 1,
-        changes=("needs.backend=gloo",),
-        or_else=("nccl_only", "it is a fault of NCCL's transport"),
-    ),
-)
-
-PLAYBOOK = Playbook(hypotheses=tuple(_hypotheses()), gates=_GATES, questions=_TREE, onward="nsa-harness run -t plan")
+PLAYBOOK = Playbook(hypotheses=tuple(_hypotheses()), onward="nsa-harness run -t plan")
 
 
 _VANILLA = "vanilla"

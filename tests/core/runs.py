@@ -7,10 +7,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nsa_harness.core.comparison.agreed import agreed_plan
 from nsa_harness.core.outcome import skipped
 from nsa_harness.core.plan import Skip
-from nsa_harness.core.report import Culprit, Outcome, Status, Verdict
+from nsa_harness.core.report import Culprit, Finding, Outcome, Status, Verdict
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 
+PLAN = agreed_plan(shipped_plan()).plan
 CAUSES = {Status.FAIL: "exception", Status.HANG: "lock_cycle", Status.SKIP: "missing_need", Status.ERROR: "infra"}
 BAD = (Status.FAIL, Status.HANG)
 
@@ -31,6 +34,13 @@ def run(name: str, status: Status = Status.PASS, settings: dict[str, str] | None
         "dir": name,
     }
     return replace(plain, **{**facts, **changes})
+
+
+def sure(outcome: Outcome, confidence: float = 0.95) -> Outcome:
+    """The same with its cause as a finding."""
+    code = outcome.verdict.cause or ""
+    told = Finding(code=code, claim="", ranks=(), place=None, confidence=confidence, proof=(), advice="untie the knot")
+    return replace(outcome, findings=(told,))
 
 
 def failed_in(step: int) -> Culprit:

@@ -9,11 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import RUNS, run
+from runs import PLAN, RUNS, run, sure
 
-from nsa_harness.core.comparison.decisions import TreeAnswer, walked
-from nsa_harness.core.report import Finding, Outcome, Status
-from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.core.comparison.decisions import walked
+from nsa_harness.core.report import Outcome, Status, TreeAnswer
 
 PASS, HANG = Status.PASS, Status.HANG
 STATIC = {"parallel.static_graph": "true"}
@@ -22,21 +21,23 @@ STATIC_TOO = run("static", HANG, STATIC)
 BRANCHES = [run(name, HANG, {"model.branch": name}) for name in ("cmp", "sel", "win")]
 OVER_NCCL = {"backend": "nccl", "device": "cuda"}
 
+NOT_ALONE = "it is not NCCL alone, since it fails over gloo"
+
 PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
-    ("static graph", [PLAIN, run("static", PASS, STATIC)], "yes · · ·", PLAYBOOK.questions[0].leaf),
+    ("static graph", [PLAIN, run("static", PASS, STATIC)], "yes · · ·", PLAN.questions[0].yes),
     (
         "branch",
         [PLAIN, STATIC_TOO, run("cmp", PASS, {"model.branch": "cmp"}), run("sel", HANG, {"model.branch": "sel"})],
         "no yes · ·",
-        PLAYBOOK.questions[1].leaf,
+        PLAN.questions[1].yes,
     ),
     (
         "parameters",
         [replace(PLAIN, missing_gradients=("a.w",)), STATIC_TOO, *BRANCHES],
         "no no yes ·",
-        PLAYBOOK.questions[2].leaf,
+        PLAN.questions[2].yes,
     ),
-    ("graph", [PLAIN, STATIC_TOO, *BRANCHES], "no no no yes", PLAYBOOK.questions[3].leaf),
+    ("over gloo", [PLAIN, STATIC_TOO, *BRANCHES], "no no no yes", NOT_ALONE),
     (
         "nccl",
         [
@@ -47,6 +48,17 @@ PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
         ],
         "no no no no",
         "it is a fault of NCCL's transport",
+    ),
+    (
+        "graph",
+        [
+            run("plain", HANG, missing_gradients=(), **OVER_NCCL),
+            run("static", HANG, STATIC, **OVER_NCCL),
+            *(run(name, HANG, {"model.branch": name}, **OVER_NCCL) for name in ("cmp", "sel", "win")),
+            run("gloo", HANG, {"needs.backend": "gloo"}, device="cuda"),
+        ],
+        "no no no yes",
+        "it is a fault of the autograd graph, and not of NCCL",
     ),
     (
         "no leaf",
@@ -65,29 +77,27 @@ MARK = {TreeAnswer.YES: "yes", TreeAnswer.NO: "no", TreeAnswer.OPEN: "open", Tre
 
 @pytest.mark.parametrize(("outcomes", "path", "leaf"), [case[1:] for case in PATHS], ids=[case[0] for case in PATHS])
 def test_every_leaf_of_the_tree_is_reached(outcomes: list[Outcome], path: str, leaf: str | None) -> None:
-    walk = walked(outcomes, PLAYBOOK.questions, PLAYBOOK.gates)
+    walk = walked(outcomes, PLAN)
     assert walk is not None
-    assert (" ".join(MARK[step.said] for step in walk.steps), walk.leaf) == (path, leaf)
+    assert (" ".join(MARK[step.answer] for step in walk.steps), walk.leaf) == (path, leaf)
     assert walk.open == ()
-    assert all(step.answer.seen for step in walk.steps)
+    assert all(step.why for step in walk.steps if step.answer is not TreeAnswer.NOT_ASKED)
 
 
 def test_each_open_question_names_the_command_that_answers_it() -> None:
-    walk = walked([run("ddp", HANG)], PLAYBOOK.questions, PLAYBOOK.gates)
+    walk = walked([run("ddp", HANG)], PLAN)
     assert walk is not None
-    assert [(step.said, step.command) for step in walk.steps] == [
+    assert [(step.answer, step.command) for step in walk.steps] == [
         (TreeAnswer.OPEN, "nsa-harness run ddp --matrix parallel.static_graph=false,true"),
         (TreeAnswer.OPEN, "nsa-harness run ddp --matrix model.branch=cmp,sel,win"),
         (TreeAnswer.OPEN, "nsa-harness run ddp trace.grads=true"),
         (TreeAnswer.YES, None),
     ]
-    assert (walk.leaf, len(walk.open)) == (PLAYBOOK.questions[3].leaf, 3)
+    assert (walk.leaf, len(walk.open)) == (NOT_ALONE, 3)
 
 
 def test_a_question_that_no_failed_run_can_be_asked_has_no_command() -> None:
-    walk = walked(
-        [run("fsdp", HANG, {"parallel.wrapper": "fsdp", "run.ranks": "1"})], PLAYBOOK.questions, PLAYBOOK.gates
-    )
+    walk = walked([run("fsdp", HANG, {"parallel.wrapper": "fsdp", "run.ranks": "1"})], PLAN)
     assert walk is not None
     commands = [step.command for step in walk.steps]
     assert (commands[0], commands[3]) == (None, None)
@@ -95,23 +105,54 @@ def test_a_question_that_no_failed_run_can_be_asked_has_no_command() -> None:
 
 
 def test_nothing_is_asked_where_nothing_failed_or_the_program_takes_no_such_keys() -> None:
-    assert walked([run("ddp", PASS)], PLAYBOOK.questions, PLAYBOOK.gates) is None
-    assert walked([run("foreign", HANG, {"run.program": "train.py"})], PLAYBOOK.questions, PLAYBOOK.gates) is None
-    assert walked([run("ddp", HANG, expected=True)], PLAYBOOK.questions, PLAYBOOK.gates) is None
+    assert walked([run("ddp", PASS)], PLAN) is None
+    assert walked([run("foreign", HANG, {"run.program": "train.py"})], PLAN) is None
+    assert walked([run("ddp", HANG, expected=True)], PLAN) is None
 
 
-def test_what_a_rule_named_with_certainty_goes_before_the_tree() -> None:
-    sure = Finding(code="lock_cycle", claim="", ranks=(), place=None, confidence=0.95, proof=(), advice="")
-    walk = walked([run("ddp", HANG, findings=(sure,))], PLAYBOOK.questions, PLAYBOOK.gates)
+def test_a_certain_cause_ends_the_path_before_it_begins() -> None:
+    walk = walked([sure(run("ddp", HANG))], PLAN)
     assert walk is not None
-    assert walk.certain_already == ("lock_cycle",)
-    unsure = walked([run("ddp", HANG, findings=(replace(sure, confidence=0.6),))], PLAYBOOK.questions, PLAYBOOK.gates)
+    assert (walk.steps, walk.leaf, walk.made_from) == ((), None, "ddp HANG")
+    unsure = walked([sure(run("ddp", HANG), confidence=0.6)], PLAN)
     assert unsure is not None
-    assert unsure.certain_already == ()
+    assert unsure.leaf == NOT_ALONE
+
+
+def test_what_is_explained_already_is_no_evidence_of_what_is_not() -> None:
+    """The certain one fails over gloo; the open one was over nccl alone, of which gloo says nothing."""
+    explained = sure(run("gc", Status.FAIL, {"gc.layers": "all"}, cause="ready_twice"))
+    walk = walked([explained, run("open", HANG, **OVER_NCCL)], PLAN)
+    assert walk is not None
+    assert (walk.leaf, walk.made_from) == (None, "open HANG")
+
+
+def test_a_certain_yes_leaves_the_question_open_for_the_others() -> None:
+    """A branch hangs for a reason that is known; whether one alone is why the whole model does, nobody has tried."""
+    alone = [run("cmp", PASS, {"model.branch": "cmp"}), sure(run("sel", HANG, {"model.branch": "sel"}))]
+    walk = walked([PLAIN, *alone, run("win", PASS, {"model.branch": "win"})], PLAN)
+    assert walk is not None
+    assert (walk.steps[1].answer, walk.steps[1].command) == (
+        TreeAnswer.OPEN,
+        "nsa-harness run plain --matrix model.branch=cmp,sel,win",
+    )
+
+
+@pytest.mark.parametrize("cause", ["killed", "slow", "host_oom", "cuda_oom", "expectation_missed", "infra"])
+def test_what_was_ended_from_outside_never_enters_the_tree(cause: str) -> None:
+    killed = run("ddp", Status.FAIL, cause=cause)
+    assert walked([killed], PLAN) is None
+    walk = walked([killed, run("open", HANG, STATIC)], PLAN)
+    assert walk is not None
+    assert "ddp" not in walk.made_from + "".join(step.why for step in walk.steps)
+
+
+def test_the_answer_names_the_runs_it_is_made_from() -> None:
+    walk = walked([PLAIN, STATIC_TOO, *BRANCHES, run("other", PASS, {"model.layers": "2"})], PLAN)
+    assert walk is not None
+    assert walk.made_from == "plain HANG, cmp HANG, sel HANG, static HANG, win HANG"
 
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_path(outcomes: Sequence[Outcome], random: Random) -> None:
-    assert walked(random.sample(outcomes, len(outcomes)), PLAYBOOK.questions, PLAYBOOK.gates) == walked(
-        outcomes, PLAYBOOK.questions, PLAYBOOK.gates
-    )
+    assert walked(random.sample(outcomes, len(outcomes)), PLAN) == walked(outcomes, PLAN)

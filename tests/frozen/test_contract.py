@@ -34,6 +34,11 @@ ADDED = {
     "scenario: expect.findings", "scenario: expect.findings[]", "scenario: fault.parameters", "scenario: fault.value",
     *(f"scenario: fault.when.{name}" for name in ("layers", "ranks", "backend", "module")),
     *(f"scenario: fault.when.{name}" for name in ("find_unused_parameters", "static_graph")),
+    "report.json: gates", "report.json: gates[]",
+    *(f"report.json: gates[].{name}" for name in ("name", "when", "then", "because", "state", "why", "leads")),
+    *(f"report.json: gates[].{name}{part}" for name in ("runs", "commands") for part in ("", "[]")),
+    *(f"report.json: detail.tree{part}" for part in ("", ".steps", ".steps[]", ".leaf", ".made_from")),
+    *(f"report.json: detail.tree.steps[].{name}" for name in ("question", "answer", "why", "leads_to", "command")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

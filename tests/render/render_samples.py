@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nsa_harness.core.comparison.agreed import agreed_plan
+from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.report import (
     Artifact,
     CallStack,
@@ -26,6 +28,7 @@ from nsa_harness.core.report import (
     Verdict,
     Vital,
 )
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
 
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 
@@ -329,13 +332,23 @@ FLAKY_SECOND = replace(
     repeat="nsa-harness run reports/latest/ddp_gloo~2/spec.json",
 )
 
-MIXED = Report(
-    run_id="20261121T101500-3f2a",
-    harness="0.1.0",
-    machine=MACHINE,
-    command="nsa-harness run -t plan --retries 1",
-    interrupted=False,
-    outcomes=(PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST, FLAKY_SECOND),
+AGREED = agreed_plan(shipped_plan()).plan
+
+
+def judged(report: Report) -> Report:
+    """With what its runs say to the plan that ships."""
+    return with_decisions(report, AGREED)
+
+
+MIXED = judged(
+    Report(
+        run_id="20261121T101500-3f2a",
+        harness="0.1.0",
+        machine=MACHINE,
+        command="nsa-harness run -t plan --retries 1",
+        interrupted=False,
+        outcomes=(PASSED, DEADLOCK, LIVELOCK, FAILED, SKIPPED, ERRED, FLAKY_FIRST, FLAKY_SECOND),
+    )
 )
 
 
@@ -353,32 +366,36 @@ def planned(name: str, *settings: tuple[str, str], like: Outcome = PASSED, **cha
 
 _ALONE = (("parallel.wrapper", "none"), ("run.ranks", "1"))
 _DEEP = (("model.layers", "12"), *_ALONE)
-SICK_PLAN = replace(
-    MIXED,
-    command="nsa-harness run -t plan",
-    outcomes=(
-        planned("ddp_onestep", like=DEADLOCK),
-        planned("ddp_gloo", ("needs.backend", "gloo"), like=DEADLOCK),
-        planned("ddp_nccl", ("needs.backend", "nccl"), like=SKIPPED, backend="", device=""),
-        planned("branch_cmp_only", ("model.branch", "cmp")),
-        planned("branch_sel_only", ("model.branch", "sel"), like=DEADLOCK),
-        planned("branch_win_only", ("model.branch", "win")),
-        planned("ddp_static_graph", ("parallel.static_graph", "true"), like=DEADLOCK),
-        planned("gc_baseline_full", ("gc.layers", "all"), *_ALONE, ranks=1),
-        planned("gc_bisect_layers_0_5", ("gc.layers", "0:6"), *_DEEP, like=LIVELOCK, ranks=1),
-        planned("gc_bisect_layers_6_11", ("gc.layers", "6:12"), *_DEEP, ranks=1),
-        planned("manual_average", ("parallel.wrapper", "manual")),
-        planned("fsdp", ("parallel.wrapper", "fsdp"), like=ERRED),
-    ),
+SICK_PLAN = judged(
+    replace(
+        MIXED,
+        command="nsa-harness run -t plan",
+        outcomes=(
+            planned("ddp_onestep", like=DEADLOCK),
+            planned("ddp_gloo", ("needs.backend", "gloo"), like=DEADLOCK),
+            planned("ddp_nccl", ("needs.backend", "nccl"), like=SKIPPED, backend="", device=""),
+            planned("branch_cmp_only", ("model.branch", "cmp")),
+            planned("branch_sel_only", ("model.branch", "sel"), like=DEADLOCK),
+            planned("branch_win_only", ("model.branch", "win")),
+            planned("ddp_static_graph", ("parallel.static_graph", "true"), like=DEADLOCK),
+            planned("gc_baseline_full", ("gc.layers", "all"), *_ALONE, ranks=1),
+            planned("gc_bisect_layers_0_5", ("gc.layers", "0:6"), *_DEEP, like=LIVELOCK, ranks=1),
+            planned("gc_bisect_layers_6_11", ("gc.layers", "6:12"), *_DEEP, ranks=1),
+            planned("manual_average", ("parallel.wrapper", "manual")),
+            planned("fsdp", ("parallel.wrapper", "fsdp"), like=ERRED),
+        ),
+    )
 )
-HEALTHY_PLAN = replace(
-    SICK_PLAN,
-    outcomes=tuple(
-        planned(run.scenario, *run.settings, ranks=run.ranks) if run.verdict.status is not Status.SKIP else run
-        for run in SICK_PLAN.outcomes
-    ),
+HEALTHY_PLAN = judged(
+    replace(
+        SICK_PLAN,
+        outcomes=tuple(
+            planned(run.scenario, *run.settings, ranks=run.ranks) if run.verdict.status is not Status.SKIP else run
+            for run in SICK_PLAN.outcomes
+        ),
+    )
 )
-QUIET = replace(MIXED, command="nsa-harness run ddp_onestep", outcomes=(PASSED,))
+QUIET = judged(replace(MIXED, command="nsa-harness run ddp_onestep", outcomes=(PASSED,)))
 
 POISON = (
     "\x1b[31mred\x1b[0m\x1b]0;title\x07 a|b `c` ```d``` <script>alert(1)</script> [x](http://evil) ![i](x) *b* _e_ "
@@ -389,7 +406,7 @@ POISON = (
 def hostile() -> Report:
     """The mixed report with the poison in every text that a program can choose."""
     poisoned = [poison(outcome) for outcome in (PASSED, DEADLOCK)]
-    return replace(MIXED, command=POISON, outcomes=tuple(poisoned))
+    return judged(replace(MIXED, command=POISON, outcomes=tuple(poisoned)))
 
 
 def poison(outcome: Outcome) -> Outcome:

@@ -25,6 +25,7 @@ from render_samples import (
     SICK_PLAN,
     SKIPPED,
     hostile,
+    judged,
 )
 
 from nsa_harness.core.report import HangKind, Outcome, Report, Status
@@ -46,7 +47,7 @@ REPORTS = {
     "hostile": hostile(),
     "sick_plan": SICK_PLAN,
     "healthy_plan": HEALTHY_PLAN,
-    "interrupted": replace(MIXED, interrupted=True, outcomes=(), not_run=("ddp_gloo", "fsdp")),
+    "interrupted": judged(replace(MIXED, interrupted=True, outcomes=(), not_run=("ddp_gloo", "fsdp"))),
 }
 RENDERERS: dict[str, Callable[[Report], str]] = {
     "SUMMARY.md": lambda report: summary_md(report, PLAYBOOK),
@@ -95,7 +96,7 @@ def test_all_rows_of_a_summary_table_have_as_many_cells_as_its_head() -> None:
 
 def test_the_contract_of_report_json_is_complete() -> None:
     stored = json.loads(to_json(MIXED))
-    assert list(stored) == ["schema", "run_id", "harness", "machine", "outcomes", "detail"]
+    assert list(stored) == ["schema", "run_id", "harness", "machine", "outcomes", "gates", "detail"]
     assert list(stored["machine"]) == ["host", "cpus", "gpus", "torch"]
     expected = [
         "scenario",

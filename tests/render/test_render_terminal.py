@@ -21,6 +21,7 @@ from render_samples import (
     POISON,
     QUIET,
     SKIPPED,
+    judged,
     poison,
 )
 from rich.cells import cell_len
@@ -158,7 +159,7 @@ def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
     raised = replace(FAILED.verdict, cause="exception", summary="rank 0 raised ValueError: boom")
     failed = replace(FAILED, verdict=raised, findings=(), **theirs)
     bad = (replace(ERRED, **theirs), replace(failed, expected=False))
-    lines = list(done_lines(replace(MIXED, outcomes=bad), PLAYBOOK, RUN_DIR, 80))
+    lines = list(done_lines(judged(replace(MIXED, outcomes=bad)), PLAYBOOK, RUN_DIR, 80))
     assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
 
 

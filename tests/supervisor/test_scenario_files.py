@@ -17,6 +17,7 @@ from nsa_harness.supervisor.launch.scenario_files import (
     load_catalog,
     load_file,
     shipped_root,
+    yaml_files,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def test_every_shipped_fault_says_what_it_expects() -> None:
 
 
 def test_shipped_files_tell_editors_where_the_schema_lies() -> None:
-    for path in (REPOSITORY / "scenarios").rglob("*.yaml"):
+    for path in yaml_files(REPOSITORY / "scenarios"):
         first = path.read_text().splitlines()[0]
         schema = first.removeprefix("# yaml-language-server: $schema=")
         assert (path.parent / schema).resolve() == REPOSITORY / "scenarios" / "scenario.schema.json", path

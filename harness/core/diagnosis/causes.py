@@ -60,6 +60,14 @@ class Replay(StrEnum):
     PYTHON_CALLS = "python calls"  # alone: the flight recorder tells nothing of what differs
 
 
+class EntersTree(StrEnum):
+    """Whether a run that ended so is asked a decision tree, which looks for the part of a program that is to blame."""
+
+    NEVER = "never"  # it came from outside, or tells nothing of the program's parts
+    UNEXPLAINED = "unless it is certain"  # then the cause is the answer, with its remedy
+    ALWAYS = "always"  # that it happened may be certain, and explains nothing
+
+
 class Producer(StrEnum):
     """Who says that this is the cause."""
 
@@ -119,6 +127,7 @@ class Row:
     signatures: tuple[Pattern[str], ...] = ()  # torch's own words, where they alone tell the cause
     advice: str = ""  # where one belongs to the cause; else the rule gives it
     producer: Producer = Producer.RULE
+    enters_tree: EntersTree = EntersTree.UNEXPLAINED
     criteria: str = ""  # settings with this prefix decide whether it is said at all
     verdict_means: str = ""  # for the reader, in place of what its status means
 
@@ -743,6 +752,7 @@ class Cause(StrEnum):
         code="stopped_process",
         verdicts=(Status.HANG,),
         kinds=(HangKind.STOPPED,),
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_program("proc_stopped_child"), by_program("signal_stop_self")),
         means="""
@@ -924,6 +934,7 @@ class Cause(StrEnum):
         second_run=None,
         criteria="limits.",
         verdict_means="Slow, not stuck: it was still moving at its deadline.",
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.SAMPLES,),
         shown_by=(by_program("forward_slow_loop"),),
         means="""
@@ -1195,6 +1206,7 @@ class Cause(StrEnum):
     EXCEPTION = Row(
         code="exception",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.ALWAYS,
         certain_by=(Seen.RAISED,),
         certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         second_run=(SecondRun.ANOMALY,),
@@ -1218,6 +1230,7 @@ class Cause(StrEnum):
         signatures=(  # torch's own, the C library's errno 12, and workers that found /dev/shm full.
             re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc"),
         ),
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.RAISED, Seen.KERNEL),
         shown_by=(by_program("exit_memory_error"), by_program("exit_tensor_too_large")),
         means="""
@@ -1239,6 +1252,7 @@ class Cause(StrEnum):
         signatures=(  # The name of torch's class moves between modules; its text begins like this, on ROCm with HIP.
             re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory"),
         ),
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.RAISED,),
         shown_by=(by_evidence("memory of a GPU"),),
         advice=(
@@ -1282,6 +1296,7 @@ class Cause(StrEnum):
     INFRA = Row(
         code="infra",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.NEVER,
         shown_by=(by_program("io_disk_full"), by_program("io_file_too_large")),
         advice=(
             "Look at the machine first: `df -h`, `df -i`, `ulimit -a`, `ss -ltnp`, /dev/shm. If the limit is a"
@@ -1305,6 +1320,7 @@ class Cause(StrEnum):
         code="disk_full",
         verdicts=(Status.FAIL, Status.ERROR),
         blames=False,
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_test("tests/core/test_resources.py", "no program of a test may fill a disk that others use"),),
         advice="Free space where the reports go (`df -h`, `quota`), or name another disk with --out.",
@@ -1360,6 +1376,7 @@ class Cause(StrEnum):
     KILLED = Row(
         code="killed",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.KERNEL,),
         shown_by=(by_program("signal_kill_self"),),
         advice="Look for the sender: the kernel's out-of-memory killer (dmesg), a scheduler's limit, a colleague.",
@@ -1414,6 +1431,7 @@ class Cause(StrEnum):
         code="unknown",
         verdicts=(Status.FAIL, Status.HANG),
         kinds=(HangKind.DEADLOCK, HangKind.STARVED),
+        enters_tree=EntersTree.ALWAYS,
         shown_by=(by_evidence("a program that no rule explains would be a rule that is missing"),),
         advice="Read output.log and dumps/ from the earliest line on.",
         means="""
@@ -1436,6 +1454,7 @@ class Cause(StrEnum):
         producer=Producer.EXPECTATION,
         criteria="expect.",
         verdict_means="The program ended by itself and missed what was expected of it.",
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(
             by_test("tests/core/test_expectation.py", "a scenario announces the number, and the corpus has none"),
@@ -1460,6 +1479,7 @@ class Cause(StrEnum):
         second_run=None,
         producer=Producer.ATTEMPTS,
         verdict_means="The same launch does not always end the same way; a single attempt proves nothing.",
+        enters_tree=EntersTree.NEVER,
         shown_by=(by_program("flaky_exit_second_attempt"), by_program("flaky_hang_second_attempt")),
         means="""
         attempts of one launch (the same `spec_hash`) did not all end with the same verdict. The attempt that counts
@@ -1784,6 +1804,7 @@ class Cause(StrEnum):
         code="missing_need",
         verdicts=(Status.SKIP,),
         producer=Producer.NEEDS,
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_test("tests/core/test_outcome.py", "a machine that lacks something"),),
         means="""
@@ -1803,6 +1824,7 @@ class Cause(StrEnum):
         verdicts=(Status.ERROR,),
         second_run=None,
         blames=False,
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_evidence("Ctrl-C comes from outside the program"),),
         advice="Run it again with the command below.",
@@ -1821,6 +1843,7 @@ class Cause(StrEnum):
         code=STILL_RUNNING,
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it moves. Nobody has seen its end.",
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a job that is only looked at"),),
         advice="Nothing to do; attach again when it goes quiet.",
@@ -1840,6 +1863,7 @@ class Cause(StrEnum):
         code=SUSPECTED,
         verdicts=(Status.ERROR,),
         verdict_means="It was only looked at, and it did not move. That is no proof.",
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a job that is only looked at"),),
         advice="Attach again with a longer --for; dumps/ shows where each rank stands.",
@@ -1860,6 +1884,7 @@ class Cause(StrEnum):
         verdict_means="Its files show neither a failure nor ranks that could not go on.",
         second_run=None,
         blames=False,
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_test("tests/core/test_aftermath.py", "of a job that nobody watched, with too few files"),),
         advice="Add what is missing to what is read: the log of each rank, and a stack or recorder dump of each.",
@@ -1900,6 +1925,7 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         blames=False,
+        enters_tree=EntersTree.NEVER,
         certain_by=(Seen.FACT,),
         shown_by=(by_evidence("a defect of the harness itself"),),
         advice="Read test_execution.log; report this as a bug.",

@@ -41,7 +41,7 @@ from nsa_harness.core.scenario.yaml_tree import (
 )
 from nsa_harness.errors import did_you_mean
 
-_OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
+OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE, FaultKind.SET_PARAMETERS, FaultKind.STARVED_LOADER)
 _LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # nothing of them is over after a while
 
@@ -62,7 +62,7 @@ def _program(scenario: Scenario) -> Contradictions:
         yield ("run", "command"), "given together with program; keep one of the two"
     if scenario.is_ours:
         return
-    for section in _OURS_ONLY:
+    for section in OURS_ONLY:
         if section in scenario.model_fields_set:
             yield (section,), f"only {OUR_PROGRAM} reads this; remove it and pass options in run.args"
 

@@ -15,7 +15,7 @@ from nsa_harness.core.scenario.program import OwnProgram, Surroundings
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Backend, MetricBound, Scenario, Unit
 
 DEADLINE_S = 1800.0
-_SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
+SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
 
 
 def resolve(
@@ -62,7 +62,7 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
     """What a scenario sets other than the defaults, of the sections that decide what runs: (dotted key, value)."""
     chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
-    for section in _SETTING_SECTIONS:
+    for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
         chosen |= {f"{section}.{key}": shown_setting(value) for key, value in values.items()}
     return tuple(sorted(chosen.items()))

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from nsa_harness.core.comparison.decisions import Playbook, fitting
 from nsa_harness.core.comparison.hypotheses import HypothesisRow, Side, answers
-from nsa_harness.core.report import Outcome, Report
+from nsa_harness.core.report import Outcome, Report, Walk
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.store.adapters import adapter, mistakes
@@ -53,7 +53,7 @@ OUTCOME_DETAIL = (
     "divergence",
 )
 _DERIVED = ("hypotheses",)  # below detail of the report: what its outcomes say together
-REPORT_DETAIL = ("command", "interrupted", "not_run")
+REPORT_DETAIL = ("command", "interrupted", "not_run", "tree")
 
 
 def to_json(report: Report, playbook: Playbook | None = None) -> str:
@@ -114,8 +114,13 @@ def _report(report: Report) -> dict[str, Any]:
         "harness": report.harness,
         "machine": _plain(asdict(report.machine), finite=True),
         "outcomes": [outcome_values(outcome) for outcome in report.outcomes],
-        "detail": {key: getattr(report, key) for key in REPORT_DETAIL},
+        "gates": [_plain(asdict(gate), finite=True) for gate in report.gates],
+        "detail": {key: _detail(getattr(report, key)) for key in REPORT_DETAIL},
     }
+
+
+def _detail(value: object) -> Any:
+    return _plain(asdict(value), finite=False) if isinstance(value, Walk) else value
 
 
 def _hypothesis(row: HypothesisRow) -> dict[str, Any]:

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
-from nsa_harness.core.comparison.decisions import (
-    Decision,
+from nsa_harness.core.comparison.decisions import Playbook, explained, fired, fitting
+from nsa_harness.core.comparison.gates import failed, named
+from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
+from nsa_harness.core.report import (
+    Artifact,
+    GateAnswer,
     GateState,
-    Playbook,
+    Outcome,
+    Report,
+    Status,
     TreeAnswer,
     TreeStep,
     Walk,
-    decided,
-    failed,
-    fired,
-    fitting,
-    walked,
 )
-from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
-from nsa_harness.core.report import Artifact, Outcome, Report, Status
 from nsa_harness.render import words
+from nsa_harness.render.answer import sentence
 
 _RUNS_IN_A_CELL = 6
 
@@ -77,8 +77,8 @@ def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
     """What follows the runs, in the order of its weight."""
     playbook = fitting(playbook, report.outcomes)
     made = (
-        _decisions(report, playbook),
-        _tree(report, playbook),
+        _decisions(report),
+        _tree(report),
         _untested(report, playbook),
         _matrix(report, _numbers(report)),
         _files(report),
@@ -102,23 +102,32 @@ def _command(words_of_shell: str | None) -> Cell:
     return (CellPart(text=words_of_shell, code=True),) if words_of_shell else ()
 
 
-def _decisions(report: Report, playbook: Playbook) -> Table | None:
+def _decisions(report: Report) -> Table | None:
     """Gates are asked of several runs; a single one is told about by what it showed."""
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    decisions = decided(counting, playbook.gates)
-    now = fired(decisions)
+    now, sure = fired(report.gates), tuple(_explained(counting))
     if not counting or (len(counting) == 1 and not now):
         return None
     if not now and not any(map(failed, counting)):
-        return Table(title="Decisions", said=(_no_gate(counting), *_unchecked(decisions)), folded=True)
-    shown = [one for one in decisions if len(counting) > 1 or one.answer.state is GateState.APPLIES]
+        return Table(title="Decisions", said=(_no_gate(counting), *_not_reached(report.gates)))
+    shown = [one for one in report.gates if len(counting) > 1 or one.state is GateState.FIRED]
+    leading = [one for one in now if one.leads]
     return Table(
         title="Decisions",
-        said=(_first(now, playbook),),
-        command=now[0].answer.command if now else None,
+        said=(*sure, *(map(_first, leading) if sure or leading else [_nobody_says(report)])),
+        command=leading[0].commands[0] if leading and leading[0].commands else None,
         head=("gate", "if", "answer", "runs", "then") if shown else (),
         rows=tuple(map(_decision_row, shown)),
     )
+
+
+def _explained(counting: Sequence[Outcome]) -> Iterator[str]:
+    """What failed by a cause that is certain, and its remedy: that goes before every gate."""
+    told: dict[str, list[Outcome]] = {}
+    for outcome, finding in explained(counting):
+        told.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
+    for answer, outcomes in told.items():
+        yield f"The cause of {named(outcomes)} is certain: {answer}"
 
 
 def _no_gate(counting: Sequence[Outcome]) -> str:
@@ -129,31 +138,30 @@ def _no_gate(counting: Sequence[Outcome]) -> str:
     return f"No gate fired: {runs}, {told}{'; every failure was expected' if announced else ''}."
 
 
-def _unchecked(decisions: Sequence[Decision]) -> Iterator[str]:
-    codes = [one.gate.name for one in decisions if one.answer.state is GateState.NOT_CHECKABLE]
+def _not_reached(gates: Sequence[GateAnswer]) -> Iterator[str]:
+    codes = [one.name for one in gates if one.state is GateState.NOT_REACHED]
     if codes:
-        yield f"{len(codes)} of {len(decisions)} gates are not checkable by these runs: {' · '.join(codes)}."
+        yield f"{len(codes)} of {len(gates)} gates were not reached by these runs: {' · '.join(codes)}."
 
 
-def _first(now: Sequence[Decision], playbook: Playbook) -> str:
-    if not now:
-        why = (
-            "no rule of the decision tree names what to do" if playbook.questions else "what to do stands with each run"
-        )
-        return f"No gate fired, and runs failed: {why}."
-    gate, answer = now[0].gate, now[0].answer
-    return f"{gate.when[:1].upper()}{gate.when[1:]} ({answer.seen}): {gate.then}."
+def _nobody_says(report: Report) -> str:
+    asked = "no gate names what to do" if report.gates else "nothing was agreed for them"
+    return f"No gate fired, and runs failed: {asked}; what to do stands with each run."
 
 
-def _decision_row(decision: Decision) -> tuple[Cell, ...]:
-    gate, answer = decision.gate, decision.answer
-    applies = answer.state is GateState.APPLIES
-    then = (*text(gate.then), *_command(answer.command)) if applies else ()
-    return text(gate.name), text(gate.when), _answer(answer.state, strong=applies), text(answer.seen), then
+def _first(gate: GateAnswer) -> str:
+    because = f" Why: {gate.because}." if gate.because else ""
+    return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{because}"
 
 
-def _tree(report: Report, playbook: Playbook) -> Table | None:
-    walk = walked(report.outcomes, playbook.questions, playbook.gates)
+def _decision_row(gate: GateAnswer) -> tuple[Cell, ...]:
+    now = gate.state is GateState.FIRED
+    then = (*text(gate.then), *(part for command in gate.commands for part in _command(command))) if now else ()
+    return text(gate.name), text(gate.when), _answer(gate.state, strong=now), text(gate.why), then
+
+
+def _tree(report: Report) -> Table | None:
+    walk = report.tree
     if walk is None:
         return None
     commands = [step.command for step in walk.open if step.command]
@@ -161,30 +169,30 @@ def _tree(report: Report, playbook: Playbook) -> Table | None:
         title="Decision tree",
         said=tuple(_led(walk)),
         command=commands[0] if commands else None,
-        head=("question", "answer", "answered by", "leads to"),
+        head=("question", "answer", "answered by", "leads to") if walk.steps else (),
         rows=tuple(map(_tree_row, walk.steps)),
     )
 
 
 def _led(walk: Walk) -> Iterator[str]:
     before = words.plural(len(walk.open), "question")
+    if not walk.steps:
+        yield f"Nothing is asked: the cause of {walk.made_from} is certain."
+        return
     if walk.leaf is None:
         yield "The path ends at no leaf: " + (f"{before} open." if walk.open else "every question was answered no.")
     elif walk.open:
         yield f"As far as it is answered, the path leads to: {walk.leaf}. Open before it: {before}."
     else:
         yield f"The path leads to: {walk.leaf}."
-    if walk.certain_already:
-        causes = ", ".join(walk.certain_already)
-        yield f"What failed is explained with certainty already ({causes}): that goes before the tree."
+    yield f"It is made from {walk.made_from}."
 
 
 def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
-    by = "" if step.said is TreeAnswer.NOT_ASKED else step.answer.seen
-    leads: Cell = text(step.question.leaf) if step.said is TreeAnswer.YES else ()
-    if step.said is TreeAnswer.OPEN:
+    leads: Cell = text(step.leads_to or "")
+    if step.answer is TreeAnswer.OPEN:
         leads = _command(step.command) or text("no run here can be asked again")
-    return text(step.question.text), _answer(step.said, strong=step.said is TreeAnswer.YES), text(by), leads
+    return text(step.question), _answer(step.answer, strong=step.answer is TreeAnswer.YES), text(step.why), leads
 
 
 def _untested(report: Report, playbook: Playbook) -> Table | None:

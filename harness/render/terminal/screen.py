@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nsa_harness.core.comparison.decisions import Playbook, decided, fired, fitting
+from nsa_harness.core.comparison.decisions import Playbook, fitting, next_commands
 from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.evidence.live import FirstLook, Progress
@@ -262,7 +262,7 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
-    asked = (one.answer.command for one in fired(decided(report.outcomes, playbook.gates)))
+    asked = next_commands(report.gates)
     outcomes = [one for _, one in words.bad_news_first(report)]
     offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
     return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)

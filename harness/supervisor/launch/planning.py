@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from nsa_harness.core.comparison.agreed import PlanText
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_scenario, key_mistake
@@ -36,6 +37,7 @@ from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageEr
 from nsa_harness.subject.environment import FromEnvironment, environment_overrides
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import SUBJECT
+from nsa_harness.supervisor.launch.plan_files import checked_plan, plan_file, plans_of_tags, shipped_plan
 from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
 from nsa_harness.supervisor.store.record import load_spec
 
@@ -83,6 +85,7 @@ class SelectedScenario:
 class Plan:
     specs: tuple[RunSpec | Skip, ...]
     notes: tuple[str, ...]
+    agreed: PlanText | None = None  # None: nothing was read for it, so what ships stands
 
 
 def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
@@ -93,10 +96,38 @@ def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
         specs = tuple(_stored(invocation, stored))
         _check_names([spec.scenario for spec in specs])
         return Plan(specs=specs, notes=())
+    invocation, agreed, told = _with_plan(invocation)
     asked, notes = selected_scenarios(invocation)
     scenarios = checked(asked)
     launches = [_needed(item, scenario, invocation, facts) for item, scenario in zip(asked, scenarios, strict=True)]
-    return Plan(specs=part(launches, invocation.shard), notes=notes)
+    return Plan(specs=part(launches, invocation.shard), notes=(*told, *notes), agreed=agreed)
+
+
+def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
+    """A plan file gives way to the scenarios that it runs; and what was agreed for this command, with what to say."""
+    here = invocation.working_dir
+    words = [word for word in invocation.words if not is_override(word) and _is_path(word)]
+    plans = {word: plan for word in words if (plan := plan_file(here / word, here))}
+    if len(plans) > 1:
+        raise UsageError(f"one plan a run; {' and '.join(map(shown, plans))} were named")
+    for word, plan in plans.items():
+        names = _run_by(plan, here)
+        instead = (one for given in invocation.words for one in (names if given == word else (given,)))
+        return replace(invocation, words=tuple(instead)), plan, ()
+    found = plans_of_tags(invocation.tags, here, lambda: every_scenario(here)[0]) if invocation.tags else ()
+    if not found:
+        return invocation, shipped_plan(), ()
+    told = f"what was agreed is that of {found[0].file}, not of {', '.join(one.file for one in found[1:])}"
+    return invocation, found[0], (told,) if found[1:] else ()
+
+
+def _run_by(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
+    """The scenarios of a plan, what has priority first."""
+    every = every_scenario(working_dir)[0]
+    agreed = checked_plan(plan, every)
+    asked = [one for one in selected(every, Selection()) if agreed.runs(one)]
+    # A variant is named by itself only where the plan does so, since its matrix may be overridden.
+    return tuple(dict.fromkeys(one.name if one.name in agreed.scenarios else one.family for one in asked))
 
 
 def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:

@@ -30,6 +30,7 @@ SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8
 _SUFFIXES = (".yaml", ".yml")
 _PARENTS = "base"  # files in a folder of this name are parents, not scenarios
+PLANS = "plans"  # the folder of the files that say what was agreed of several scenarios
 _NOT_INHERITED = ("name", "aliases", "extends", "schema")
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -70,12 +71,12 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     files are left unread: a hundred of them take longer than a rank takes to start.
     """
     users = working_dir / "scenarios"
-    reader, found = _ScenarioReader(working_dir), []
+    reader, found = ScenarioReader(working_dir), []
     if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
         found = _in_root(reader, users, [users, shipped], shipped=False)
     theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
     wanted = {word for word in words if word not in theirs}
-    enough = bool(words) and wanted <= {path.stem for path in _yaml_files(shipped)}
+    enough = bool(words) and wanted <= {path.stem for path in yaml_files(shipped)}
     found += _in_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
     known = {word for declared in found for word in (declared.name, *declared.aliases)}
     asked = [one for one in found if not words or {one.name, *one.aliases} & set(words)]
@@ -90,7 +91,7 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
     """One scenario file named on the command line. Raises ScenarioError."""
-    reader, users = _ScenarioReader(working_dir), working_dir / "scenarios"
+    reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
         reader.raise_mistakes()
@@ -101,10 +102,10 @@ def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
 
 
 def _in_root(
-    reader: _ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
+    reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
 ) -> list[Declared]:
     found = []
-    for path in _yaml_files(root):
+    for path in yaml_files(root):
         if only is not None and path.stem not in only:
             continue
         if not reader.check_inside(path, root):
@@ -116,15 +117,17 @@ def _in_root(
     return found
 
 
-def _yaml_files(root: Path) -> Iterator[Path]:
+def yaml_files(root: Path) -> Iterator[Path]:
+    """Those below it, but for its plans."""
     for folder, folders, files in os.walk(root):
         # A folder named like a scenario is a slip that must not vanish: it is yielded, and reading it says so.
         slips = [name for name in folders if name.endswith(_SUFFIXES)]
-        folders[:] = sorted(name for name in folders if name not in slips and not name.startswith("."))
+        others = (*slips, PLANS) if Path(folder) == root else slips
+        folders[:] = sorted(name for name in folders if name not in others and not name.startswith("."))
         yield from (Path(folder, name) for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
 
 
-class _ScenarioReader:
+class ScenarioReader:
     """Reads files once each and gathers what is wrong with them."""
 
     def __init__(self, working_dir: Path) -> None:
@@ -146,8 +149,8 @@ class _ScenarioReader:
         """A mistake in a file is told with its text: what a folder's link leads to may be anybody's."""
         inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
         if not inside:
-            what = f"is a link that leads out of {self._label(root)}, so it is not read; put a copy there"
-            self.mistakes.append(Mistake(origin=Origin(source=self._label(path), line=1, column=1), key="", what=what))
+            what = f"is a link that leads out of {self.label(root)}, so it is not read; put a copy there"
+            self.mistakes.append(Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", what=what))
         return inside
 
     def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
@@ -156,10 +159,10 @@ class _ScenarioReader:
         if tree is None or len(self.mistakes) > before:
             return None
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
-        named = merged(tree, from_plain({"name": str(name)}, Origin(source=self._label(path), line=1, column=1)))
+        named = merged(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
         for variant in variants(without(named, ("extends",))):
             self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
-        return Declared(name=str(name), file=self._label(path), tree=named, shipped=shipped)
+        return Declared(name=str(name), file=self.label(path), tree=named, shipped=shipped)
 
     def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
         tree = self.tree(path)
@@ -183,7 +186,7 @@ class _ScenarioReader:
         if root is not None and found is not None and not self.check_inside(found, root):
             return None
         if found is None:
-            known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in _yaml_files(r)})
+            known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in yaml_files(r)})
             bases = [known_name for known_name in known if _PARENTS in Path(known_name).parts[:-1]]
             hint = did_you_mean(name, known) or (f"; known parents: {', '.join(bases)}" if bases else "")
             self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=f"no file {shown(name)}{hint}"))
@@ -192,7 +195,7 @@ class _ScenarioReader:
     def _circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
         what = ""
         if parent.resolve() in [child.resolve() for child in children]:
-            chain = " -> ".join(self._label(path) for path in (*children, parent))
+            chain = " -> ".join(self.label(path) for path in (*children, parent))
             what = f"goes in a circle: {chain}; take one `extends` out"
         elif len(children) > PARENT_LIMIT:
             what = f"more than {PARENT_LIMIT} parents above each other; merge some"
@@ -207,17 +210,17 @@ class _ScenarioReader:
         return self._trees[path]
 
     def _read(self, path: Path) -> Node | None:
-        text = self._text(path)
+        text = self.text(path)
         if text is None:
             return None
-        parsed = parse_yaml(text, self._label(path))
+        parsed = parse_yaml(text, self.label(path))
         wrong = list(parsed.mistakes)
         if parsed.root is not None:
             wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
         self.mistakes.extend(wrong)
         return parsed.root  # with its mistakes noted: its parent may be wrong as well
 
-    def _text(self, path: Path) -> str | None:
+    def text(self, path: Path) -> str | None:
         try:
             content = _content(path)
             # A byte order mark is what some editors put first; it is not part of the text.
@@ -230,11 +233,11 @@ class _ScenarioReader:
             line, column, what = 1, 1, f"cannot be read: {error.strerror}"
         except ValueError as error:
             line, column, what = 1, 1, str(error)
-        origin = Origin(source=self._label(path), line=line, column=column)
+        origin = Origin(source=self.label(path), line=line, column=column)
         self.mistakes.append(Mistake(origin=origin, key="", what=what))
         return None
 
-    def _label(self, path: Path) -> str:
+    def label(self, path: Path) -> str:
         """Relative to the working directory where it lies below it, absolute elsewhere."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)

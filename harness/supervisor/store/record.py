@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsa_harness import __version__
+from nsa_harness.core.comparison.agreed import PlanText
 from nsa_harness.core.plan import MAX_RANKS, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
@@ -167,6 +168,7 @@ class Record:
     probe: str = PROBE_FULL
     deepen: bool = False
     interrupted: bool = False  # by Ctrl-C or TERM
+    agreed: PlanText | None = None  # what stood when it was started; None: a harness wrote it that kept none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,8 @@ def write_record(run: RunDir, record: Record) -> None:
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
         run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
-    shown = replace(record, plan=plan, command=run.redaction.typed(record.command))
+    agreed = run.redaction.value(record.agreed)
+    shown = replace(record, plan=plan, command=run.redaction.typed(record.command), agreed=agreed)
     run.door.write(run.request, json_text(shown, indent=1) + "\n")
 
 

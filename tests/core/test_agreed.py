@@ -1,0 +1,298 @@
+"""Plan files: what may stand in one, and every mistake of one at once, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from runs import PLAN, run
+
+from nsa_harness.core.comparison.agreed import COMMANDS, PlanText, ReadPlan, is_plan, read_plan
+from nsa_harness.core.comparison.decisions import decided, walked
+from nsa_harness.core.comparison.gates import Form, Wanted, when
+from nsa_harness.core.comparison.gates import Test as Asked
+from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
+from nsa_harness.core.scenario.yaml_tree import parse_yaml
+
+PASS, FAIL, HANG, SKIP = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    name: str
+    family: str = ""
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+
+
+THEIRS = (
+    Item(name="smoke", family="smoke", tags=("mine",), aliases=("quick",)),
+    Item(name="train_a", family="train_a", tags=("mine",)),
+    Item(name="train_b", family="train_b", tags=("mine",)),
+    Item(name="wide@run.ranks=4", family="wide", tags=("mine",)),
+    Item(name="other", family="other"),
+)
+
+
+def read(text: str, scenarios: Sequence[Item] | None = THEIRS) -> ReadPlan:
+    return read_plan(PlanText(file="plans/mine.yaml", text=text), scenarios)
+
+
+def said(text: str) -> list[str]:
+    return [str(mistake) for mistake in read(text).mistakes]
+
+
+def gate(condition: str, *more: str) -> str:
+    lines = (f"if: {condition}", "then: stop", "because: we agreed", *more)
+    return "tags: [mine]\ngates:\n  one:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def answer(condition: str, outcomes: Sequence[Outcome], *more: str) -> GateAnswer:
+    read_one = read(gate(condition, *more))
+    assert read_one.mistakes == ()
+    (told,) = decided(outcomes, read_one.plan)
+    return told
+
+
+def theirs(name: str, status: Status = PASS, **settings: str) -> Outcome:
+    """A run of somebody else's program."""
+    chosen = {key.replace("__", "."): value for key, value in settings.items()}
+    return run(name, status, {"run.program": "train.py", **chosen}, device="any", backend="any")
+
+
+A_FAILS, B_PASSES = theirs("train_a", FAIL, run__env__FAST="1"), theirs("train_b")
+
+
+@pytest.mark.parametrize(
+    ("condition", "outcomes", "state", "why"),
+    [
+        ("{fails: smoke}", [theirs("smoke", FAIL)], "fired", "smoke FAIL"),
+        ("{fails: smoke}", [theirs("smoke")], "held", "smoke PASS"),
+        ("{fails: smoke}", [theirs("other", FAIL)], "not reached", "missing: smoke"),
+        ("{fails: smoke}", [run("smoke", SKIP)], "not reached", "smoke SKIP: not judged, or flaky"),
+        ("{fails: [smoke, train_a]}", [theirs("smoke"), A_FAILS], "fired", "train_a FAIL"),
+        ("{passes: [smoke, train_b]}", [theirs("smoke"), B_PASSES], "fired", "smoke PASS, train_b PASS"),
+        ("{passes: [smoke, train_b]}", [theirs("smoke")], "not reached", "missing: train_b"),
+        ("{passes: [smoke, train_a]}", [theirs("smoke"), A_FAILS], "held", "train_a FAIL"),
+        ("{fails: wide}", [theirs("wide@run.ranks=4", HANG)], "fired", "wide@run.ranks=4 HANG"),
+        ("{flaky: smoke}", [run("smoke", FAIL, flaky=True)], "fired", "smoke FAIL"),
+        ("{flaky: smoke}", [run("other", FAIL, flaky=True)], "not reached", "missing: smoke"),
+        ("{cause: [killed, slow]}", [run("smoke", FAIL, cause="killed")], "fired", "smoke FAIL"),
+        ("{fails: {run.ranks: [2, 4]}}", [theirs("smoke", FAIL)], "fired", "smoke FAIL"),
+        (
+            "{fails: train_a, passes: train_b, differ_in: run.env.FAST}",
+            [A_FAILS, B_PASSES],
+            "fired",
+            "train_b PASS, train_a FAIL",
+        ),
+        (
+            "{fails: train_a, passes: train_b, differ_in: run.env.FAST}",
+            [theirs("train_a", run__env__FAST="1"), B_PASSES],
+            "held",
+            "train_b PASS, train_a PASS",
+        ),
+        (
+            "{fails: train_a, passes: train_b, differ_in: run.env.FAST}",
+            [A_FAILS, theirs("train_b", run__args='["--tiny"]')],
+            "not reached",
+            "missing: train_a and train_b, in two runs that differ in run.env.FAST alone",
+        ),
+        (
+            "{fails: train_a, fails_alike: train_b, differ_in: run.env.FAST}",
+            [A_FAILS, theirs("train_b", FAIL)],
+            "fired",
+            "train_b FAIL, train_a FAIL",
+        ),
+        (
+            "{fails: {run.ranks: more}, passes: {run.ranks: less}, differ_in: run.ranks}",
+            [theirs("smoke"), theirs("wide@run.ranks=4", FAIL, run__ranks="4")],
+            "fired",
+            "smoke PASS, wide@run.ranks=4 FAIL",
+        ),
+    ],
+)
+def test_a_user_asks_about_scenarios_of_a_program_of_their_own(
+    condition: str, outcomes: list[Outcome], state: str, why: str
+) -> None:
+    told = answer(condition, outcomes)
+    assert (told.state, told.why) == (GateState(state), why)
+
+
+def test_fewer_ranks_that_fail_are_not_more() -> None:
+    condition = "{fails: {run.ranks: more}, passes: {run.ranks: less}, differ_in: run.ranks}"
+    ends = [theirs("smoke", FAIL), theirs("wide@run.ranks=4", run__ranks="4")]
+    assert answer(condition, ends).state is GateState.HELD
+    other_way = "{fails: {run.ranks: less}, passes: {run.ranks: more}, differ_in: run.ranks}"
+    assert answer(other_way, ends).state is GateState.FIRED
+
+
+@pytest.mark.parametrize(
+    ("condition", "command", "filled"),
+    [
+        ("{fails: train_a}", "run {fails} run.env.FAST=0", "run train_a run.env.FAST=0"),
+        ("{fails: train_a}", "run -t mine", "run -t mine"),
+        ("{fails: train_a}", "claim {fails} run.env.FAST=1,0", "claim train_a run.env.FAST=1,0"),
+        ("{fails: train_a}", "claim {fails} run.env.FAST=0,1", None),
+        (
+            "{fails: train_a}",
+            '"run {fails} limits.deadline_s={limits.deadline_s*2}"',
+            "run train_a limits.deadline_s=1200",
+        ),
+        ("{fails: train_a}", '"run {fails} run.env.N={run.env.NONE*2}"', "run train_a"),
+        ("{fails: train_a, passes: train_b, differ_in: run.env.FAST}", "run {passes}", "run train_b"),
+    ],
+)
+def test_a_command_is_made_of_the_run_that_it_names(condition: str, command: str, filled: str | None) -> None:
+    told = answer(condition, [A_FAILS, B_PASSES], f"try: {command}")
+    assert told.state is GateState.FIRED
+    assert told.commands == ((f"nsa-harness {filled}",) if filled else ())
+
+
+MISTAKES = """\
+1:1: schema: expected 1, got 2
+2:14: tags: no scenario has the tag "mien"; did you mean "mine"?
+3:13: scenarios: no scenario named "smokee"; did you mean "smoke"?
+3:21: scenarios: no scenario named "quick"; it is another name of smoke: write that
+4:1: gatez: unknown key; did you mean "gates"?
+6:3: gates.one.because: is required
+7:10: gates.one.if.fails: no scenario named "trian_a"; did you mean "train_a"?
+10:10: gates.two.if.fails: "other" is not among what this plan runs; add it to `scenarios`
+10:24: gates.two.if.cause: no cause "redy_twice"; did you mean "ready_twice"?
+12:5: gates.two.because: expected some text, got 7
+14:5: gates.three.if.differ_in: is required: two runs tell something where they differ in what it names and in nothing else
+14:18: gates.three.if.fails.gc.laiers: no key "gc.laiers" by which runs differ; did you mean "gc.layers"?
+14:34: gates.three.if.fails.gc.mode: expected one of non_reentrant, reentrant, got "sideways"
+17:11: gates.three.try: no command "dance"; known: run, bisect, claim
+17:18: gates.three.try: nothing stands for {passed} here; known: {fails}, {passes}
+17:18: gates.three.try: gc.layers: expected "start:stop" with start < stop, got "8:4"
+17:48: gates.three.try: gc.mode: expected one of non_reentrant, reentrant, got "sideways"
+17:92: gates.three.try: No closing quotation in "run ""
+19:5: gates.four.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got fails, flaky
+23:22: gates.five.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
+23:42: gates.five.if.cause: is that of a failure; remove it, or ask what `fails`
+23:55: gates.five.if.where: expected at least one item, got an empty list
+26:5: gates.five.whatever: unknown key; known here: if, then, because, try
+28:10: gates.six.if.missing_gradients: expected same, got "other"
+32:10: gates.seven.if.fails: `more` at one end and `less` at the other, both of the first key of `differ_in`
+36:22: gates.eight.if.each_passes: expected two values of gc.mode or more, as in {gc.mode: [A, B]}
+39:15: gates.nine.if.cause: uncertain cannot stand beside a cause
+40:9: gates.ten.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got differ_in
+40:14: gates.ten.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
+42:6: tree.0.gate: no gate "on"; did you mean "one"?
+42:31: tree.0.yes: expected some text, got a list
+42:48: tree.0.no_if.tow: no gate "tow"; did you mean "two"?
+"""  # noqa: E501
+
+
+def test_every_mistake_of_a_plan_is_told_at_once_with_its_place() -> None:
+    text = """\
+schema: 2
+tags: [mine, mien]
+scenarios: [smokee, quick]
+gatez: 1
+gates:
+  one:
+    if: {fails: trian_a}
+    then: stop
+  two:
+    if: {fails: other, cause: redy_twice}
+    then: stop
+    because: 7
+  three:
+    if: {fails: {gc.laiers: all, gc.mode: sideways}, passes: any}
+    then: stop
+    because: so
+    try: [dance, "run {passed} gc.layers=8:4", "claim {fails} gc.mode=reentrant,sideways", 'run "']
+  four:
+    if: {fails: any, flaky: any}
+    then: stop
+    because: so
+  five:
+    if: {flaky: any, differ_in: gc.mode, cause: slow, where: []}
+    then: stop
+    because: so
+    whatever: 1
+  six:
+    if: {missing_gradients: other}
+    then: stop
+    because: so
+  seven:
+    if: {fails: {model.layers: more}, passes: {model.layers: more}, differ_in: model.layers}
+    then: stop
+    because: so
+  eight:
+    if: {fails: any, each_passes: {gc.mode: reentrant}, differ_in: gc.mode}
+    then: stop
+    because: so
+  nine: {if: {cause: [slow, uncertain]}, then: stop, because: so}
+  ten: {if: {differ_in: gc.mode}, then: stop, because: so}
+tree:
+  - {gate: on, asks: Really?, yes: [], no_if: {tow: x}}
+"""
+    assert said(text) == [f"plans/mine.yaml:{line}" for line in MISTAKES.splitlines()]
+
+
+@pytest.mark.parametrize("text", ["", "gates: {}", "- a", "gates: {a: 1}\ntags: [mine]", "\tgates: x"])
+def test_what_is_no_plan_at_all_is_a_mistake_and_no_crash(text: str) -> None:
+    assert said(text)
+
+
+def test_a_plan_is_told_from_a_scenario_by_its_gates() -> None:
+    assert is_plan(parse_yaml("gates: {}", "x").root)
+    assert not is_plan(parse_yaml("about: x", "x").root)
+    assert not is_plan(parse_yaml("\tabout", "x").root)
+
+
+def test_a_plan_that_was_read_before_takes_its_names_as_they_stand() -> None:
+    text = gate("{fails: gone_since}")
+    assert [str(one) for one in read(text).mistakes] == [
+        'plans/mine.yaml:4:10: gates.one.if.fails: no scenario named "gone_since"'
+    ]
+    assert read(text, None).mistakes == ()
+
+
+def test_a_tree_of_their_own_is_walked() -> None:
+    text = gate("{fails: {run.env.FAST: 1}}") + (
+        "tree:\n  - gate: one\n    asks: Does it fail fast?\n    yes: slow down\n    of: {run.ranks: 2}\n"
+    )
+    plan = read(text).plan
+    walk = walked([run("ddp", HANG, {"run.env.FAST": "1"})], plan)
+    assert walk is not None
+    assert (walk.leaf, walk.made_from) == ("slow down", "ddp HANG")
+    assert walked([theirs("train_a", HANG)], plan) is None
+
+
+def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None:
+    assert {one.condition.form for one in PLAN.gates} == set(Form) - {Form.PASSES}
+    assert {words[0] for one in PLAN.gates for words in one.commands} == set(COMMANDS)
+    assert {one.gate for one in PLAN.questions} <= {one.name for one in PLAN.gates}
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("{passes: [smoke, train_a]}", "smoke and train_a passes"),
+        (
+            "{fails: {gc.layers: {not: [none, all]}}, cause: uncertain}",
+            "a run with gc.layers other than none or all fails, its cause not certain",
+        ),
+        ("{flaky: smoke}", "attempts of smoke disagree"),
+        ("{cause: [slow, killed], where: {run.ranks: 2}}", "a run fails by slow or killed (run.ranks=2)"),
+        (
+            "{fails: {run.ranks: more}, passes: {run.ranks: less}, differ_in: run.ranks}",
+            "more run.ranks fails and less run.ranks passes",
+        ),
+    ],
+)
+def test_a_condition_is_told_in_words(condition: str, words: str) -> None:
+    assert when(read(gate(condition)).plan.gates[0].condition) == words
+
+
+def test_a_number_is_the_same_however_it_is_written() -> None:
+    assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates[0].condition.of.values == (
+        Wanted(key="parallel.bucket_cap_mb", test=Asked.ONE_OF, values=("25",)),
+    )
+    told = answer("{fails: {parallel.bucket_cap_mb: 25}}", [run("ddp", HANG)])
+    assert told.why == "ddp HANG"  # whose default is 25.0
