@@ -111,6 +111,19 @@ def test_verdict_and_cause_are_compared_with_what_was_announced(
     assert is_expected(expect, status, cause) is expected
 
 
+def test_what_must_be_found_and_was_not_is_missed_by_name() -> None:
+    expect = Expect(findings=("memory_growth", "nan"))
+    told = [one.claim for one in missed(expect, evidence(), {}, {"nan", "dirty_exit"})]
+    assert told == ["expect.findings: memory_growth was not found"]
+    assert missed(expect, evidence(), {}, {"nan", "memory_growth"}) == ()
+
+
+@pytest.mark.parametrize(("found", "expected"), [({"nan", "exception"}, True), ({"exception"}, False), (set(), False)])
+def test_a_failure_is_as_expected_only_beside_what_must_be_found(found: set[str], expected: bool) -> None:
+    expect = Expect(verdict="FAIL", cause="exception", findings=("nan",))
+    assert is_expected(expect, Status.FAIL, "exception", found) is expected
+
+
 @given(st.floats(allow_nan=True), st.floats(allow_nan=False))
 def test_a_bound_and_its_opposite_are_never_both_met(value: float, limit: float) -> None:
     assert claims(Bound(lt=limit), loss_last=value) or claims(Bound(ge=limit), loss_last=value)

@@ -1,0 +1,116 @@
+"""What is planted into the plan can be planted there, and its answers are held against what is then true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.supervisor.launch.planning import Invocation, planned
+from tools import plan_truth
+from tools.plan_truth import ATTENTION, DDP, GC, PLANTS, RANKS, SELECTION, Plant
+
+LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
+KNOWN = plan_truth.load(plan_truth.RESULTS)
+
+
+def test_names_are_given_once_and_each_fault_is_another_one() -> None:
+    assert len({plant.name for plant in PLANTS}) == len({plant.words for plant in PLANTS}) == len(PLANTS)
+
+
+# Each kind of words once; the others take the same path.
+QUICK = ("layer_7_on", "selection_slow", "ready_twice")
+EACH = [plant if plant.name in QUICK else pytest.param(plant, marks=pytest.mark.slow) for plant in PLANTS]
+
+
+@pytest.mark.parametrize("plant", EACH, ids=lambda plant: plant.name)
+def test_what_is_planted_reaches_every_run_of_the_plan(plant: Plant) -> None:
+    question = Invocation(words=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
+    specs = [spec for spec in planned(question, LAPTOP).specs if isinstance(spec, RunSpec)]
+    kinds = {spec.fault.kind if spec.fault else None for spec in specs}
+    word = next((word.partition("=")[2] for word in plant.words if word.startswith("fault.kind=")), None)
+    assert len(specs) >= 8
+    assert kinds == {word}
+
+
+def cell(*rows: tuple[str, str], gpus: int = 0) -> dict[str, Any]:
+    told = [{"text": text, "answer": answer, "runs": []} for text, answer in rows]
+    return {"hypotheses": told, "gpus": gpus, "runs": {"a": "HANG livelock", "b": "PASS"}, "seconds": 61.4}
+
+
+SELECTED = next(plant for plant in PLANTS if plant.name == "selection")
+OVER_NCCL = next(plant for plant in PLANTS if plant.name == "nccl")
+
+
+@pytest.mark.parametrize(
+    ("plant", "found", "wrong"),
+    [
+        (SELECTED, cell((SELECTION, "supported"), (ATTENTION, "supported"), (GC, "refuted")), []),
+        (SELECTED, cell((SELECTION, "supported"), (ATTENTION, "not tested"), (GC, "undecided")), []),
+        (SELECTED, cell((SELECTION, "supported"), (GC, "supported")), [f"wrongly supported: {GC}"]),
+        (SELECTED, cell((SELECTION, "refuted")), [f"wrongly refuted: {SELECTION}"]),
+        (SELECTED, cell((SELECTION, "supported"), (ATTENTION, "refuted")), [f"wrongly refuted: {ATTENTION}"]),
+        (SELECTED, cell((SELECTION, "not tested")), [f"not supported: {SELECTION}"]),
+        (SELECTED, cell((SELECTION, "supported"), (SELECTION, "refuted")), []),
+        (PLANTS[0], cell((DDP, "refuted"), (RANKS, "not tested")), []),
+        (PLANTS[0], cell((DDP, "supported")), [f"wrongly supported: {DDP}"]),
+        (OVER_NCCL, cell((DDP, "refuted")), []),
+        (OVER_NCCL, cell((DDP, "refuted"), gpus=2), [f"not supported: {plan_truth.NCCL}"]),
+    ],
+)
+def test_each_answer_is_held_against_the_truth(plant: Plant, found: dict[str, Any], wrong: list[str]) -> None:
+    assert plan_truth.mistakes(plant, found) == wrong
+
+
+def test_what_was_run_is_not_run_again_unless_it_is_planted_otherwise_since() -> None:
+    first, *others = PLANTS
+    cells = {plant.name: {"planted": plan_truth.digest(plant)} for plant in others} | {first.name: {"planted": "else"}}
+    assert plan_truth.due(cells, "") == [first]
+    assert plan_truth.due(cells, "find_unused_*") == [one for one in PLANTS if one.name.startswith("find_unused_")]
+
+
+def test_the_report_of_a_run_is_read_as_what_it_says() -> None:
+    side = {"scenario": "manual_average", "bad": 0, "of": 1}
+    row = {
+        "text": DDP,
+        "answer": "supported",
+        "because": "breaks it",
+        "control": side,
+        "changed": None,
+        "command": None,
+    }
+    ended = {"scenario": "ddp_gloo", "verdict": "HANG", "cause": "lock_cycle", "final": True}
+    report = {
+        "machine": {"gpus": []},
+        "outcomes": [ended, {**ended, "final": False}, {**ended, "scenario": "b", "verdict": "PASS", "cause": None}],
+        "detail": {"hypotheses": [row]},
+    }
+    assert plan_truth.answers_in(report) == {
+        "gpus": 0,
+        "runs": {"ddp_gloo": "HANG lock_cycle", "b": "PASS"},
+        "hypotheses": [{"text": DDP, "answer": "supported", "runs": ["manual_average"]}],
+    }
+
+
+def test_the_page_has_a_row_for_each_plant_and_a_line_for_each_mistake() -> None:
+    told = plan_truth.page({"cells": {"selection": cell((SELECTION, "supported"), (GC, "supported"))}})
+    assert (
+        "| the selection branch fails in backward | the selection branch is the cause |"
+        " the selection branch is the cause; gradient checkpointing is the cause | 0 | 1 HANG livelock of 2 | 61 |"
+    ) in told
+    assert f"1 of {len(PLANTS)} run: 0 right." in told
+    assert f"- `selection`: wrongly supported: {GC}." in told
+
+
+def test_the_stored_cells_are_of_plants_as_they_are_and_the_page_says_what_they_say() -> None:
+    cells = KNOWN["cells"]
+    assert set(cells) <= {plant.name for plant in PLANTS}
+    assert [
+        one.name for one in PLANTS if one.name in cells and cells[one.name]["planted"] != plan_truth.digest(one)
+    ] == []
+    document = (plan_truth.REPOSITORY / "docs" / "accuracy.md").read_text()
+    assert (plan_truth.BEGIN in document) is bool(cells)
+    assert not cells or "\n".join(plan_truth.page(KNOWN)) in document
