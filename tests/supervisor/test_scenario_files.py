@@ -67,7 +67,7 @@ def test_every_shipped_fault_says_what_it_expects() -> None:
     found = {
         name: (scenario.fault.kind.value, scenario.expect.verdict.value, scenario.expect.cause, scenario.tags)
         for name, scenario in scenarios.items()
-        if scenario is not None and scenario.fault is not None
+        if scenario is not None and scenario.fault is not None and "fault" in scenario.tags
     }
     assert found == {
         "fault_deadlock": ("deadlock", "HANG", "backward_function_blocked", ("fault",)),
@@ -144,6 +144,46 @@ def test_a_value_that_only_the_child_makes_wrong_is_found_in_the_child(here: Pat
     assert mistakes_of(here, shipped) == [
         "scenarios/a.yaml:2:41: fault.step: expected at most train.steps, which is 2, got 3"
     ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "mistake"),
+    [
+        ("{kind: raise}", "fault: raise is planted in a layer; add `layer: 0`"),
+        ("{kind: starved_loader}", "fault.step: the first batch is fetched before there is a model to wait for;"),
+        ("{kind: set_parameters}", 'fault.parameters: expected a pattern such as "*.norm.weight"'),
+        ("{kind: leak, layer: 0, parameters: x}", "fault.parameters: only set_parameters takes"),
+        ("{kind: leak, layer: 0, heals_s: 3}", "fault.heals_s: leak is never over;"),
+        ("{kind: set_parameters, parameters: x, when: {seq_len: 9}}", "fault.when: set_parameters happens in no layer"),
+        ("{kind: skip_collective, when: {ranks: 2}}", "fault.when: skip_collective happens in no layer"),
+        ("{kind: leak, layer: 0, when: {recomputed: [3]}}", "fault.when: leak happens in every forward of its layer;"),
+        ("{kind: raise, layer: 0, when: {backend: mpi}}", "fault.when.backend: expected one of gloo, nccl"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_a_mistake(here: Path, shipped: Path, fault: str, mistake: str) -> None:
+    write(here / "scenarios" / "a.yaml", f"train: {{steps: 2}}\nfault: {fault}\n")
+    (said,) = mistakes_of(here, shipped)
+    assert mistake in said
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{kind: raise, layer: 0}",
+        "{kind: starved_loader, step: 2}",
+        "{kind: set_parameters, parameters: x, when: {ranks: 2}}",
+        "{kind: leak, layer: 0, when: {seq_len: 9}}",
+    ],
+)
+def test_a_fault_that_can_happen_is_none(here: Path, shipped: Path, fault: str) -> None:
+    write(here / "scenarios" / "a.yaml", f"train: {{steps: 2}}\nfault: {fault}\n")
+    assert "a" in names(load_catalog(here, shipped))
+
+
+def test_a_finding_that_does_not_exist_cannot_be_expected(here: Path, shipped: Path) -> None:
+    write(here / "scenarios" / "a.yaml", "expect: {findings: [memory_growth, memory_grows]}\n")
+    (mistake,) = mistakes_of(here, shipped)
+    assert mistake.endswith('expect.findings: no such finding: memory_grows; did you mean "memory_growth"?')
 
 
 def test_every_variant_of_a_matrix_is_checked(here: Path, shipped: Path) -> None:
