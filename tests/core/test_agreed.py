@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from runs import PLAN, run
@@ -126,6 +126,25 @@ def test_fewer_ranks_that_fail_are_not_more() -> None:
     assert answer(condition, ends).state is GateState.HELD
     other_way = "{fails: {run.ranks: less}, passes: {run.ranks: more}, differ_in: run.ranks}"
     assert answer(other_way, ends).state is GateState.FIRED
+
+
+@pytest.mark.parametrize("ends", ["fails: wide, passes: train_b", "fails: train_b, passes: wide"])
+def test_a_run_stands_for_no_other_end_than_its_own(ends: str) -> None:
+    variants = [theirs("wide@run.ranks=4", FAIL, run__ranks="4"), theirs("wide@run.ranks=2")]
+    assert answer(f"{{{ends}, differ_in: run.ranks}}", variants).state is GateState.NOT_REACHED
+
+
+def test_a_run_that_is_not_named_stands_for_none_that_is_set_to_the_same() -> None:
+    condition = "{fails: train_a, passes: train_b, differ_in: run.env.FAST}"
+    told = answer(condition, [A_FAILS, theirs("another"), B_PASSES])
+    assert (told.state, told.why) == (GateState.FIRED, "train_b PASS, train_a FAIL")
+
+
+def test_attempts_that_disagree_are_no_end_of_a_contrast() -> None:
+    first, last = replace(B_PASSES, final=False, dir="1"), replace(B_PASSES, attempt=2, flaky=True, dir="2")
+    first = replace(first, verdict=A_FAILS.verdict, flaky=True)
+    told = answer("{fails: train_a, passes: train_b, differ_in: run.env.FAST}", [A_FAILS, first, last])
+    assert (told.state, told.why) == (GateState.NOT_REACHED, "train_b PASS: attempts disagree")
 
 
 @pytest.mark.parametrize(
