@@ -258,7 +258,7 @@ def bisect(
         insistent=_given(context, "confidence"),
         repeat=repeat,
         jobs=jobs,
-        budget_s=None if budget is None else _seconds(budget),
+        budget_s=None if budget is None else budget_seconds(budget),
         fork=fork,
         out=out,
         json=as_json,
@@ -282,7 +282,8 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _seconds(text: str) -> float:
+def budget_seconds(text: str) -> float:
+    """Of --budget. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
     if found is None or float(found[1]) <= 0:
         raise UsageError(f"--budget: expected a time such as 90s, 20m or 2h, got {text!r}")
