@@ -255,7 +255,7 @@ def bisect(
         base_args=arguments_of(question),
         wanted=wanted,
         confidence=confidence,
-        insistent=_given(context, "confidence"),
+        insistent=given(context, "confidence"),
         repeat=repeat,
         jobs=jobs,
         budget_s=None if budget is None else budget_seconds(budget),
@@ -276,7 +276,7 @@ def bisect(
     raise typer.Exit(run_bisection(request))
 
 
-def _given(context: typer.Context, name: str) -> bool:
+def given(context: typer.Context, name: str) -> bool:
     """By the command line or the environment, if only with the value that it has anyway."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"

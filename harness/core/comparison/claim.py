@@ -248,9 +248,9 @@ class Effect:
 _QUANTITIES = (
     ("a step", "s", "step_s"),
     ("a run", "s", "wall_s"),
-    ("loss at the end", "", "loss"),
-    ("memory of a rank", "bytes", "rss_bytes"),
-    ("GPU memory of a rank", "bytes", "gpu_bytes"),
+    ("loss", "", "loss"),
+    ("memory", "bytes", "rss_bytes"),
+    ("GPU memory", "bytes", "gpu_bytes"),
 )
 
 
@@ -376,6 +376,43 @@ class Contest:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClaimReport:
+    """A claim while it is tested, and once it is; `conclusion` is None until then."""
+
+    text: str
+    scenario: str
+    key: str  # in which the sides differ
+    labels: tuple[str, str]  # of the sides
+    terms: Terms
+    trials: tuple[Trial, ...] = ()
+    conclusion: Conclusion | None = None
+    budget_s: float | None = None  # for all trials together
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> tuple[Count, Count]:
+        return count(self.trials, FIRST), count(self.trials, SECOND)
+
+    @property
+    def agreement(self) -> Agreement:
+        return agreement(self.trials, self.terms.tolerance)
+
+    @property
+    def took_s(self) -> float:
+        return sum(one.wall_s for one in self.trials)
+
+    @property
+    def left_s(self) -> float | None:
+        """At most; None until a trial of each side has ended."""
+        each = [[one.wall_s for one in self.trials if one.side == side] for side in (FIRST, SECOND)]
+        if not all(each):
+            return None
+        pairs = max(0, self.terms.most_pairs - min(one.of for one in self.counts))
+        left_s = pairs * sum(sum(one) / len(one) for one in each)
+        return left_s if self.budget_s is None else max(0.0, min(left_s, self.budget_s - self.took_s))
+
+
 def difference_text(seen: Agreement) -> str:
     """ "grad_norm of step 1 is 1.2 without it and 0.9 with it (25 % apart; runs of one side: 0 %)"."""
     of = f" of step {seen.step}" if seen.step is not None else ""
@@ -424,3 +461,21 @@ def mended(repetitions: Sequence[Repetition], needed: int) -> Mended | None:
 def rate_before(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Of several countings of one failure, as bad and of: the lowest rate in which it was seen, so the most passes."""
     return min((one for one in runs if one[0]), key=lambda one: (one[0] / one[1], -one[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """A failed run that is repeated, and how far that is. Pairs are failures and of how many runs."""
+
+    scenario: str
+    run_id: str
+    end: str  # how it failed
+    here: tuple[int, int]  # in that run
+    everywhere: tuple[int, int]  # in all stored runs of this launch
+    rate: tuple[int, int]  # the lower of both
+    needed: int  # passes
+    confidence: float
+    seen: tuple[Repetition, ...] = ()
+    last: str = ""  # how the last one ended
+    result: Mended | None = None  # None: not decided yet
+    interrupted: bool = False

@@ -166,7 +166,7 @@ def _of_commits(question: Invocation, facts: MachineFacts, commits: tuple[str, s
         Side(label=f"{COMMIT} {sha}", spec=replace(spec, scenario=_name(spec.scenario, f"{COMMIT}={sha}")))
         for sha, (_, spec) in zip(commits, both, strict=True)
     )
-    return Sides(key=COMMIT, scenario=both[0][0].name, first=first, second=second, notes=notes)
+    return Sides(key=COMMIT, scenario=_family(both[0][0]), first=first, second=second, notes=notes)
 
 
 # One launch.
@@ -209,7 +209,12 @@ def _sides(both: Sequence[_Launch], labels: dict[int, str]) -> Sides:
         Side(label=label, spec=replace(spec, scenario=name))
         for label, name, (_, spec) in zip(told, names, both, strict=True)
     )
-    return Sides(key=key, scenario=both[0][0].name, first=first, second=second)
+    return Sides(key=key, scenario=_family(both[0][0]), first=first, second=second)
+
+
+def _family(scenario: Scenario) -> str:
+    """Without what a matrix adds to a name: the sides say that."""
+    return scenario.name.partition("@")[0]
 
 
 def _differences(first: _Launch, second: _Launch) -> list[str]:
