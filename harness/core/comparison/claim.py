@@ -301,6 +301,7 @@ class Contest:
     terms: Terms
     trials: list[Trial] = field(default_factory=list)
     _judged: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # of each side: was it bad
+    _unjudged: list[int] = field(default_factory=lambda: [0, 0])
     _differ: Separation = field(default_factory=Separation)
     _remains: Excess = field(default_factory=lambda: Excess(1 - MATTERS))
 
@@ -320,6 +321,7 @@ class Contest:
     def learn(self, trial: Trial) -> None:
         self.trials.append(trial)
         if trial.bad is None:
+            self._unjudged[trial.side] += 1
             return
         self._judged[trial.side].append(trial.bad)
         if self.pairs < min(map(len, self._judged)):
@@ -370,9 +372,9 @@ class Contest:
 
     def _stuck(self) -> Conclusion | None:
         for side, which in ((FIRST, "without it"), (SECOND, "with it")):
-            own = self.count(side)
-            if own.unjudged > own.of + _MOST_UNJUDGED:
-                return Conclusion(result=Result.UNDECIDED, why=f"{own.unjudged} runs {which} could not be judged")
+            if self._unjudged[side] > len(self._judged[side]) + _MOST_UNJUDGED:
+                why = f"{self._unjudged[side]} runs {which} could not be judged"
+                return Conclusion(result=Result.UNDECIDED, why=why)
         return None
 
 
