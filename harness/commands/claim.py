@@ -333,9 +333,14 @@ class _Files:
 
     sides: Sides
     working_dir: Path
+    _program: Program | None = field(init=False, default=None)
     _before: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.sides.key != COMMIT:
+            specs = [self.sides.first.spec, self.sides.second.spec]
+            asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
+            self._program = Program(specs=specs, words=(), interpreter=asked, working_dir=self.working_dir)
         self._before = self._files()
 
     def learn_written(self, contest: Contest) -> None:
@@ -347,11 +352,7 @@ class _Files:
         return changed(self._before, self._files())
 
     def _files(self) -> dict[str, str]:
-        if self.sides.key == COMMIT:
-            return {}
-        specs = [self.sides.first.spec, self.sides.second.spec]
-        asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
-        return Program(specs=specs, words=(), interpreter=asked, working_dir=self.working_dir).files()
+        return {} if self._program is None else self._program.files()
 
 
 def _line(session: Session, request: ClaimRequest, sides: Sides, report: ClaimReport) -> LedgerLine:

@@ -230,14 +230,14 @@ def verify_line(report: VerifyReport, wall_s: float) -> str:
 
 
 def verify_why(report: VerifyReport) -> str:
-    passed = f"{report.seen.count(Repetition.PASSED)} of {report.needed} passes"
+    passed = f"{report.seen.count(Repetition.PASSED)} of {report.needed} times"
     if report.result is Mended.FIXED:
-        return f"it passed {report.seen.count(Repetition.PASSED)} times and never failed"
+        return f"it passed {passed}"
     if report.result is Mended.NOT_FIXED:
         return f"run {len(report.seen)} fails alike: {report.last}"
     if report.result is Mended.FAILS_OTHERWISE:
         return f"run {len(report.seen)} fails in another way: {report.last}"
-    return f"interrupted after {passed}" if report.interrupted else f"not judged after {passed}"
+    return f"interrupted, passed {passed}" if report.interrupted else f"not judged, passed {passed}"
 
 
 def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
