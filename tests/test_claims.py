@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 from core.runs import run
@@ -20,6 +21,7 @@ from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands import claim, verify
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Status, Timing
+from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.supervisor.bisect.premises import Interpreter
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.store.ledger import NAME, read_ledger
@@ -235,14 +237,16 @@ def test_a_dry_run_shows_both_sides_and_what_it_takes_and_writes_nothing(launche
     assert "40.0 s to 16 min 40 s, by the stored runs" in " ".join(capsys.readouterr().out.split())
 
 
-def test_programs_read_the_claim_as_the_last_line_and_people_read_stderr(launched: Launched, capsys: Any) -> None:
+def test_programs_read_the_claim_before_the_run_is_done_and_people_read_stderr(launched: Launched, capsys: Any) -> None:
     launched.ends = {"=false": [HANG]}
     assert run_command_line([*CLAIM, "--json"]) == 0
     told = capsys.readouterr()
-    last = json.loads(told.out.splitlines()[-1])
+    last, done = (json.loads(line) for line in told.out.splitlines()[-2:])
     assert (last["event"], last["claim"]["result"], last["claim"]["sides"][0]["failed"]) == ("claim", "supported", 4)
     assert "SUPPORTED" in told.err
-    assert json.loads(Path("reports/latest/events.jsonl").read_text().splitlines()[-1]) == last
+    assert done["event"] == "done"
+    assert json.loads(Path("reports/latest/events.jsonl").read_text().splitlines()[-2]) == last
+    jsonschema.validate(last, json_schema(Document.EVENTS))
 
 
 def test_the_ledger_is_a_table_to_paste(launched: Launched, capsys: Any) -> None:

@@ -215,7 +215,7 @@ class Session:
         self.broadcast(lambda one: one.done(report, self.run.path))
 
     def file(self, line: LedgerLine) -> Path | None:
-        """In the ledger, and as the last event; None where the ledger cannot be written, which is said."""
+        """In the ledger, and as an event; None where the ledger cannot be written, which is said."""
         event = {
             "schema": SCHEMA,
             "event": line.kind,
@@ -295,8 +295,8 @@ def _tested(session: Session, request: ClaimRequest, sides: Sides, claim: ClaimR
         why = f"{told(other)} changed while it was tested: the runs are not all of the same program"
         conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=why)
     report = replace(claim, trials=tuple(contest.trials), conclusion=conclusion)
-    session.write()
     ledger = session.file(_line(session, request, sides, report)) if report.trials else None
+    session.write()
     session.screen.show(lambda width: ["", *shown.answer_lines(report, session.run.path, ledger, width)])
     return INTERRUPTED if session.interrupted else EXIT[conclusion.result]
 

@@ -116,8 +116,8 @@ def _verified(session: Session, before: _Before) -> int:
         report = replace(report, seen=tuple(seen), last=str(signature_of(outcome)))
         session.say(shown.verify_line(report, outcome.timing.wall_s))
     report = replace(report, result=result or Mended.UNDECIDED, interrupted=session.interrupted)
-    session.write()
     ledger = session.file(_verify_line(session, before, report)) if seen else None
+    session.write()
     session.screen.show(lambda width: ["", *shown.verify_answer(report, session.run.path, ledger, width)])
     return INTERRUPTED if session.interrupted else _EXIT[report.result or Mended.UNDECIDED]
 
