@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import typer
 from core.runs import run
+from filelock import FileLock
 
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands import claim, verify
@@ -24,6 +25,7 @@ from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Statu
 from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.supervisor.bisect.premises import Interpreter
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.store import ledger as store
 from nsa_harness.supervisor.store.ledger import NAME, read_ledger
 from nsa_harness.supervisor.store.record import write_spec
 from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
@@ -90,8 +92,9 @@ def test_a_true_mitigation_is_supported_with_its_counts_and_filed(launched: Laun
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "CLAIM  ddp_onestep   find_unused_parameters fixes it"
     assert "  3  without it  HANG    5.0 s   2 of 2 against 0 of 1   lock_cycle · train.py:4" in out
+    assert "  4  with it     PASS    5.0 s   2 of 2 against 0 of 2   at most 98 pairs, 16 min 20 s, left" in out
     assert "SUPPORTED  it fails less often: 4 of 4 without it and 0 of 4 with it   (95 % sure)" in out
-    assert "fixed       not yet: 0 of 4 may still be 60 %" in out
+    assert "fixed       not yet: 0 of 4 may still mean 60 %" in out
     (line,) = ledger()
     assert (line["kind"], line["result"], line["fixed"], line["computes"]) == (
         "claim", "supported", "not yet", "not known",
@@ -289,6 +292,18 @@ def test_lines_of_several_writers_stay_whole(launched: Launched) -> None:
     for writer in writers:
         writer.join()
     assert read_ledger(Path("reports")).lines == (line,) * 9
+
+
+def test_a_line_waits_for_whoever_writes_one(launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    launched.ends = {"=false": [HANG]}
+    monkeypatch.setattr(store, "_PATIENCE_S", 0.05)
+    Path("reports").mkdir()
+    with FileLock("reports/.claims.lock"):
+        assert run_command_line([*CLAIM]) == 0
+    told = capsys.readouterr()
+    assert "the ledger could not be written: reports/claims.jsonl: another nsa-harness has been writing" in told.err
+    assert "SUPPORTED" in told.out
+    assert not Path("reports", NAME).exists()
 
 
 # After an edit.

@@ -9,10 +9,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from nsa_harness import __version__
@@ -203,8 +204,9 @@ class Session:
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
         return None if self.interrupted else outcome
 
-    def say(self, line: str) -> None:
-        self.screen.show(lambda _: [line])
+    def say(self, line: Callable[[int], str]) -> None:
+        """A line of a given width."""
+        self.screen.show(lambda width: [line(width)])
 
     def write(self) -> None:
         """The documents of the run, as of any."""
@@ -290,7 +292,7 @@ def _tested(session: Session, request: ClaimRequest, sides: Sides, claim: ClaimR
             continue
         contest.learn(trial)
         files.learn_written(contest)
-        session.say(shown.trial_line(replace(claim, trials=tuple(contest.trials)), len(contest.trials)))
+        session.say(partial(shown.trial_line, replace(claim, trials=tuple(contest.trials))))
     if other := files.edited():
         why = f"{told(other)} changed while it was tested: the runs are not all of the same program"
         conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=why)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from nsa_harness.commands.claim import BAD, INTERRUPTED, Manner, Session, ledger_side, now, session_of
@@ -114,7 +115,7 @@ def _verified(session: Session, before: _Before) -> int:
             break
         seen.append(_repetition(outcome, before.signature))
         report = replace(report, seen=tuple(seen), last=str(signature_of(outcome)))
-        session.say(shown.verify_line(report, outcome.timing.wall_s))
+        session.say(partial(shown.verify_line, report, outcome.timing.wall_s))
     report = replace(report, result=result or Mended.UNDECIDED, interrupted=session.interrupted)
     ledger = session.file(_verify_line(session, before, report)) if seen else None
     session.write()

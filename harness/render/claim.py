@@ -16,7 +16,6 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.comparison.claim import (
-    FIRST,
     MATTERS,
     SECOND,
     ClaimReport,
@@ -28,7 +27,6 @@ from nsa_harness.core.comparison.claim import (
     Result,
     Spread,
     VerifyReport,
-    count,
     difference_text,
     effects,
     fixed,
@@ -70,21 +68,33 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 MATTERS_WORD = "half" if MATTERS == 0.5 else f"{MATTERS:.0%}"
 
 
-def trial_line(report: ClaimReport, number: int) -> str:
-    """ "  3  without it  HANG  14.5 s   2 of 2 against 0 of 1   deadlock · model.py:40"."""
-    trial = escaped(report.trials[number - 1])
-    counts = " against ".join(str(count(report.trials[:number], side)) for side in (FIRST, SECOND))
+def trial_line(report: ClaimReport, width: int) -> str:
+    """Of the last one: "  3  without it  HANG  14.5 s   2 of 2 against 0 of 1   deadlock · model.py:40".
+
+    Behind each pair stands what is left at most.
+    """
+    trial = escaped(report.trials[-1])
+    first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")
-    line = f"{number:>3}  {SIDES[trial.side]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}   {counts}"
-    return f"{line}   {rest}".rstrip()
+    left = left_text(report) if trial.side == SECOND and first.of == second.of else ""
+    parts = (
+        f"{len(report.trials):>3}  {SIDES[trial.side]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
+        f"{first} against {second}",
+        left,
+        rest,
+    )
+    return cropped("   ".join(filter(None, parts)), width)
+
+
+def left_text(report: ClaimReport) -> str:
+    pairs = max(0, report.terms.most_pairs - min(one.of for one in report.counts))
+    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)},"
+    return f"at most {words.plural(pairs, 'pair')}{time_left} left"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Below the trials: which one runs, and what is left at most."""
-    pairs = min(one.of for one in report.counts)
-    left = words.plural(max(0, report.terms.most_pairs - pairs), "pair")
-    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
-    return f"run {len(report.trials) + 1}, {SIDES[side]}; at most {left}{time_left} left"
+    """Below the trials: which one runs."""
+    return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
@@ -126,12 +136,11 @@ def fixed_text(report: ClaimReport) -> str:
     if said is Fixed.NO:
         return f"no: it still fails with it, {second}"
     needed = passes_to_be_fixed(first, confidence)
-    low = percent(first.interval(confidence)[0])
-    at_least = f"it failed in at least {low} of the runs without it, so {_passes(needed)} and no failure"
+    least = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
     if said is Fixed.YES:
-        return f"yes: {second.of} passes; {at_least.replace(' and no failure', '')} show that"
-    high = percent(second.interval(confidence)[1])
-    return f"not yet: {second} may still be {high}; {at_least} would show it: {needed - second.of} more"
+        return f"yes: {second.of} passes; {least}, shows in {needed}"
+    may_be = percent(second.interval(confidence)[1])
+    return f"not yet: {second} may still mean {may_be}; {least}, shows in {_passes(needed)}: {needed - second.of} more"
 
 
 def computes_text(report: ClaimReport) -> str:
@@ -221,12 +230,12 @@ def needs_text(report: VerifyReport) -> str:
     return f"{passes} and no failure before it counts as fixed: {rate}"
 
 
-def verify_line(report: VerifyReport, wall_s: float) -> str:
+def verify_line(report: VerifyReport, wall_s: float, width: int) -> str:
     """ "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last).partition(" · ")
     passes = f"{report.seen.count(Repetition.PASSED)} of {report.needed} passes"
     line = f"{len(report.seen):>3}  {verdict:<5} {words.seconds(wall_s):>7}   {passes}"
-    return f"{line}   {rest}".rstrip()
+    return cropped(f"{line}   {rest}".rstrip(), width)
 
 
 def verify_why(report: VerifyReport) -> str:

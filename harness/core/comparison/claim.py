@@ -74,7 +74,8 @@ def trial_of(
     """Any failure is a bad end: who exchanges a hang for a crash has mitigated nothing."""
     status = outcome.verdict.status
     judged = status in (Status.PASS, *_ENDS_BADLY)
-    missing = outcome.missing_gradients
+    # What a failed run traced may be half of a step.
+    missing = outcome.missing_gradients if status is Status.PASS else None
     return Trial(
         side=side, bad=status in _ENDS_BADLY if judged else None, end=end, dir=outcome.dir,
         wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
