@@ -255,10 +255,10 @@ def bisect(
         base_args=arguments_of(question),
         wanted=wanted,
         confidence=confidence,
-        insistent=_given(context, "confidence"),
+        insistent=given(context, "confidence"),
         repeat=repeat,
         jobs=jobs,
-        budget_s=None if budget is None else _seconds(budget),
+        budget_s=None if budget is None else budget_seconds(budget),
         fork=fork,
         out=out,
         json=as_json,
@@ -276,13 +276,14 @@ def bisect(
     raise typer.Exit(run_bisection(request))
 
 
-def _given(context: typer.Context, name: str) -> bool:
+def given(context: typer.Context, name: str) -> bool:
     """By the command line or the environment, if only with the value that it has anyway."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
-def _seconds(text: str) -> float:
+def budget_seconds(text: str) -> float:
+    """Of --budget. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
     if found is None or float(found[1]) <= 0:
         raise UsageError(f"--budget: expected a time such as 90s, 20m or 2h, got {text!r}")

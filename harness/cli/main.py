@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nsa_harness.cli import bisect as cli_bisect
+from nsa_harness.cli import claim as cli_claim
 from nsa_harness.cli import health as cli_health
 from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
@@ -33,7 +34,8 @@ _EXAMPLES = {
 nsa-harness run train.py --ranks 2 -- --steps 5    your script and its words
 nsa-harness run -m pkg.train --repeat 10           a module, ten times
 nsa-harness run ddp_onestep train.steps=3          a scenario, one key changed
-nsa-harness run -t plan --jobs 2                   all scenarios with a tag""",
+nsa-harness run -t plan --jobs 2                   all scenarios with a tag
+nsa-harness run --verify reports/latest            after an edit: is it fixed?""",
     "watch": """
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 nsa-harness watch --on-hang=kill -- python train.py""",
@@ -53,6 +55,12 @@ nsa-harness schema events                         of a line of events.jsonl and 
     "bisect": """
 nsa-harness bisect fault_gc_layer --gc-range
 nsa-harness bisect train.py --gc-range=0:8 --arg '--gc-layers={layers}'""",
+    "claim": """
+nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,true
+nsa-harness claim train.py --ranks 2 --arg=--fp16,--bf16 -- --steps 5
+nsa-harness claim before.yaml after.yaml --text 'the new loader fixes it'
+nsa-harness claim ddp_onestep --commits main~3..main --budget 20m
+nsa-harness claim --list""",
 }
 
 
@@ -70,6 +78,7 @@ app = typer.Typer(
 )
 app.command(cls=GroupedCommand, epilog=_epilog("run"))(cli_run.run)
 app.command(cls=GroupedCommand, epilog=_epilog("bisect"))(cli_bisect.bisect)
+app.command(cls=GroupedCommand, epilog=_epilog("claim"))(cli_claim.claim)
 app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
 app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
 app.command(cls=GroupedCommand, epilog=_epilog("read"))(cli_watch.read)
@@ -189,7 +198,7 @@ def _options(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    if context.obj and context.invoked_subcommand not in ("run", "bisect", "watch", "doctor"):
+    if context.obj and context.invoked_subcommand not in ("run", "bisect", "claim", "watch", "doctor"):
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
 
 

@@ -168,6 +168,15 @@ def run(
             envvar="NSA_HARNESS_RESUME", metavar="[=RUN]", help="Go on with a run that was interrupted.", **SELECTION
         ),
     ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="NSA_HARNESS_VERIFY",
+            metavar="RUN",
+            help='After an edit: repeat what failed in a stored run, as often as "fixed" takes.',
+            **SELECTION,
+        ),
+    ] = None,
     repeat: Annotated[
         int,
         typer.Option(envvar="NSA_HARNESS_REPEAT", metavar="N", min=1, help="Attempts of each scenario.", **ATTEMPTS),
@@ -245,6 +254,10 @@ def run(
         verbose=verbose,
     )
     selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, module, shard))]
+    if verify is not None:
+        others = ["--lf"] * last_failed + ["--resume"] * (resume is not None)
+        _alone("--verify repeats what failed in a stored run", [*selects, *others])
+        _verify(request, verify, dry_run=dry_run)
     if resume is not None:
         _alone("--resume goes on with the plan of a stored run", [*selects, *(["--lf"] if last_failed else [])])
         _go_on(request, resume, dry_run=dry_run)
@@ -300,6 +313,22 @@ def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
         print("the newest run ended as expected in every scenario: nothing to repeat", file=sys.stderr)
         raise typer.Exit
     _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.out)), dry_run=dry_run)
+
+
+def _verify(request: RunRequest, stored: Path, *, dry_run: bool) -> NoReturn:
+    from nsa_harness.commands.claim import Manner
+    from nsa_harness.commands.verify import VerifyRequest, run_verify
+
+    manner = Manner(
+        out=request.out,
+        json=request.json,
+        probe=request.probe,
+        command=request.command,
+        redact=request.redact,
+        git_diff=request.git_diff,
+    )
+    asked = VerifyRequest(stored=stored, least=request.policy.repeat, dry_run=dry_run, manner=manner)
+    raise typer.Exit(run_verify(asked))
 
 
 def _go_on(request: RunRequest, resume: str, *, dry_run: bool) -> NoReturn:

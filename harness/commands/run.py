@@ -119,7 +119,7 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
 
 def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> int:
     facts = machine_facts()
-    before = [] if request.resumed is None else _judged(run)
+    before = [] if request.resumed is None else judged(run)
     record = Record(
         command=request.command,
         harness=__version__,
@@ -212,8 +212,8 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
     run = find_run(path, out or Path("reports"))
     with at_rest(run):
-        judged = with_flakiness(_judged(run))
-    failed = [outcome for outcome in judged if outcome.final and not as_expected(outcome)]
+        attempts = with_flakiness(judged(run))
+    failed = [outcome for outcome in attempts if outcome.final and not as_expected(outcome)]
     return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failed)
 
 
@@ -239,7 +239,8 @@ def agreed_before(path: Path | None, out: Path | None) -> PlanText | None:
     return read_record(find_run(path, out or Path("reports"))).agreed
 
 
-def _judged(run: RunDir) -> list[Outcome]:
+def judged(run: RunDir) -> list[Outcome]:
+    """Every attempt of a stored run, each by itself. Raises HarnessError where one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()

@@ -48,9 +48,9 @@ class Separation:
     def learn(self, first_bad: bool, second_bad: bool) -> None:
         """One run of each; what is expected of them comes from the pairs before."""
         first, second = self._expected(self.first_bad), self._expected(self.second_bad)
-        common = (first + second) / 2
-        for rate, bad in ((first, first_bad), (second, second_bad)):
-            self._log_evidence += log(rate / common) if bad else log((1 - rate) / (1 - common))
+        against = self._nearest(first, second)
+        for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
+            self._log_evidence += log(rate / null) if bad else log((1 - rate) / (1 - null))
         self.pairs += 1
         self.first_bad += first_bad
         self.second_bad += second_bad
@@ -70,8 +70,34 @@ class Separation:
         )
         return second - first + hypot(high - second, first - low) < difference
 
+    def _nearest(self, first: float, second: float) -> tuple[float, float]:
+        """Of the rates that the evidence is against, those that explain the expected ones best."""
+        common = (first + second) / 2
+        return common, common
+
     def _expected(self, bad: int) -> float:
         return (bad + _PRIOR) / (self.pairs + 2 * _PRIOR)
+
+
+class Excess(Separation):
+    """Whether the second rate is more than a share of the first one, asked after every pair as well.
+
+    Evidence against all rates of which the second is at most that share of the first. They are a convex set, so the
+    pair of them nearest to what is expected gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self._share = share
+
+    def _nearest(self, first: float, second: float) -> tuple[float, float]:
+        share = self._share
+        if second <= share * first:
+            return first, second
+        # Where the derivative along the border, second = share * first, is nought.
+        middle = 1 + second + share * (1 + first)
+        nearest = (middle - sqrt(middle * middle - 8 * share * (first + second))) / (4 * share)
+        return nearest, share * nearest
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.statistics import Separation, interval, tries
+from nsa_harness.core.statistics import Excess, Separation, interval, tries
 
 SEEDS = range(400)
 
@@ -65,3 +65,25 @@ def test_an_interval_is_that_of_the_tables(bad: int, of: int, low: float, high: 
 
 def test_so_many_tries_show_what_happens_so_often() -> None:
     assert (tries(0.5, 0.95), tries(0.2, 0.95)) == (5, 14)
+
+
+def exceeded(first: float, second: float, seed: int, pairs: int = 100) -> int | None:
+    """After how many pairs the second rate is shown to be more than half of the first; None: never."""
+    random, seen = Random(seed), Excess(0.5)
+    for _ in range(pairs):
+        seen.learn(random.random() < first, random.random() < second)
+        if seen.shown(0.95):
+            return seen.pairs
+    return None
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.3, 0.15), (1.0, 0.5), (0.9, 0.45), (0.6, 0.1), (0.5, 0.0)])
+def test_a_rate_of_at_most_that_share_is_seldom_said_to_be_more(first: float, second: float) -> None:
+    assert sum(exceeded(first, second, seed) is not None for seed in SEEDS) <= 0.05 * len(SEEDS)
+
+
+@pytest.mark.parametrize(("first", "second", "pairs"), [(1.0, 1.0, 6), (0.0, 1.0, 3), (0.8, 0.8, 20), (0.3, 0.6, 20)])
+def test_a_rate_of_more_than_that_share_is_seen_to_be_soon(first: float, second: float, pairs: int) -> None:
+    taken = [exceeded(first, second, seed) for seed in SEEDS]
+    assert None not in taken
+    assert sum(one or 0 for one in taken) / len(taken) <= pairs

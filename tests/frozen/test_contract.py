@@ -39,6 +39,15 @@ ADDED = {
     *(f"report.json: gates[].{name}{part}" for name in ("runs", "commands") for part in ("", "[]")),
     *(f"report.json: detail.tree{part}" for part in ("", ".steps", ".steps[]", ".leaf", ".made_from")),
     *(f"report.json: detail.tree.steps[].{name}" for name in ("question", "answer", "why", "leads_to", "command")),
+    "commands: run --verify", "commands: claim",
+    "commands: claim <[SCENARIO|FILE.py|KEY=VALUE|KEY=A,B]>",
+    *(
+        f"commands: claim --{name}"
+        for name in (
+            "commits", "arg", "script", "ranks", "text", "confidence", "budget", "pairs", "dry-run", "list", "json",
+            "out", "probe", "no-redact", "git-diff",
+        )
+    ),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -261,6 +261,16 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
         options = [option for option in typing.get_args(here) if option is not type(None)]
         here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
     return here if isinstance(here, type) and issubclass(here, BaseModel) else None
+
+
+def dotted(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
+    """Every dotted key with its value. Lists are one value, and so is what `whole` names."""
+    assert isinstance(value, dict)
+    for key, item in value.items():
+        if isinstance(item, dict) and f"{prefix}{key}" not in whole:
+            yield from dotted(item, whole, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
 
 
 def as_plain(scenario: Scenario) -> Plain:

@@ -24,6 +24,7 @@ from nsa_harness.core.report import MachineFacts, Report, Status
 from nsa_harness.render import events
 from nsa_harness.render.bisect import bisect_json
 from nsa_harness.render.documents import report_json
+from nsa_harness.supervisor.store.ledger import LedgerLine
 
 Schema = dict[str, Any]
 
@@ -126,6 +127,7 @@ _SCENARIO_EVENTS: Mapping[str, Mapping[str, Any]] = {
         "notes": list[str],
     },
     "plan (dry run of what cannot run)": {"dry_run": bool, "skip": str},
+    "claim": {"claim": LedgerLine, "run_dir": str},
     "error": {"message": str},
 }
 
@@ -500,6 +502,29 @@ _ABOUT = {
     "exit_code": "of the harness",
     "run_dir": "the run directory",
     "dry_run": "that nothing is launched",
+    "claim.claim": "what was claimed and how it ended: a line of the ledger",
+    "LedgerLine.schema": "1",
+    "LedgerLine.kind": "claim, or verify",
+    "at": "when it was filed, UTC",
+    "LedgerLine.text": "what is claimed",
+    "result": "supported, refuted, undecided or not comparable; fixed, not fixed, fails otherwise or undecided",
+    "LedgerLine.why": "what the result rests on",
+    "fixed": "yes, not yet or no; null where nothing failed before",
+    "computes": "the same, what differs, or not known",
+    "LedgerLine.key": "in which the sides differ",
+    "sides": "without what is claimed to help, and with it",
+    "LedgerSide.what": "the value of the side",
+    "failed": "runs that failed",
+    "of": "runs that were judged",
+    "low": "the least that the share of failures can be, at the confidence",
+    "high": "the most that it can be",
+    "ends": "how they failed, and how often",
+    "attempts": "launches",
+    "seconds": "of all launches together",
+    "runs": "names of run directories",
+    "commit": "of the working directory; null: it is no checkout",
+    "dirty": "whether it had changes that are not committed",
+    "LedgerLine.machine": "its name",
     "env": "variables that the scenario declares",
     "message": "what is wrong with the command line",
     "outcome": "as in report.json",

@@ -25,11 +25,9 @@ from nsa_harness.core.statistics import tries
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
 from nsa_harness.subject.environment import is_read_by_it
-from nsa_harness.subject.files import FOLDER
 from nsa_harness.supervisor.bisect.mixtures import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.bisect.premises import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
-from nsa_harness.supervisor.launch.launch import SUBJECT
-from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.launch.planning import Invocation, in_tree, planned
 from nsa_harness.supervisor.store.rundir import Ended, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
@@ -267,13 +265,7 @@ class Launches:
         return self.trees.of(str(self.subject.config(subset)["commit"]))
 
     def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
-        """Launched in its worktree; our own program is that commit's where it has one."""
-        if self.trees is None:
-            return spec
-        tree, ours = self._tree(subset), str(SUBJECT)
-        theirs = tree / FOLDER
-        program = tuple(str(theirs) if word == ours and theirs.is_dir() else word for word in spec.program)
-        return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
+        return spec if self.trees is None else in_tree(spec, self._tree(subset))
 
 
 def _names(text: str) -> set[str]:

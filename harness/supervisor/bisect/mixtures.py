@@ -343,7 +343,7 @@ class Between:
 
 def commits_between(inside: Path, good: str, bad: str) -> Between:
     """Along the first parents, as merges are made. Raises UsageError for what is no commit, or no ancestor."""
-    shas = [_commit(inside, name) for name in (good, bad)]
+    shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
     listed = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
@@ -385,7 +385,8 @@ class Worktrees:
         _git(self.repository, "worktree", "prune")
 
 
-def _commit(inside: Path, name: str) -> str:
+def commit_of(inside: Path, name: str) -> str:
+    """The whole name of a commit. Raises UsageError."""
     found = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode != 0:
         why = f": {_last_line(found.stderr)}" if found.stderr.strip() else ""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from nsa_harness.core.bisect.subject import ENV, PACKAGE, SEED, Form, Subject
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import as_plain
+from nsa_harness.core.scenario.checks import as_plain, dotted
 from nsa_harness.core.scenario.overrides import is_override, parse_override
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
@@ -22,7 +21,7 @@ from nsa_harness.supervisor.bisect.mixtures import (
     environment_differences,
     read_environment,
 )
-from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
+from nsa_harness.supervisor.launch.planning import Invocation, as_path, checked, selected_scenarios
 
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"
@@ -300,8 +299,8 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
 def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Every dotted key in which two scenarios differ. The search goes on from the good one."""
     names = _two("--set", value, "two scenarios or YAML files")
-    good, bad = (replace(question, words=(_as_path(name, question.working_dir), *question.words)) for name in names)
-    before, after = (dict(_flat(as_plain(_scenario(side)))) for side in (good, bad))
+    good, bad = (replace(question, words=(as_path(name, question.working_dir), *question.words)) for name in names)
+    before, after = (_compared(_scenario(side)) for side in (good, bad))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     if not keys:
         raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
@@ -314,6 +313,12 @@ def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
         bad_values=tuple(after.get(key) for key in keys),
         together=tuple(_together(keys)),
     )
+
+
+def _compared(scenario: Scenario) -> dict[str, Plain]:
+    """A planted fault is one value."""
+    keys = dotted(as_plain(scenario), whole=("fault",))
+    return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
 
 
 def _of_two_files(value: str, question: Invocation) -> Subject:
@@ -359,23 +364,6 @@ def _two(option: str, value: str, what: str) -> tuple[str, str]:
     if not (good and comma and bad) or "," in bad:
         raise UsageError(f"{option}: expected GOOD,BAD, {what}, got {shown(value)}")
     return good, bad
-
-
-def _as_path(name: str, working_dir: Path) -> str:
-    """A bare file name of the working directory is a path too."""
-    return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
-
-
-def _flat(value: Plain, prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Dotted keys. Lists are one value, and so is a planted fault."""
-    assert isinstance(value, dict)
-    for key, item in value.items():
-        if not prefix and key in _NOT_COMPARED:
-            continue
-        if isinstance(item, dict) and key != "fault":
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def _together(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -35,6 +35,7 @@ from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
 from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import FromEnvironment, environment_overrides
+from nsa_harness.subject.files import FOLDER
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launch import SUBJECT
 from nsa_harness.supervisor.launch.plan_files import checked_plan, plan_file, plans_of_tags, shipped_plan
@@ -313,6 +314,18 @@ def _check_names(names: Sequence[str]) -> None:
 
 def _is_path(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) or "/" in word
+
+
+def as_path(name: str, working_dir: Path) -> str:
+    """A bare file name of the working directory is a path too."""
+    return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
+
+
+def in_tree(spec: RunSpec, tree: Path) -> RunSpec:
+    """Launched in another checkout; our own program is the one there, where it has one."""
+    theirs = tree / FOLDER
+    program = tuple(str(theirs) if word == str(SUBJECT) and theirs.is_dir() else word for word in spec.program)
+    return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
 def _scripted(script: Script, working_dir: Path) -> Declared:

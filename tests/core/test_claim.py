@@ -1,0 +1,309 @@
+"""Claim: what the counts of two sides decide, when "fixed" may be said, and what else differs between them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import run
+
+from nsa_harness.core.comparison.claim import (
+    FIRST,
+    NO_GRADIENT,
+    SECOND,
+    ClaimReport,
+    Contest,
+    Count,
+    Fixed,
+    Mended,
+    Number,
+    Repetition,
+    Result,
+    Terms,
+    Trial,
+    agreement,
+    count,
+    difference_text,
+    effects,
+    fixed,
+    mended,
+    passes_needed,
+    passes_to_be_fixed,
+    rate_before,
+    trial_of,
+)
+from nsa_harness.core.report import Status
+
+SUPPORTED, REFUTED, UNDECIDED, _ = Result
+PASSED, ALIKE, OTHERWISE, UNJUDGED = Repetition
+REPETITIONS = 100
+
+
+def trial(side: int, bad: bool | None = False, end: str = "", **facts: object) -> Trial:
+    words = end or ("HANG · lock_cycle" if bad else "PASS" if bad is False else "ERROR · infra")
+    return Trial(side=side, bad=bad, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
+
+
+def contest(first: list[bool | None], second: list[bool | None], **terms: object) -> Contest:
+    """In turn, until one of both lists ends."""
+    made, ends = Contest(terms=Terms(**terms)), ([*first], [*second])  # type: ignore[arg-type]
+    while made.conclusion() is None and ends[made.next_side]:
+        side = made.next_side
+        made.learn(trial(side, ends[side].pop(0)))
+    return made
+
+
+def simulated(first: float, second: float, seed: int) -> Contest:
+    """Until it is decided, as the command asks; the failure has been seen before."""
+    random, rates, made = Random(seed), (first, second), Contest(terms=Terms(controls=14))
+    while made.conclusion() is None:
+        made.learn(trial(made.next_side, random.random() < rates[made.next_side]))
+    return made
+
+
+def results(first: float, second: float) -> Counter[Result]:
+    found = (simulated(first, second, seed).conclusion() for seed in range(REPETITIONS))
+    return Counter(one.result for one in found if one is not None)
+
+
+TRUTHS = [
+    pytest.param(0.3, 0.3, SUPPORTED, id="equal"),
+    pytest.param(0.3, 0.15, REFUTED, id="halved"),
+    pytest.param(0.8, 0.4, REFUTED, id="halved, and frequent"),
+    pytest.param(0.3, 0.0, REFUTED, id="removed"),
+    pytest.param(0.3, 0.6, SUPPORTED, id="made worse"),
+    pytest.param(0.0, 0.3, SUPPORTED, id="brought in"),
+    pytest.param(1.0, 0.0, REFUTED, id="deterministic, and removed"),
+    pytest.param(1.0, 1.0, SUPPORTED, id="deterministic, and not removed"),
+    pytest.param(0.0, 0.0, SUPPORTED, id="no failure"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "wrong"), TRUTHS)
+def test_of_a_hundred_claims_of_one_truth_no_more_are_answered_wrongly_than_the_confidence_admits(
+    first: float, second: float, wrong: Result
+) -> None:
+    assert results(first, second)[wrong] <= 0.05 * REPETITIONS
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "right", "least"),
+    [(0.3, 0.0, SUPPORTED, 95), (1.0, 0.0, SUPPORTED, 100), (1.0, 1.0, REFUTED, 100), (0.3, 0.6, REFUTED, 95),
+     (0.8, 0.4, SUPPORTED, 75), (0.0, 0.0, UNDECIDED, 100)],
+)  # fmt: skip
+def test_what_is_clear_is_answered(first: float, second: float, right: Result, least: int) -> None:
+    assert results(first, second)[right] >= least
+
+
+def test_a_failure_that_is_halved_is_told_with_both_counts_and_seldom_called_fixed() -> None:
+    halved = (simulated(0.3, 0.15, seed) for seed in range(REPETITIONS))
+    said = Counter(fixed(one.count(FIRST), one.count(SECOND), 0.95) for one in halved)
+    assert said[Fixed.YES] <= 0.05 * REPETITIONS
+    made = simulated(0.3, 0.15, 11)
+    found = made.conclusion()
+    assert found is not None
+    first, second = made.count(FIRST), made.count(SECOND)
+    assert (found.result, fixed(first, second, 0.95)) == (SUPPORTED, Fixed.NO)
+    assert (
+        found.why
+        == f"it fails less often: {first.bad} of {first.of} without it and {second.bad} of {second.of} with it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs", "result", "why"),
+    [
+        (True, False, 4, SUPPORTED, "it fails less often: 4 of 4 without it and 0 of 4 with it"),
+        (False, True, 3, REFUTED, "it does not take away half of the failures: 0 of 3 without it and 3 of 3 with it"),
+        (True, True, 6, REFUTED, "it does not take away half of the failures: 6 of 6 without it and 6 of 6 with it"),
+        (False, False, 3, UNDECIDED,
+         "nothing failed in 3 runs of each side: there is no failure that it could take away"),
+    ],
+)  # fmt: skip
+def test_sides_that_always_end_alike_take_few_pairs(
+    first: bool, second: bool, pairs: int, result: Result, why: str
+) -> None:
+    made = contest([first] * 20, [second] * 20)
+    found = made.conclusion()
+    assert found is not None
+    assert (made.pairs, found.result, found.why) == (pairs, result, why)
+
+
+def test_sides_are_asked_in_turn_and_what_could_not_be_judged_is_asked_again() -> None:
+    made, asked = Contest(terms=Terms()), []
+    for bad in (True, None, False, True, False):
+        asked.append(made.next_side)
+        made.learn(trial(made.next_side, bad))
+    assert asked == [FIRST, SECOND, SECOND, FIRST, SECOND]
+    assert made.pairs == 2
+    assert [(str(one), one.unjudged) for one in (made.count(FIRST), made.count(SECOND))] == [
+        ("2 of 2", 0),
+        ("0 of 2", 1),
+    ]
+
+
+def test_a_side_that_cannot_be_judged_is_given_up() -> None:
+    made = contest([True, True], [None] * 9)
+    found = made.conclusion()
+    assert found is not None
+    assert (found.result, found.why) == (UNDECIDED, "3 runs with it could not be judged")
+
+
+def test_where_the_pairs_are_used_up_the_counts_are_told() -> None:
+    found = contest([True, False] * 9, [False, True] * 9, most_pairs=5).conclusion()
+    assert found is not None
+    assert (found.result, found.why) == (UNDECIDED, "5 pairs do not tell: 3 of 5 without it and 2 of 5 with it")
+
+
+@given(ends=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_what_a_claim_says_agrees_with_its_counts(ends: list[tuple[bool, bool]]) -> None:
+    made = contest([one for one, _ in ends], [other for _, other in ends])
+    found = made.conclusion()
+    first, second = made.count(FIRST), made.count(SECOND)
+    assert (first.of, second.of) == (made.pairs, made.pairs)
+    if found is not None and found.result is SUPPORTED:
+        assert first.bad > second.bad
+    if found is not None and found.result is REFUTED:
+        assert second.bad * 2 > first.bad
+    said = fixed(first, second, 0.95)
+    assert (said is None) == (first.bad == 0)
+    assert said is not Fixed.YES or second.bad == 0
+
+
+# Fixed.
+
+
+@pytest.mark.parametrize(
+    ("bad", "of", "passes"), [(1, 1, 1), (7, 7, 1), (1, 5, 14), (1, 2, 5), (3, 10, 9), (1, 20, 59), (29, 30, 1)]
+)
+def test_a_rate_says_how_many_passes_it_takes(bad: int, of: int, passes: int) -> None:
+    assert passes_needed(bad, of, 0.95) == passes
+
+
+@given(bad=st.integers(1, 60), more=st.integers(0, 60))
+def test_after_so_many_passes_the_failure_would_have_shown(bad: int, more: int) -> None:
+    of = bad + more
+    passes = passes_needed(bad, of, 0.95)
+    assert (1 - bad / of) ** passes <= 0.05 + 1e-9
+    assert passes == 1 or (1 - bad / of) ** (passes - 1) > 0.05
+
+
+def counted(bad: int, of: int) -> Count:
+    return Count(bad=bad, of=of, unjudged=0, ends={})
+
+
+def test_fixed_is_said_of_a_claim_only_where_the_rarest_rate_that_it_can_have_had_would_have_shown() -> None:
+    assert passes_to_be_fixed(counted(4, 4), 0.95) == 6
+    assert fixed(counted(4, 4), counted(0, 4), 0.95) is Fixed.NOT_YET
+    assert fixed(counted(6, 20), counted(0, 20), 0.95) is Fixed.NOT_YET
+    assert fixed(counted(9, 30), counted(0, 30), 0.95) is Fixed.YES
+    assert fixed(counted(9, 30), counted(4, 30), 0.95) is Fixed.NO
+    assert fixed(counted(0, 30), counted(0, 30), 0.95) is None
+
+
+def test_a_verification_stops_as_soon_as_it_is_decided() -> None:
+    assert mended([], 1) is None
+    assert mended([PASSED] * 13, 14) is None
+    assert mended([PASSED] * 14, 14) is Mended.FIXED
+    assert mended([PASSED, UNJUDGED, ALIKE], 14) is Mended.NOT_FIXED
+    assert mended([PASSED, OTHERWISE], 2) is Mended.FAILS_OTHERWISE
+    assert mended([UNJUDGED, PASSED, UNJUDGED, UNJUDGED], 2) is None
+    assert mended([PASSED, UNJUDGED, UNJUDGED, UNJUDGED], 2) is Mended.UNDECIDED
+
+
+def test_of_several_countings_the_lower_rate_decides() -> None:
+    assert rate_before([(1, 1), (1, 5)]) == (1, 5)
+    assert rate_before([(2, 2), (3, 3)]) == (3, 3)
+
+
+# What else differs.
+
+
+def computing(side: int, *norms: float, bad: bool = False, without: int | None = 0) -> Trial:
+    numbers = tuple(Number(step=step, name="grad_norm", value=norm) for step, norm in enumerate(norms, start=1))
+    return trial(side, bad, computed=numbers, without_gradient=without)
+
+
+def test_numbers_that_rounding_or_one_sides_own_runs_set_apart_are_the_same() -> None:
+    alike = [computing(FIRST, 1.0, 2.0), computing(SECOND, 1.0, 2.001), computing(SECOND, 1.0, 2.001, 3.0)]
+    found = agreement(alike, 1e-3)
+    assert (found.alike, found.steps, found.name, found.step) == (True, 2, "grad_norm", 2)
+    uneven = [computing(FIRST, 1.0), computing(FIRST, 1.2), computing(SECOND, 1.3), computing(SECOND, 1.3)]
+    assert agreement(uneven, 1e-3).alike
+    assert agreement([computing(FIRST), computing(SECOND, 1.0)], 1e-3).alike
+    assert agreement([trial(FIRST), computing(SECOND, 1.0)], 1e-3).alike is None
+
+
+@pytest.mark.parametrize("other", [1.5, math.nan, math.inf])
+def test_a_number_that_is_another_one_is_told_with_its_step(other: float) -> None:
+    found = agreement([computing(FIRST, 1.0, 2.0), computing(SECOND, 1.0, other)], 1e-3)
+    assert (found.alike, found.step, found.first) == (False, 2, 2.0)
+    assert difference_text(found).startswith("grad_norm of step 2 is 2 without it and ")
+
+
+def test_a_parameter_that_gets_no_gradient_any_more_is_a_difference() -> None:
+    found = agreement([computing(FIRST, 1.0), computing(SECOND, 1.0, without=2)], 1e-3)
+    assert (found.alike, found.name, found.second) == (False, NO_GRADIENT, 2.0)
+
+
+def test_only_the_first_steps_are_compared() -> None:
+    long = [computing(FIRST, *[1.0] * 12), computing(SECOND, *[1.0] * 10, 2.0, 2.0)]
+    assert agreement(long, 1e-3).alike
+    assert agreement(long, 1e-3).steps == 10
+
+
+def test_a_mitigation_that_changes_what_is_computed_is_refuted_once_each_side_was_seen_twice() -> None:
+    made = Contest(terms=Terms(computes_the_same=True, tolerance=1e-3))
+    told = Contest(terms=Terms(tolerance=1e-3))
+    for number in range(2):
+        assert made.conclusion() is None, number
+        for one in (computing(FIRST, 1.0, bad=True), computing(SECOND, 2.0)):
+            made.learn(one)
+            told.learn(one)
+    found = made.conclusion()
+    assert found is not None
+    assert (found.result, told.conclusion()) == (REFUTED, None)
+    assert found.why == (
+        "it changes what is computed: grad_norm of step 1 is 1 without it and 2 with it "
+        "(50 % apart; runs of one side: 0 %)"
+    )
+
+
+def test_effects_are_those_of_the_runs_that_passed_with_their_spread() -> None:
+    trials = [
+        trial(FIRST, step_s=1.0), trial(FIRST, step_s=3.0), trial(FIRST, True, step_s=9.0), trial(SECOND, step_s=2.5),
+        trial(SECOND, step_s=3.5), trial(FIRST, rss_bytes=100), trial(SECOND, rss_bytes=150),
+    ]  # fmt: skip
+    step, whole, memory = effects(trials)
+    assert step.first is not None
+    assert (step.name, step.first.middle, step.first.low, step.first.high, step.first.of) == (
+        "a step",
+        2.0,
+        1.0,
+        3.0,
+        2,
+    )
+    assert (step.change, step.overlap) == (0.5, True)
+    assert whole.name == "a run"
+    assert (memory.change, memory.overlap) == (0.5, False)
+
+
+def test_a_report_tells_what_is_left_at_most() -> None:
+    report = ClaimReport(text="", scenario="", key="", labels=("", ""), terms=Terms(most_pairs=10))
+    begun = ClaimReport(**{**vars(report), "trials": (trial(FIRST), trial(SECOND, True))})
+    assert (report.left_s, begun.left_s, begun.took_s) == (None, 18.0, 2.0)
+    assert ClaimReport(**{**vars(begun), "budget_s": 5.0}).left_s == 3.0
+
+
+def test_any_failure_is_a_bad_end_and_what_says_nothing_is_none() -> None:
+    ends = [trial_of(run("a", status), FIRST, status.value).bad for status in Status]
+    assert dict(zip(Status, ends, strict=True)) == {
+        Status.PASS: False, Status.FAIL: True, Status.HANG: True, Status.SKIP: None, Status.ERROR: None,
+    }  # fmt: skip
+    counts = count([trial(FIRST, True, "a"), trial(FIRST, True, "b"), trial(FIRST, True, "b")], FIRST)
+    assert (counts.ends, list(counts.ends)) == ({"a": 1, "b": 2}, ["b", "a"])
+    assert trial_of(run("a", missing_gradients=("w", "b")), SECOND, "PASS").without_gradient == 2
