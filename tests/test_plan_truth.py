@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.comparison.hypotheses import answers
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Status
+from nsa_harness.core.scenario.layers import layers_of
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Invocation, planned
 from tools import plan_truth
 from tools.plan_truth import ATTENTION, DDP, GC, PLANTS, RANKS, SELECTION, Plant
 
+sys.path.append(str(Path(__file__).parent / "core"))
+from runs import failed_in, run, sure
+
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
+BOX = MachineFacts(host="box", cpus=16, gpus=("A100", "A100"), torch="2.13.0+cu126")
 KNOWN = plan_truth.load(plan_truth.RESULTS)
 
 
@@ -63,6 +72,70 @@ OVER_NCCL = next(plant for plant in PLANTS if plant.name == "nccl")
 )
 def test_each_answer_is_held_against_the_truth(plant: Plant, found: dict[str, Any], wrong: list[str]) -> None:
     assert plan_truth.mistakes(plant, found) == wrong
+
+
+CAUSES = {
+    "deadlock": (Status.HANG, "backward_function_blocked"),
+    "raise": (Status.FAIL, "exception"),
+    "slow_step": (Status.FAIL, "slow"),
+    "sigkill": (Status.FAIL, "killed"),
+}
+
+
+def acts(spec: RunSpec) -> bool:
+    """Whether its fault happens, as harness/faults would find in the model and the job."""
+    if spec.fault is None:
+        return False
+    when, of = spec.fault.when, {"parallel.wrapper": "ddp", "gc.layers": "none", "model.branch": "all"}
+    of |= {**dict(spec.settings), **dict(spec.chosen)}
+    if when is None:
+        return True
+    layers, wrapper = int(of["model.layers"]), of["parallel.wrapper"]
+    modules = {"DistributedDataParallel"} if wrapper == "ddp" else set()
+    if of.get("model.attention", "nsa") == "nsa":
+        modules |= {"NSAttention"} | ({"SelectedBranch"} if of["model.branch"] in ("all", "sel") else set())
+    again = set(layers_of(of["gc.layers"], layers))
+    told = {name: of.get(f"parallel.{name}", "false") == "true" for name in ("static_graph", "find_unused_parameters")}
+    return (
+        (when.module is None or when.module in modules)
+        and layers >= (when.layers or 0)
+        and spec.ranks >= (when.ranks or 0)
+        and when.backend in (None, spec.backend)
+        and len(again) >= (when.recomputed_layers or 0)
+        and (not when.any_recomputed or bool(again & set(when.any_recomputed)))
+        and all(getattr(when, key) in (None, value if wrapper == "ddp" else "none") for key, value in told.items())
+    )
+
+
+def as_planted(plant: Plant, machine: MachineFacts) -> tuple[Outcome, ...]:
+    """The plan's runs, each ended as the fault makes it end."""
+    found = []
+    question = Invocation(words=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
+    for spec in planned(question, machine).specs:
+        if isinstance(spec, Skip):
+            found.append(run(spec.scenario, Status.SKIP, dict(spec.settings), backend="", device=""))
+            continue
+        status, cause = CAUSES[spec.fault.kind] if spec.fault and acts(spec) else (Status.PASS, None)
+        told = {"chosen": spec.chosen, "backend": spec.backend, "device": spec.device, "ranks": spec.ranks}
+        ended = run(spec.scenario, status, dict(spec.settings), cause=cause, missing_gradients=(), **told)
+        found.append(ended if cause is None else sure(replace(ended, culprit=failed_in(1))))
+    return tuple(found)
+
+
+# ready_twice is no fault but settings. With a GPU for each rank every run has twelve layers: none tells of fewer.
+ENDED = [
+    pytest.param(plant, machine, marks=pytest.mark.slow if machine is BOX else ())
+    for plant in PLANTS
+    for machine in (LAPTOP, BOX)
+    if plant.name != "ready_twice" and (plant.name, machine) != ("five_layers", BOX)
+]
+
+
+@pytest.mark.parametrize(("plant", "machine"), ENDED, ids=lambda one: getattr(one, "name", None) or one.host)
+def test_where_runs_end_as_planted_the_true_hypothesis_is_supported_and_no_other(plant: Plant, machine: MachineFacts):
+    rows = answers(as_planted(plant, machine), PLAYBOOK.hypotheses)
+    told = [{"text": row.hypothesis.text, "answer": row.answer.value} for row in rows]
+    assert plan_truth.mistakes(plant, {"gpus": len(machine.gpus), "hypotheses": told}) == []
 
 
 def test_what_was_run_is_not_run_again_unless_it_is_planted_otherwise_since() -> None:

@@ -121,7 +121,7 @@ PLANTS = (
         name="find_unused_on",
         what="fails under DDP where it looks for unused parameters",
         words=fault("raise", find_unused_parameters=True),
-        implied=FIND_UNUSED,
+        implied=FIND_UNUSED[1:],
     ),
     Plant(
         name="ready_twice",

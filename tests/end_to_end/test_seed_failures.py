@@ -28,14 +28,14 @@ def ran(script: str, commands: Path) -> subprocess.CompletedProcess[str]:
 
 def harness_that_exits(code: int, folder: Path) -> Path:
     command = folder / "nsa-harness"
-    command.write_text(f'#!/bin/sh\n[ "$1" = report ] && echo prompt || exit {code}\n')
+    command.write_text(f"#!/bin/sh\nexit {code}\n")
     command.chmod(0o755)
     return folder
 
 
 @pytest.mark.parametrize(
     ("code", "status", "said"),
-    [(0, 0, "trains\n"), (1, 1, ""), (2, 2, ""), (124, 0, "HANG\nprompt\n"), (125, 125, "")],
+    [(0, 0, "trains\n"), (1, 1, ""), (2, 2, ""), (124, 0, "HANG: reports/latest/SUMMARY.md\n"), (125, 125, "")],
 )
 def test_a_script_under_set_e_reaches_each_of_its_branches(tmp_path: Path, code: int, status: int, said: str) -> None:
     done = ran(kept(), harness_that_exits(code, tmp_path))
@@ -62,7 +62,8 @@ def test_a_real_hang_reaches_the_branch_of_a_script_under_set_e(workspace) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rpartition("\nHANG\n")[2].startswith("# "), done.stdout
+    assert done.stdout.endswith("\nHANG: reports/latest/SUMMARY.md\n"), done.stdout
+    assert "backward_function_blocked" in (workspace.directory / "reports" / "latest" / "SUMMARY.md").read_text()
 
 
 @pytest.mark.slow
