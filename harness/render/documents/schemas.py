@@ -521,7 +521,7 @@ _ABOUT = {
     "ends": "how they failed, and how often",
     "attempts": "launches",
     "seconds": "of all launches together",
-    "runs": "names of run directories",
+    "LedgerLine.runs": "names of run directories",
     "commit": "of the working directory; null: it is no checkout",
     "dirty": "whether it had changes that are not committed",
     "LedgerLine.machine": "its name",
