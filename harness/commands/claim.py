@@ -151,16 +151,10 @@ def show_plan(request: ClaimRequest, sides: Sides) -> None:
     known = [sum(each) / len(each) for each in took if each]
     pair_s = 2 * sum(known) / len(known) if known else None
     redaction = Redaction(on=request.manner.redact)
-    commands = [
-        redaction.command(
-            ["env", *(f"{name}={value}" for name, value in spec.env), *command_line(spec, sys.executable, None)]
-        )
-        for spec in specs
-    ]
+    commands = [redaction.command(command_line(spec, sys.executable, None), spec.env) for spec in specs]
     with closing(TrialScreen(sys.stdout, live=False)) as screen:
-        screen.show(
-            lambda width: [*shown.header_lines(claim, width), *shown.plan_lines(claim, commands, pair_s, width)]
-        )
+        screen.show(lambda width: shown.header_lines(claim, width))
+        screen.show(lambda width: shown.plan_lines(claim, commands, pair_s, width))
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
