@@ -91,8 +91,8 @@ def test_a_true_mitigation_is_supported_with_its_counts_and_filed(launched: Laun
     assert launched.asked == [f"ddp_onestep@{KEY}=false", f"ddp_onestep@{KEY}=true"] * 4
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "CLAIM  ddp_onestep   find_unused_parameters fixes it"
-    assert "  3  without it  HANG    5.0 s   2 of 2 against 0 of 1   lock_cycle · train.py:4" in out
-    assert "  4  with it     PASS    5.0 s   2 of 2 against 0 of 2   at most 98 pairs, 16 min 20 s, left" in out
+    assert "  3  without it  HANG    5.0 s   2/2 against 0/1   lock_cycle · train.py:4" in out
+    assert "  4  with it     PASS    5.0 s   2/2 against 0/2   at most 98 pairs, 16 min 20 s" in out
     assert "SUPPORTED  it fails less often: 4 of 4 without it and 0 of 4 with it   (95 % sure)" in out
     assert "fixed       not yet: 0 of 4 may still mean 60 %" in out
     (line,) = ledger()
@@ -240,15 +240,16 @@ def test_a_dry_run_shows_both_sides_and_what_it_takes_and_writes_nothing(launche
     assert "40.0 s to 16 min 40 s, by the stored runs" in " ".join(capsys.readouterr().out.split())
 
 
-def test_programs_read_the_claim_before_the_run_is_done_and_people_read_stderr(launched: Launched, capsys: Any) -> None:
+def test_programs_read_the_claim_as_the_last_event_and_people_read_stderr(launched: Launched, capsys: Any) -> None:
     launched.ends = {"=false": [HANG]}
     assert run_command_line([*CLAIM, "--json"]) == 0
     told = capsys.readouterr()
-    last, done = (json.loads(line) for line in told.out.splitlines()[-2:])
-    assert (last["event"], last["claim"]["result"], last["claim"]["sides"][0]["failed"]) == ("claim", "supported", 4)
+    events = [json.loads(line) for line in told.out.splitlines()]
+    last = events[-1]
+    assert (last["event"], last["claim"]["result"], last["exit_code"]) == ("done", "supported", 0)
+    assert [event["event"] for event in events].count("outcome") == 8
     assert "SUPPORTED" in told.err
-    assert done["event"] == "done"
-    assert json.loads(Path("reports/latest/events.jsonl").read_text().splitlines()[-2]) == last
+    assert json.loads(Path("reports/latest/events.jsonl").read_text().splitlines()[-1]) == last
     jsonschema.validate(last, json_schema(Document.EVENTS))
 
 

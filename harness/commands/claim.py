@@ -151,16 +151,10 @@ def show_plan(request: ClaimRequest, sides: Sides) -> None:
     known = [sum(each) / len(each) for each in took if each]
     pair_s = 2 * sum(known) / len(known) if known else None
     redaction = Redaction(on=request.manner.redact)
-    commands = [
-        redaction.command(
-            ["env", *(f"{name}={value}" for name, value in spec.env), *command_line(spec, sys.executable, None)]
-        )
-        for spec in specs
-    ]
+    commands = [redaction.command(command_line(spec, sys.executable, None), spec.env) for spec in specs]
     with closing(TrialScreen(sys.stdout, live=False)) as screen:
-        screen.show(
-            lambda width: [*shown.header_lines(claim, width), *shown.plan_lines(claim, commands, pair_s, width)]
-        )
+        screen.show(lambda width: shown.header_lines(claim, width))
+        screen.show(lambda width: shown.plan_lines(claim, commands, pair_s, width))
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
@@ -208,27 +202,24 @@ class Session:
         """A line of a given width."""
         self.screen.show(lambda width: [line(width)])
 
-    def write(self) -> None:
-        """The documents of the run, as of any."""
+    def write(self, line: LedgerLine, code: int, *, filed: bool) -> Path | None:
+        """The documents of the run, as of any, and the line in the ledger where it is to be filed.
+
+        Returns where that is; None where it was not filed, or could not be, which is said.
+        """
+        ledger = self._file(line) if filed else None
         self.record = replace(self.record, interrupted=self.interrupted)
         write_record(self.run, self.record)
-        report = report_of(self.run, self.record, self.outcomes)
-        write_report(self.run, report)
-        self.broadcast(lambda one: one.done(report, self.run.path))
-
-    def file(self, line: LedgerLine) -> Path | None:
-        """In the ledger, and as an event; None where the ledger cannot be written, which is said."""
-        event = {
-            "schema": SCHEMA,
-            "event": line.kind,
-            "t_s": None,
-            "run_id": self.run.run_id,
-            "scenario": line.scenario,
-        }
-        text = self.run.redaction.json(json.dumps({**event, "claim": plain(line), "run_dir": str(self.run.path)}))
+        write_report(self.run, report_of(self.run, self.record, self.outcomes))
+        head = {"schema": SCHEMA, "event": "done", "t_s": None, "run_id": self.run.run_id, "scenario": line.scenario}
+        event = {**head, "claim": plain(line), "exit_code": code, "run_dir": str(self.run.path)}
+        text = self.run.redaction.json(json.dumps(event))
         self.run.door.append(self.run.events, text + "\n")
         if self.manner.json:
             print(text, flush=True)
+        return ledger
+
+    def _file(self, line: LedgerLine) -> Path | None:
         try:
             return add_line(self.manner.parent, line, self.run.redaction)
         except (OSError, HarnessError) as error:
@@ -297,10 +288,10 @@ def _tested(session: Session, request: ClaimRequest, sides: Sides, claim: ClaimR
         why = f"{told(other)} changed while it was tested: the runs are not all of the same program"
         conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=why)
     report = replace(claim, trials=tuple(contest.trials), conclusion=conclusion)
-    ledger = session.file(_line(session, request, sides, report)) if report.trials else None
-    session.write()
+    code = INTERRUPTED if session.interrupted else EXIT[conclusion.result]
+    ledger = session.write(_line(session, request, sides, report), code, filed=bool(report.trials))
     session.screen.show(lambda width: ["", *shown.answer_lines(report, session.run.path, ledger, width)])
-    return INTERRUPTED if session.interrupted else EXIT[conclusion.result]
+    return code
 
 
 def _ended(session: Session, request: ClaimRequest, contest: Contest) -> Conclusion | None:

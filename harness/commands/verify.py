@@ -117,10 +117,10 @@ def _verified(session: Session, before: _Before) -> int:
         report = replace(report, seen=tuple(seen), last=str(signature_of(outcome)))
         session.say(partial(shown.verify_line, report, outcome.timing.wall_s))
     report = replace(report, result=result or Mended.UNDECIDED, interrupted=session.interrupted)
-    ledger = session.file(_verify_line(session, before, report)) if seen else None
-    session.write()
+    code = INTERRUPTED if session.interrupted else _EXIT[report.result or Mended.UNDECIDED]
+    ledger = session.write(_verify_line(session, before, report), code, filed=bool(seen))
     session.screen.show(lambda width: ["", *shown.verify_answer(report, session.run.path, ledger, width)])
-    return INTERRUPTED if session.interrupted else _EXIT[report.result or Mended.UNDECIDED]
+    return code
 
 
 def _repetition(outcome: Outcome, before: Signature) -> Repetition:

@@ -69,7 +69,7 @@ MATTERS_WORD = "half" if MATTERS == 0.5 else f"{MATTERS:.0%}"
 
 
 def trial_line(report: ClaimReport, width: int) -> str:
-    """Of the last one: "  3  without it  HANG  14.5 s   2 of 2 against 0 of 1   deadlock · model.py:40".
+    """Of the last one: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
 
     Behind each pair stands what is left at most.
     """
@@ -79,7 +79,7 @@ def trial_line(report: ClaimReport, width: int) -> str:
     left = left_text(report) if trial.side == SECOND and first.of == second.of else ""
     parts = (
         f"{len(report.trials):>3}  {SIDES[trial.side]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
-        f"{first} against {second}",
+        f"{first.bad}/{first.of} against {second.bad}/{second.of}",
         left,
         rest,
     )
@@ -88,12 +88,12 @@ def trial_line(report: ClaimReport, width: int) -> str:
 
 def left_text(report: ClaimReport) -> str:
     pairs = max(0, report.terms.most_pairs - min(one.of for one in report.counts))
-    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)},"
-    return f"at most {words.plural(pairs, 'pair')}{time_left} left"
+    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
+    return f"at most {words.plural(pairs, 'pair')}{time_left}"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Below the trials: which one runs."""
+    """Below the trials: which one runs, and what is left at most."""
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 

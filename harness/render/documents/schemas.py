@@ -127,7 +127,7 @@ _SCENARIO_EVENTS: Mapping[str, Mapping[str, Any]] = {
         "notes": list[str],
     },
     "plan (dry run of what cannot run)": {"dry_run": bool, "skip": str},
-    "claim": {"claim": LedgerLine, "run_dir": str},
+    "done (of a claim)": {"claim": LedgerLine, "exit_code": int, "run_dir": str},
     "error": {"message": str},
 }
 
@@ -502,7 +502,7 @@ _ABOUT = {
     "exit_code": "of the harness",
     "run_dir": "the run directory",
     "dry_run": "that nothing is launched",
-    "claim.claim": "what was claimed and how it ended: a line of the ledger",
+    "done (of a claim).claim": "what was claimed and how it ended: a line of the ledger",
     "LedgerLine.schema": "1",
     "LedgerLine.kind": "claim, or verify",
     "at": "when it was filed, UTC",
@@ -521,7 +521,7 @@ _ABOUT = {
     "ends": "how they failed, and how often",
     "attempts": "launches",
     "seconds": "of all launches together",
-    "runs": "names of run directories",
+    "LedgerLine.runs": "names of run directories",
     "commit": "of the working directory; null: it is no checkout",
     "dirty": "whether it had changes that are not committed",
     "LedgerLine.machine": "its name",
