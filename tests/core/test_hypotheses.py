@@ -44,12 +44,14 @@ def answer(outcomes: Sequence[Outcome], hypothesis: str) -> tuple[str, str]:
         (SKIP, HANG, "not tested", "manual was SKIP"),
         (PASS, ERROR, "not tested", "ddp was ERROR"),
         (SKIP, ERROR, "not tested", "manual was SKIP; ddp was ERROR"),
+        (PASS, "killed", "not tested", "ddp was killed"),
     ],
 )
 def test_a_cause_is_supported_only_where_the_control_passes_and_the_changed_run_does_not(
-    control: Status, changed: Status, result: str, reason: str
+    control: Status, changed: Status | str, result: str, reason: str
 ) -> None:
-    outcomes = [run("ddp", changed), run("manual", control, MANUAL)]
+    ddp = run("ddp", changed) if isinstance(changed, Status) else run("ddp", FAIL, cause=changed)
+    outcomes = [ddp, run("manual", control, MANUAL)]
     assert answer(outcomes, "DDP is the cause") == (result, reason)
 
 
@@ -321,7 +323,7 @@ def test_a_verdict_that_rests_on_a_number_needs_the_same_number_in_the_control(
     assert (answer([bad, other], "DDP is the cause")[0] == "supported") is counts
 
 
-def test_pairs_that_disagree_are_both_shown_with_their_number() -> None:
+def test_what_breaks_it_in_one_place_is_not_refuted_by_another_but_by_what_fails_without_it() -> None:
     deep = {"model.layers": "12"}
     outcomes = [
         run("ddp", PASS),
@@ -329,8 +331,11 @@ def test_pairs_that_disagree_are_both_shown_with_their_number() -> None:
         run("deep_ddp", HANG, deep),
         run("deep_manual", PASS, {**deep, **MANUAL}),
     ]
+    (row,) = rows(outcomes, "DDP is the cause")
+    assert (row.answer.value, row.of_contrasts, row.reason) == ("supported", (1, 2), "breaks it; no difference in ddp")
+    outcomes += [run("wide_ddp", HANG, {"model.seq_len": "512"}), run("wide", HANG, {"model.seq_len": "512", **MANUAL})]
     told = [(row.answer.value, row.of_contrasts) for row in rows(outcomes, "DDP is the cause")]
-    assert told == [("supported", (1, 2)), ("refuted", (1, 2))]
+    assert told == [("supported", (1, 3)), ("refuted", (1, 3))]
 
 
 def test_an_attempt_of_another_launch_is_no_evidence() -> None:

@@ -116,9 +116,8 @@ def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
     last = {one.scenario: one.spec_hash for one in outcomes if one.final}
     counted: dict[object, list[bool]] = {}
     for one in outcomes:
-        status = own_status(one)
-        if status in _EVIDENCE and last.get(one.scenario) == one.spec_hash and _same_launch(one):
-            counted.setdefault(_key(one), []).append(status is not Status.PASS)
+        if _tells_of_the_program(one) and last.get(one.scenario) == one.spec_hash and _same_launch(one):
+            counted.setdefault(_key(one), []).append(own_status(one) is not Status.PASS)
 
     def of(outcome: Outcome) -> Endings:
         ended = counted.get(_key(outcome), [])
@@ -151,7 +150,12 @@ def blocked_pairs(factor: Factor, outcomes: Sequence[Outcome]) -> tuple[tuple[Ou
 
 
 def _judged(outcome: Outcome) -> bool:
-    return outcome.final and outcome.verdict.status in _EVIDENCE
+    return outcome.final and _tells_of_the_program(outcome)
+
+
+def _tells_of_the_program(outcome: Outcome) -> bool:
+    """Whoever kills a rank does so whatever the run was set to."""
+    return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
 def _same_launch(outcome: Outcome) -> bool:

@@ -26,10 +26,12 @@ from nsa_harness.core.comparison.contrasts import (
     passed,
     setting,
 )
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.report import Outcome, Status, Verdict
 from nsa_harness.core.statistics import more_often, tries
 
 CONFIDENCE = 0.95
+_SHOWN = 2  # runs
 NO_CONTROL = "no control run"
 
 
@@ -146,12 +148,16 @@ def takes_our_keys(outcome: Outcome) -> bool:
 def silenced(factor: Factor, outcomes: Sequence[Outcome]) -> str:
     """ "ddp_nccl was SKIP": why runs that would have answered say nothing; empty where there are none."""
     for pair in blocked_pairs(factor, outcomes)[:1]:
-        return "; ".join(
-            f"{run.scenario} was {run.verdict.status.value}"
-            for run in pair
-            if run.verdict.status in (Status.SKIP, Status.ERROR)
-        )
+        ended = {one: _unjudged_word(one) for one in (run.verdict for run in pair)}
+        return "; ".join(f"{run.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
     return ""
+
+
+def _unjudged_word(verdict: Verdict) -> str:
+    """Empty of a run that tells of the program."""
+    if verdict.status in (Status.SKIP, Status.ERROR):
+        return verdict.status.value
+    return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]) -> float | None:
@@ -170,10 +176,15 @@ def _rows(
     if not found:
         yield _without_it(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
     answers = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
+    supported = any(given is Answer.SUPPORTED for given, _, _ in answers)
+    # What breaks it in one place need not do so in every other one.
+    elsewhere = [one for given, _, one in answers if supported and given is Answer.REFUTED and passed(one.changed)]
     for answer in Answer:
-        saying = [(reason, one) for given, reason, one in answers if given is answer]
+        saying = [(reason, one) for given, reason, one in answers if given is answer and one not in elsewhere]
         if saying:
             reason, one = saying[0]
+            if answer is Answer.SUPPORTED and elsewhere:
+                reason += f"; no difference in {', '.join(one.changed.scenario for one in elsewhere[:_SHOWN])}"
             yield HypothesisRow(
                 hypothesis=hypothesis,
                 answer=answer,

@@ -292,7 +292,7 @@ _ABOUT = {
     "because": "why that follows",
     "state": "fired, held or not reached",
     "GateAnswer.why": "the runs that say so, or what is missing",
-    "runs": "folders of the attempts that say so",
+    "GateAnswer.runs": "folders of the attempts that say so",
     "GateAnswer.commands": "of one that fired the runs to make next",
     "leads": "whether it is what to do now: the first that fired, where no certain cause goes before it",
     "steps": "its questions in order; empty where the cause of every failure is certain",
