@@ -26,6 +26,7 @@ from nsa_harness.core.readiness import (
     Result,
     Together,
     blocked,
+    expected_s,
     numbers_of,
     readiness,
 )
@@ -35,6 +36,7 @@ from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.readiness import (
     ReadinessRecord,
     ReadyScreen,
+    Takes,
     decided_lines,
     header_lines,
     phase_lines,
@@ -198,7 +200,8 @@ class Check:
         self.done = [PhaseRuns(names=plan.names) for plan in self.plans.phases]
         kept = sum(not interrupted(one) for one in before)
         note = f"goes on with {self.run.path}: {kept} runs already made" if folder.goes_on else folder.note
-        self._say(header_lines(self.request.shape, self.plans.checklist, self._at_most_s(0), note, self.screen.width))
+        takes = Takes(about_s=None, at_most_s=self._at_most_s(0))
+        self._say(header_lines(self.request.shape, self.plans.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
         found = readiness(self.plans.checklist, self.done, self.facts)
@@ -222,8 +225,10 @@ class Check:
         specs = plan.launches(self.facts, self._folders())
         following = [one.phase for one in self.plans.phases[number + 1 :]]
         shown = phase_lines(
-            number + 1, len(self.plans.phases), plan.phase, following, self._at_most_s(number, number + 1),
-            self._at_most_s(number), self.screen.width,
+            number + 1, len(self.plans.phases), plan.phase, following,
+            Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
+            Takes(about_s=self._about_s(self._left(number)), at_most_s=self._at_most_s(number)),
+            self.screen.width,
         )  # fmt: skip
         self._say(shown)
         together = plan.phase.together
@@ -259,6 +264,17 @@ class Check:
             except (OSError, ValueError):
                 continue
         return None
+
+    def _left(self, begin: int) -> list[RunSpec | Skip]:
+        return [spec for plan in self.plans.phases[begin:] for spec in plan.launches(self.facts, {})]
+
+    def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
+        steps = [
+            int(dict(spec.settings).get("train.steps", "1"))
+            for spec in specs
+            if isinstance(spec, RunSpec) and not self.execution.attempts[spec.scenario]
+        ]
+        return expected_s(steps, [one for phase in self.done for one in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
         """Of these phases, by the deadlines of their runs; None where one has none."""

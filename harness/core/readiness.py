@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -164,6 +164,21 @@ class Number:
 
 
 Numbers = Mapping[str, Number]  # of one run, by the names that a criterion takes
+
+
+def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
+    """How long runs of so many steps take, one after another, by those that trained; None before there is one."""
+    trained = [
+        (one, one.metrics["step_s_median"], one.metrics["steps"])
+        for one in outcomes
+        if {"step_s_median", "optimizer_s"} <= set(one.metrics)
+    ]
+    if not trained:
+        return None
+    step_s = median(took_s for _, took_s, _ in trained)
+    besides_s = median(max(one.timing.wall_s - took_s * made, 0.0) for one, took_s, made in trained)
+    return sum(besides_s + step_s * one for one in steps)
+
 
 FROM_EVIDENCE = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
 

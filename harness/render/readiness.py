@@ -222,13 +222,23 @@ def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
     ]
 
 
-# The terminal.
+@dataclass(frozen=True, kw_only=True)
+class Takes:
+    """How long something takes, and at the longest."""
+
+    about_s: float | None  # None: nothing like it has run
+    at_most_s: float | None  # None: it has no deadline
+
+    def __str__(self) -> str:
+        about = [] if self.about_s is None else [f"about {words.seconds(float(round(self.about_s)))}"]
+        bound = "without a deadline" if self.at_most_s is None else f"at most {words.seconds(self.at_most_s)}"
+        return ", ".join([*about, bound])
 
 
-def header_lines(shape: str, checklist: Checklist, at_most_s: float | None, note: str, width: int) -> Iterator[str]:
+def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, width: int) -> Iterator[str]:
     phases, criteria = len(checklist.phases), len(checklist.criteria)
     told = f"{words.plural(phases, 'phase')}, {_criteria(criteria)}"
-    yield from paragraph(f"READY  {shape}   {told}, {_at_most(at_most_s)}", width, "", "       ")
+    yield from paragraph(f"READY  {shape}   {told}, {takes}", width, "", "       ")
     if note:
         yield from paragraph(escape(note), width, "       ")
 
@@ -238,20 +248,16 @@ def phase_lines(
     of: int,
     phase: Phase,
     following: Sequence[Phase],
-    phase_s: float | None,
-    left_s: float | None,
+    takes: Takes,
+    left: Takes,
     width: int,
 ) -> Iterator[str]:
     """Which phase begins, how long it may take, and what comes next."""
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
-    after = f"; then {following[0].name}, {_at_most(left_s)} for all that is left" if following else ", the last one"
-    yield from paragraph(f"{_at_most(phase_s)}{after}", width, "     ")
-
-
-def _at_most(seconds: float | None) -> str:
-    return "no deadline" if seconds is None else f"at most {words.seconds(seconds)}"
+    after = f"; then {following[0].name} · all that is left {left}" if following else ", the last one"
+    yield from paragraph(f"{takes}{after}", width, "     ")
 
 
 def unreached_line(phase: Phase, why: str, width: int) -> str:
