@@ -86,8 +86,8 @@ def run_readiness(request: ReadyRequest) -> int:
     """Run what is left of the checklist, write the documents; returns the exit code."""
     facts = machine_facts()
     plans = _planned(request, facts)
-    program = _program(plans, facts)
-    mark = bookmark(f"ready {request.shape}", request.command, _premises(request, plans, facts, program))
+    program = _program(plans)
+    mark = bookmark(f"ready {request.shape}", request.command, _premises(request, plans, program))
     sweep_dead_runs()
     with search_folder(
         request.out or Path("reports"), mark, program.files, state=lambda run: run.readiness_state, noun="check",
@@ -100,7 +100,7 @@ def show_plan(request: ReadyRequest) -> int:
     """What --dry-run prints; launches nothing."""
     facts = machine_facts()
     plans = _planned(request, facts)
-    phases = [(plan.phase, plan.launches(facts, {})) for plan in plans.phases]
+    phases = [(plan.phase, plan.specs) for plan in plans.phases]
     for line in plan_lines(request.shape, phases):
         print(line)
     return 0
@@ -116,17 +116,17 @@ def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
     return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
 
 
-def _program(plans: Plans, facts: MachineFacts) -> Program:
-    specs = [spec for plan in plans.phases for spec in plan.launches(facts, {}) if isinstance(spec, RunSpec)]
+def _program(plans: Plans) -> Program:
+    specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
     return Program(specs=specs, words=(), interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
 
 
-def _premises(request: ReadyRequest, plans: Plans, facts: MachineFacts, program: Program) -> Premises:
+def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises:
     """All that must be as it was for a finished run to count. Criteria are none of it: they read what runs have left.
 
     The hash of a launch has the program's content in it.
     """
-    phases = {f"phase {plan.phase.name}": plan.launches(facts, {}) for plan in plans.phases}
+    phases = {f"phase {plan.phase.name}": plan.specs for plan in plans.phases}
     return {
         **program.files(),
         **program.environment(),
@@ -266,7 +266,7 @@ class Check:
         return None
 
     def _left(self, begin: int) -> list[RunSpec | Skip]:
-        return [spec for plan in self.plans.phases[begin:] for spec in plan.launches(self.facts, {})]
+        return [spec for plan in self.plans.phases[begin:] for spec in plan.specs]
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
         steps = [
@@ -280,7 +280,7 @@ class Check:
         """Of these phases, by the deadlines of their runs; None where one has none."""
         total_s = 0.0
         for plan in self.plans.phases[begin:end]:
-            limits = [spec.limits.deadline_s for spec in plan.launches(self.facts, {}) if isinstance(spec, RunSpec)]
+            limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
             known = [one for one in limits if one is not None]
             if len(known) < len(limits):
                 return None

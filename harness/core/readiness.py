@@ -436,11 +436,14 @@ def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
         run=outcome.scenario,
         verdict=outcome.verdict.status.value,
         cause=cause or (said.code if said else None),
-        sentence=(outcome.verdict.summary if cause else said.claim if said else "") or "it passed",
+        sentence=(outcome.verdict.summary if cause else said.claim if said else "") or _PASSED,
         place=place,
         advice=said.advice if said else "",
         next=outcome.next or outcome.repeat,
     )
+
+
+_PASSED = "it passed, and nothing else was found wrong in it"
 
 
 def _criterion(

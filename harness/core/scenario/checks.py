@@ -259,6 +259,8 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
             here = next((f.annotation for name, f in here.model_fields.items() if (f.alias or name) == step), None)
         elif typing.get_origin(here) is dict:
             here = typing.get_args(here)[1]
+        elif typing.get_origin(here) is tuple:
+            here = typing.get_args(here)[0]
         options = [option for option in typing.get_args(here) if option is not type(None)]
         here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
     return here if isinstance(here, type) and issubclass(here, BaseModel) else None

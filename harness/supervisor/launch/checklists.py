@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.readiness import Checklist, Phase, contradictions, run_contradictions, with_folders
+from nsa_harness.core.readiness import Checklist, Phase, contradictions, folders_in, run_contradictions, with_folders
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_model, key_mistake
 from nsa_harness.core.scenario.overrides import Override, overridden
@@ -56,6 +56,7 @@ class PhasePlan:
     asked: tuple[SelectedScenario, ...]
     question: Invocation
     tree: Node  # of `set`
+    specs: tuple[RunSpec | Skip, ...] = ()  # with the name of an earlier run where its folder is to stand
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +64,8 @@ class PhasePlan:
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
         """`folders`: of the runs that were made. Raises HarnessError."""
+        if self.specs and not any(map(folders_in, self.phase.set.values())):
+            return self.specs
         overrides = [
             Override(key=key, value=from_plain(with_folders(value, folders), origin_of(self.tree, (key,))))
             for key, value in self.phase.set.items()
@@ -93,20 +96,20 @@ def planned_phases(read: ReadChecklist, question: Invocation, facts: MachineFact
         mistakes += [key_mistake(read.tree, *found) for found in run_contradictions(read.checklist, names)]
     if mistakes:
         raise ScenarioError(list(dict.fromkeys(map(str, in_order(mistakes)))))
-    _check_launches(plans, facts)
-    return tuple(plans)
+    return _launchable(plans, facts)
 
 
-def _check_launches(plans: Sequence[PhasePlan], facts: MachineFacts) -> None:
+def _launchable(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
     """All phases, before the first is launched."""
-    wrong: list[str] = []
+    found, wrong = [], []
     for plan in plans:
         try:
-            plan.launches(facts, {})
+            found.append(replace(plan, specs=plan.launches(facts, {})))
         except (UsageError, ScenarioError) as error:
             wrong += str(error).splitlines()
     if wrong:
         raise ScenarioError(list(dict.fromkeys(wrong)))
+    return tuple(found)
 
 
 def _at(node: Node, location: Sequence[str | int]) -> Node:
