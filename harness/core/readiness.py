@@ -72,6 +72,10 @@ class Criterion(NumberBound):
         """Whether it looks at that run."""
         return any(_is_of(run, word) for _, word in _named_runs(self))
 
+    def looks_at(self, run: str) -> bool:
+        """Its number must meet the bounds; what it is told against is not told against itself."""
+        return any(_is_of(run, word) for word in self.runs) and run not in (self.over, self.minus)
+
     def bounds(self) -> tuple[tuple[str, float], ...]:
         return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
 
@@ -127,6 +131,11 @@ def run_contradictions(checklist: Checklist, runs: Sequence[Sequence[str]]) -> C
         for at, word in _named_runs(one):
             if not any(_is_of(run, word) for run in before):
                 yield ("criteria", name, *at), f"{word} is the run of no phase{did_you_mean(word, before)}"
+            elif at[0] != "in" and word not in before:
+                one_of = ", ".join(run for run in before if _is_of(run, word))
+                yield ("criteria", name, *at), f"{word} has a matrix; name one of its runs: {one_of}"
+        if not any(map(one.looks_at, before)):
+            yield ("criteria", name, "in"), "no run is left besides the one that it is told against"
         for phase, names in zip(checklist.phases, runs, strict=True):
             mine = any(map(one.asks, names))
             if mine and phase.together is Together.MAY and _OF_TIME.fullmatch(one.metric):
@@ -357,7 +366,7 @@ def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFac
     outcomes = {outcome.scenario: outcome for one in done for outcome in one.outcomes}
     names = [name for one in done for name in one.names]
     rows = tuple(
-        _criterion(name, one, [run for run in names if any(_is_of(run, word) for word in one.runs)], numbers, outcomes,
+        _criterion(name, one, [run for run in names if one.looks_at(run)], numbers, outcomes,
                    facts)
         for name, one in checklist.criteria.items()
     )  # fmt: skip

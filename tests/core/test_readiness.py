@@ -306,6 +306,8 @@ def test_names_of_runs_are_checked_once_their_matrix_is_known() -> None:
             "time": {"metric": "step_s_median", "in": ["x"], "lt": 1},
             "count": {"metric": "steps", "in": ["x", "y"], "lt": 1},
             "other": {"metric": "loss_last", "in": ["late"], "over": "z", "lt": 1},
+            "whole": {"metric": "loss_last", "in": ["late"], "minus": "x", "lt": 1},
+            "itself": {"metric": "loss_last", "in": ["late"], "minus": "late", "lt": 1},
         },
     }
     found = list(run_contradictions(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")]))
@@ -315,7 +317,10 @@ def test_names_of_runs_are_checked_once_their_matrix_is_known() -> None:
         ("criteria", "time", "metric"),
         ("criteria", "count", "in", 1),
         ("criteria", "other", "over"),
+        ("criteria", "whole", "minus"),
+        ("criteria", "itself", "in"),
     ]
+    assert found[5][1] == "x has a matrix; name one of its runs: x@k=1, x@k=2, x@k=1"
     value["phases"][0].update(together="must", set={})
     assert ("criteria", "time", "metric") not in [
         place for place, _ in run_contradictions(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")])
