@@ -223,6 +223,9 @@ class Check:
 
     def _carry_out(self, number: int, plan: PhasePlan) -> None:
         specs = plan.launches(self.facts, self._folders())
+        if all(self._counting(name) is not None for name in plan.names):
+            self._finished(number, plan)
+            return
         following = [one.phase for one in self.plans.phases[number + 1 :]]
         shown = phase_lines(
             number + 1, len(self.plans.phases), plan.phase, following,
@@ -234,6 +237,9 @@ class Check:
         together = plan.phase.together
         jobs = {Together.NEVER: 1, Together.MAY: self.request.jobs, Together.MUST: len(specs)}[together]
         self.execution.carry_out(specs, jobs, crowded=together is Together.MUST)
+        self._finished(number, plan)
+
+    def _finished(self, number: int, plan: PhasePlan) -> None:
         outcomes = tuple(one for name in plan.names if (one := self._counting(name)) is not None)
         numbers = {one.scenario: self._numbers(one) for one in outcomes}
         self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
@@ -269,11 +275,11 @@ class Check:
         return [spec for plan in self.plans.phases[begin:] for spec in plan.specs]
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
-        steps = [
-            int(dict(spec.settings).get("train.steps", "1"))
-            for spec in specs
-            if isinstance(spec, RunSpec) and not self.execution.attempts[spec.scenario]
+        left = [
+            dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._counting(spec.scenario) is None
         ]
+        # Fetching alone takes next to no time.
+        steps = [0 if one.get("train.phase") == "data" else int(one.get("train.steps", "1")) for one in left]
         return expected_s(steps, [one for phase in self.done for one in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
