@@ -72,7 +72,7 @@ class Machine:
         self.programs: dict[str, tuple[str, ...]] = {}
         self.numbers: dict[str, dict[str, float]] = {}  # by scenario, in place of the healthy ones
         self.ends: dict[str, tuple[Status, str]] = {}  # with the cause
-        self.before: Callable[[str], None] = lambda _: None
+        self.before: Callable[[str], object] = lambda _: None
         self.finished: dict[str, list[Outcome]] = {}  # by run directory: what lies in it
         self._lock = threading.Lock()
 
@@ -201,6 +201,19 @@ def test_each_criterion_of_the_shipped_checklist_is_met_and_can_be_missed() -> N
         found = readiness(asked, done, replace(FACTS, gpus=("A100", "A100")))
         missed = [(row.name, row.run) for row in found.criteria if row.result is not Result.MET]
         assert (found.decision, missed) == ((Decision.NO_GO, [(name, scenario)]) if name else (Decision.GO, [])), name
+
+
+def test_runs_that_must_go_on_together_do_so_on_devices_for_one_of_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "machine_facts", lambda: replace(FACTS, gpus=("A100", "A100")))
+    both = threading.Barrier(2, timeout=60)
+    machine.before = lambda _: both.wait()
+    MINE.write_text(
+        "{schema: 1, phases: [{name: load, runs: [ready_load, ready_data_load], together: must}],"
+        " criteria: {steps: {metric: steps, in: [ready_load], ge: 20}}}"
+    )
+    assert checked()[0] == 0
 
 
 def test_a_missed_number_is_named_first_with_its_run_and_what_needed_its_phase_is_not_reached(
