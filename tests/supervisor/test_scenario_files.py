@@ -77,7 +77,6 @@ def test_every_shipped_fault_says_what_it_expects() -> None:
         "fault_sigkill": ("sigkill", "FAIL", "killed", ("fault",)),
         "fault_endless_loop": ("endless_loop", "HANG", "infinite_loop", ("fault",)),
         "fault_slow_step": ("slow_step", "PASS", None, ("fault",)),
-        "ready_killed": ("sigkill", "FAIL", "killed", ("ready",)),
     }
 
 
