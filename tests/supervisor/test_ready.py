@@ -292,13 +292,16 @@ def test_killed_it_goes_on_and_repeats_no_finished_run(machine: Machine, capsys:
 def test_ctrl_c_tells_what_is_known_and_the_same_command_goes_on(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    machine.ends["ready_checkpoint"] = (Status.FAIL, "interrupted")
     stopped_at(machine, "ready_checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
     code, record, first = checked()
     assert (code, record["verdict"], record["ended"]) == (130, "UNDECIDED", False)
+    assert results(record, "phases")["checkpoint"] == "open"
+    machine.ends.clear()
     assert "interrupted; the same command goes on: nsa-harness ready ci" in capsys.readouterr().out
     code, record, second = checked()
     assert (code, record["verdict"], second) == (0, "GO", first)
-    assert machine.launched == RUNS
+    assert machine.launched == [*RUNS[:2], *RUNS[1:]]
 
 
 def test_a_scenario_that_is_edited_between_begins_anew_and_is_named(
