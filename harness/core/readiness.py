@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.comparison.severity import severity, silent_faults
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.rules.silent_faults import first_parting
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.looks import Replica
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Status
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
 from nsa_harness.core.scenario.program import Contradictions, Location
 from nsa_harness.core.scenario.resolve import gpus_text
 from nsa_harness.core.scenario.scenario import Name, NumberBound, Word
@@ -424,28 +424,33 @@ def _phase_result(
 def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
     wrong = [one for one in silent_faults(outcome) if one.code not in checklist.accept]
     well = as_expected(outcome) and not outcome.flaky and not wrong
+    blame = None if well else _blame(outcome, wrong)
     return RunRow(
         scenario=outcome.scenario,
         verdict=outcome.verdict.status.value,
-        cause=outcome.verdict.cause or (wrong[0].code if wrong else None),
+        cause=blame.cause if blame else outcome.verdict.cause,
         as_it_should=well,
         dir=outcome.dir,
         wall_s=outcome.timing.wall_s,
         repeat=outcome.repeat,
-        blame=None if well else _blame(outcome, wrong),
+        blame=blame,
     )
 
 
 def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
-    """The cause of a run that did not pass; of one that did, the first thing that is wrong in it, if any is."""
-    cause = outcome.verdict.cause
-    said = next((one for one in outcome.findings if one.code == cause), None) or (wrong[0] if wrong else None)
+    """The cause of a run that did not pass; of one that did, and of one that missed a number, what is wrong in it."""
+    cause, sentence = outcome.verdict.cause, outcome.verdict.summary
+    behind = [one for one in outcome.findings if one.code != cause and severity(one, outcome) is not Severity.INFO]
+    said = next((one for one in outcome.findings if one.code == cause), None)
+    if cause is None or (cause == Cause.EXPECTATION_MISSED and behind):
+        said = next(iter(wrong or behind), None)
+        cause, sentence = (said.code, f"{sentence}; {said.claim}".removeprefix("; ")) if said else (cause, _PASSED)
     place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else said.place if said else None
     return Blame(
         run=outcome.scenario,
         verdict=outcome.verdict.status.value,
-        cause=cause or (said.code if said else None),
-        sentence=(outcome.verdict.summary if cause else said.claim if said else "") or _PASSED,
+        cause=cause,
+        sentence=sentence,
         place=place,
         advice=said.advice if said else "",
         next=outcome.next or outcome.repeat,

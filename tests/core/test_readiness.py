@@ -148,6 +148,21 @@ def test_what_is_wrong_in_a_run_that_passed_is_no_go_unless_it_is_accepted() -> 
     assert judged(*all_but(ran("one", findings=(shut,))), asked=asked).decision is Decision.GO
 
 
+def test_behind_a_number_that_a_scenario_misses_stands_what_made_it_so() -> None:
+    def finding(code: str, claim: str) -> Finding:
+        return Finding(code=code, claim=claim, ranks=(), place=None, confidence=0.7, proof=(), advice=f"{code}!")
+
+    findings = (finding("expectation_missed", "loss_last: nan is not < 6"), finding("nan", "the losses were nan"))
+    missed = {"cause": "expectation_missed", "summary": "loss_last: nan is not < 6"}
+    run_row = judged(*all_but(ran("one", Status.FAIL, findings=findings, **missed))).phases[1].runs[0]
+    assert run_row.cause == "nan"
+    assert run_row.blame is not None
+    assert run_row.blame.sentence == "loss_last: nan is not < 6; the losses were nan"
+    assert run_row.blame.advice == "nan!"
+    run_row = judged(*all_but(ran("one", Status.FAIL, findings=findings[:1], **missed))).phases[1].runs[0]
+    assert run_row.cause == "expectation_missed"
+
+
 def test_a_failure_that_was_announced_is_as_it_should_be() -> None:
     assert judged(*all_but(ran("one", Status.FAIL, expected=True))).decision is Decision.GO
 
