@@ -61,7 +61,15 @@ MISSION = {
     "100 and more steps, stable memory": ["ready_steps", "ready_stable"],
     "200 synthetic and 300 text steps": ["ready_synthetic", "ready_text"],
     "checkpoints": ["ready_checkpoint"],
+    "a checkpoint of a run that was killed": ["ready_killed", "ready_resume"],
     "data pipeline": ["ready_data"],
+    "data pipeline under load": ["ready_data_load", "ready_load"],
+    "before production, each part by itself": [
+        "ready_phases@*",
+        "ready_attention@*",
+        "ready_wrappers@*",
+        "ready_branches@*",
+    ],
     "sequence 4096": ["ready_seq_4096"],
 }
 # Each failure of the seeds that can be planted, and the one key in which its healthy twin differs. What a shell script

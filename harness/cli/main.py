@@ -17,6 +17,7 @@ import typer
 from nsa_harness.cli import bisect as cli_bisect
 from nsa_harness.cli import claim as cli_claim
 from nsa_harness.cli import health as cli_health
+from nsa_harness.cli import ready as cli_ready
 from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
 from nsa_harness.cli.ci import app as ci_app
@@ -36,6 +37,9 @@ nsa-harness run -m pkg.train --repeat 10           a module, ten times
 nsa-harness run ddp_onestep train.steps=3          a scenario, one key changed
 nsa-harness run -t plan --jobs 2                   all scenarios with a tag
 nsa-harness run --verify reports/latest            after an edit: is it fixed?""",
+    "ready": """
+nsa-harness ready ci                                  on a laptop, in minutes
+nsa-harness ready production --checklist ours.readiness.yaml""",
     "watch": """
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 nsa-harness watch --on-hang=kill -- python train.py""",
@@ -79,6 +83,7 @@ app = typer.Typer(
 app.command(cls=GroupedCommand, epilog=_epilog("run"))(cli_run.run)
 app.command(cls=GroupedCommand, epilog=_epilog("bisect"))(cli_bisect.bisect)
 app.command(cls=GroupedCommand, epilog=_epilog("claim"))(cli_claim.claim)
+app.command(cls=GroupedCommand, epilog=_epilog("ready"))(cli_ready.ready)
 app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
 app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
 app.command(cls=GroupedCommand, epilog=_epilog("read"))(cli_watch.read)

@@ -247,7 +247,7 @@ def run(
         probe=probe.value,
         command=shlex.join(["nsa-harness", *sys.argv[1:]]),
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
-        jobs=_jobs(jobs),
+        jobs=jobs_of(jobs),
         deepen=deepen,
         redact=not no_redact,
         git_diff=git_diff,
@@ -364,7 +364,7 @@ def _alone(what: str, others: Sequence[str]) -> None:
         raise UsageError(f"{what}; {others[0]} cannot go with it")
 
 
-def _jobs(text: str) -> int | None:
+def jobs_of(text: str) -> int | None:
     """How many runs side by side; None for auto."""
     if text == AUTO:
         return None

@@ -11,7 +11,7 @@ from nsa_harness.commands.attempt import Interrupts, run_one
 from nsa_harness.core.comparison.agreed import PlanText
 from nsa_harness.core.comparison.deepening import Change, deepened, next_change, with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
-from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import (
     ONCE,
@@ -48,6 +48,7 @@ class RunRequest:
 
 
 _LOOK_S = 0.2
+_NO_BOUND = Room(jobs=None, cores=None, gpus=MAX_RANKS * MAX_RANKS, memory_bytes=None)
 _MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
 
 
@@ -65,28 +66,40 @@ class Execution:
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
         """Every attempt of every scenario; those in `before` were made earlier and are not made again."""
-        names = [*(spec.scenario for spec in self.request.specs), *(outcome.scenario for outcome in before)]
-        self.attempts = {name: [] for name in names}
-        for outcome in sorted(before, key=lambda outcome: outcome.attempt):
-            self.attempts[outcome.scenario].append(outcome)
+        self.remember(before)
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
         asked: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
         shown = [self.run.redaction.spec(spec) for spec in asked]
         self.broadcast(lambda one: one.plan(self.facts, shown))
-        for skip in skips:
-            self._skip(skip)
-        if self.request.jobs == 1:
-            for spec in waiting:
-                self._scenario(spec, None)
-        else:
-            self._side_by_side(waiting)
+        self.carry_out([*skips, *waiting], self.request.jobs)
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 
-    def _side_by_side(self, waiting: list[RunSpec]) -> None:
+    def remember(self, before: Sequence[Outcome]) -> None:
+        """What was made earlier counts, and is not made again."""
+        names = [*(spec.scenario for spec in self.request.specs), *(outcome.scenario for outcome in before)]
+        self.attempts = {name: [] for name in names}
+        for outcome in sorted(before, key=lambda outcome: outcome.attempt):
+            self.attempts[outcome.scenario].append(outcome)
+
+    def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
+        """Each as often as is wanted, so many at a time; None = as many as there is room for.
+
+        `crowded`: at the same time also where they take the machine from each other.
+        """
+        for skip in specs:
+            if isinstance(skip, Skip):
+                self._skip(skip)
+        launches = [spec for spec in specs if isinstance(spec, RunSpec)]
+        if jobs == 1:
+            for spec in launches:
+                self._scenario(spec, None)
+        else:
+            self._side_by_side(launches, _NO_BOUND if crowded else self._room(jobs))
+
+    def _side_by_side(self, waiting: list[RunSpec], room: Room) -> None:
         running: dict[Future[None], tuple[Load, tuple[int, ...]]] = {}
-        room = self._room()
         with ThreadPoolExecutor(max_workers=max(1, len(waiting))) as pool:
             while waiting or running:
                 loads = [load for load, _ in running.values()]
@@ -157,8 +170,7 @@ class Execution:
     def _stopped(self) -> bool:
         return self.interruption.count > 0 or failed_enough(self.request.policy, self.attempts.values())
 
-    def _room(self) -> Room:
-        jobs = self.request.jobs
+    def _room(self, jobs: int | None) -> Room:
         return Room(
             jobs=jobs,
             cores=self.facts.cpus if jobs is None else None,  # who names a number has decided

@@ -293,8 +293,8 @@ def numbers(outcome: Outcome) -> Iterator[str]:
     """Every number of the run that is known, each once."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
-    for told_below in ("peak_rss_bytes", "peak_gpu_bytes"):
-        metrics.pop(told_below, None)
+    for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
+        metrics.pop(told_elsewhere, None)
     parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
@@ -309,6 +309,9 @@ def numbers(outcome: Outcome) -> Iterator[str]:
         yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
     if outcome.usage.peak_gpu_bytes is not None:
         yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
+
+
+_OF_ALL_STEPS = ("step_s_median", "tokens_per_s_median", "tokens_per_s_slowest")  # for criteria, and `expect`
 
 
 def row_sentence(outcome: Outcome) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import median
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained
 from nsa_harness.core.diagnosis.causes import Cause
@@ -13,6 +15,7 @@ from nsa_harness.core.scenario.program import Row, Table
 
 _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
 _MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
+_RATES = ("seconds", "tokens_per_s")
 _MAX_GATES = 256
 _OF_A_GATE = ("step", "layer", "mean", "std", "saturated_share")
 _SHUT, _SATURATED = 0.01, 0.99
@@ -33,7 +36,19 @@ def _metrics(table: Table) -> dict[str, float]:
     found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
+    found |= _of_steps(rows)
     return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+
+
+def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Of the steps after the first, which warms up; of a single one that one."""
+    after = rows[1:] or rows
+    seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
+    return {
+        "step_s_median": [median(seconds)] if seconds else [],
+        "tokens_per_s_median": [median(rates)] if rates else [],
+        "tokens_per_s_slowest": [min(rates)] if rates else [],
+    }
 
 
 def _gates(table: Table) -> tuple[Row, ...]:

@@ -48,6 +48,9 @@ ADDED = {
             "out", "probe", "no-redact", "git-diff",
         )
     ),
+    "commands: ready", "commands: ready <SHAPE>", "commands: ready <[KEY=VALUE]>",
+    *(f"commands: ready --{name}" for name in ("checklist", "jobs", "dry-run", "json", "out", "probe")),
+    *(f"commands: ready --{name}" for name in ("no-redact", "git-diff")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -75,7 +75,7 @@ def _mark(command: str = "nsa-harness bisect x --gc-range", **premises: str) -> 
 def _left(tmp_path: Path, mark: Bookmark, *, ended: bool = False) -> RunDir:
     """What a search that is over has left."""
     run = create_run(tmp_path)
-    SearchFolder(run=run, mark=mark, files=dict).write(ended=ended)
+    SearchFolder(run=run, mark=mark, files=dict, state=run.search_state).write(ended=ended)
     return run
 
 
@@ -107,7 +107,9 @@ def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> No
 def test_nothing_is_said_of_a_search_that_another_one_has_answered_since(tmp_path: Path) -> None:
     runs = sorted((create_run(tmp_path) for _ in range(2)), key=lambda run: run.path)
     for run, helper, ended in zip(runs, ("b1", "b2"), (False, True), strict=True):
-        SearchFolder(run=run, mark=_mark(**{"helper.py": helper}), files=dict).write(ended=ended)
+        SearchFolder(run=run, mark=_mark(**{"helper.py": helper}), files=dict, state=run.search_state).write(
+            ended=ended
+        )
     assert _begin(tmp_path, _mark(**{"helper.py": "b2"})) == (None, "")
 
 

@@ -251,7 +251,7 @@ def test_what_nccl_left_before_it_aborted_a_rank_stands_in_for_the_probes_own_du
 def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     (attempt.path / "training.csv").write_text(
-        "step,loss,tokens_per_s,grad_norm,forward_s\n1,3.5,,x,0.5\n2,2.5,100,,1.5\n"
+        "step,loss,tokens_per_s,grad_norm,forward_s,seconds\n1,3.5,,x,0.5,9\n2,2.5,100,,1.5,2\n"
     )
     assert collect(attempt, spec(), "n").metrics == {}
     assert collect(attempt, spec(), "n", reported).metrics == {
@@ -260,6 +260,9 @@ def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None
         "loss_last": 2.5,
         "tokens_per_s": 100.0,
         "forward_s": 1.0,
+        "step_s_median": 2.0,
+        "tokens_per_s_median": 100.0,
+        "tokens_per_s_slowest": 100.0,
     }
 
 

@@ -134,7 +134,7 @@ def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
     `program`: None where the scenario can only be of another one.
     """
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
-    scenario, mistakes = _model(Scenario, tree)
+    scenario, mistakes = checked_model(Scenario, tree)
     if scenario is None:
         return CheckedScenario(scenario=None, mistakes=mistakes)
     mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario, program))
@@ -143,7 +143,7 @@ def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
 
 def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
     """What is wrong with one file by itself, before its parent is known."""
-    return _model(ScenarioFile, tree)[1]
+    return checked_model(ScenarioFile, tree)[1]
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
@@ -159,7 +159,8 @@ def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
     return Mistake(origin=origin_of(tree, location), key=key, what=what)
 
 
-def _model(model: type[Checked], tree: Node) -> tuple[Checked | None, tuple[Mistake, ...]]:
+def checked_model(model: type[Checked], tree: Node) -> tuple[Checked | None, tuple[Mistake, ...]]:
+    """The value of a tree, or every key of it that is wrong by itself."""
     value = plain(tree)
     if not isinstance(value, dict):
         what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
@@ -258,6 +259,8 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
             here = next((f.annotation for name, f in here.model_fields.items() if (f.alias or name) == step), None)
         elif typing.get_origin(here) is dict:
             here = typing.get_args(here)[1]
+        elif typing.get_origin(here) is tuple:
+            here = typing.get_args(here)[0]
         options = [option for option in typing.get_args(here) if option is not type(None)]
         here = options[0] if typing.get_origin(here) is not dict and len(options) == 1 else here
     return here if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -308,25 +308,20 @@ class LimitSection(_Section):
     deadline_s: AutoSeconds = None
 
 
-class MetricBound(_Section):
-    """Bounds of one metric; all given must hold."""
-
-    unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+class NumberBound(_Section):
+    """Bounds of one number; all given must hold."""
 
     lt: float | None = None
     le: float | None = None
     gt: float | None = None
     ge: float | None = None
     eq: float | None = None
-    regex: Regex | None = Field(
-        default=None, description="foreign programs: group 1 of the last match in output.log is the value"
-    )
 
     def numbers(self) -> dict[str, float | None]:
         return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
 
     @model_validator(mode="after")
-    def _can_be_met(self) -> MetricBound:
+    def _can_be_met(self) -> NumberBound:
         above = max((value for value in (self.gt, self.ge, self.eq) if value is not None), default=None)
         below = min((value for value in (self.lt, self.le, self.eq) if value is not None), default=None)
         if above is None and below is None:
@@ -335,6 +330,15 @@ class MetricBound(_Section):
         if above is not None and below is not None and (above > below or (above == below and strict)):
             raise ValueError(f"no number can satisfy these bounds: above {above:g} and below {below:g}")
         return self
+
+
+class MetricBound(NumberBound):
+    """Bounds of one metric; all given must hold."""
+
+    unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+    regex: Regex | None = Field(
+        default=None, description="foreign programs: group 1 of the last match in output.log is the value"
+    )
 
 
 class ExpectSection(_Section):

@@ -99,9 +99,12 @@ class Terminal(Listener):
         self._interrupts = 0
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
-        self._planned = sum(isinstance(spec, RunSpec) for spec in specs)
-        self._several = len(specs) > 1
+        self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs), several=len(specs) > 1)
         self._print(plan_lines(self._version, facts, specs, self._width))
+
+    def expect_runs(self, planned: int, *, several: bool = True) -> None:
+        """For the estimate of the time left; of several runs each ends in a line."""
+        self._planned, self._several = planned, several
 
     def launched(self, spec: RunSpec) -> None:
         self._print(["", *launched_lines(spec, self._width)])

@@ -74,6 +74,7 @@ class SearchFolder:
     run: RunDir
     mark: Bookmark
     files: Files
+    state: Path  # where the mark is kept
     goes_on: bool = False  # with what was found there
     note: str = ""  # why an earlier search does not go on, where one might be expected to
 
@@ -81,7 +82,7 @@ class SearchFolder:
         clean = self.run.redaction
         self.mark = replace(self.mark, **changes)
         said = replace(self.mark, question=clean.text(self.mark.question), command=clean.typed(self.mark.command))
-        self.run.door.write(self.run.search_state, json.dumps(asdict(said), indent=1) + "\n")
+        self.run.door.write(self.state, json.dumps(asdict(said), indent=1) + "\n")
 
     def leave_out_written(self) -> None:
         """After one probe: what has changed meanwhile the program writes itself, so nothing follows from it."""
@@ -127,32 +128,46 @@ def bookmark(question: str, command: str, premises: Premises) -> Bookmark:
     return Bookmark(question=question, command=command, typed=sealed(*_words(command)), premises=dict(premises))
 
 
+def _of_bisection(run: RunDir) -> Path:
+    return run.search_state
+
+
 @contextmanager
 def search_folder(
-    parent: Path, mark: Bookmark, files: Files, *, redact: bool = True, git_diff: bool = False
+    parent: Path,
+    mark: Bookmark,
+    files: Files,
+    *,
+    state: Callable[[RunDir], Path] = _of_bisection,
+    noun: str = "search",
+    redact: bool = True,
+    git_diff: bool = False,
 ) -> Iterator[SearchFolder]:
-    """That of the newest search below `parent` that goes on, or a new one."""
+    """That of the newest search below `parent` that goes on, or a new one.
+
+    `state`: where a run of this kind keeps its mark; `noun`: what people call one.
+    """
     note, answered = "", False
     with ExitStack() as stack:
         for run in [RunDir(path, redact=redact, git_diff=git_diff) for path in newest(parent)]:
-            known = _bookmark(run)
+            known = _bookmark(run, state)
             if known is None or known.ended:
                 answered = answered or (known is not None and known.typed == mark.typed)
                 continue
             other = changed(known.premises, mark.premises)
             if not other and _taken(run, stack):
-                known = _bookmark(run)  # whoever had it may have ended it meanwhile
+                known = _bookmark(run, state)  # whoever had it may have ended it meanwhile
                 if known is not None and not known.ended:
                     as_begun = replace(mark, premises=known.premises)
-                    yield _begun(SearchFolder(run=run, mark=as_begun, files=files, goes_on=True))
+                    yield _begun(SearchFolder(run=run, mark=as_begun, files=files, state=state(run), goes_on=True))
                     return
             elif not other:
-                note = note or f"{run.path} is another search for the same, still running; this one begins beside it"
+                note = note or f"{run.path} is another {noun} for the same, still running; this one begins beside it"
             elif known.typed == mark.typed and not answered:
-                note = note or f"{told(other)} changed since the search in {run.path}; a new search begins"
+                note = note or f"{told(other)} changed since the {noun} in {run.path}; a new {noun} begins"
         run = create_run(parent, redact=redact, git_diff=git_diff)
         stack.enter_context(locked(run))
-        yield _begun(SearchFolder(run=run, mark=mark, files=files, note=note))
+        yield _begun(SearchFolder(run=run, mark=mark, files=files, state=state(run), note=note))
 
 
 def _begun(folder: SearchFolder) -> SearchFolder:
@@ -171,7 +186,7 @@ def _taken(run: RunDir, stack: ExitStack) -> bool:
 
 def unanswered_question(run: RunDir) -> str:
     """What a bisection that was ended before its answer wanted to know, and how it goes on; empty of any other run."""
-    state = _bookmark(run)
+    state = _bookmark(run, _of_bisection)
     if state is None or state.ended:
         return ""
     made = len(list(_readable(run)))
@@ -180,9 +195,9 @@ def unanswered_question(run: RunDir) -> str:
     return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
 
 
-def _bookmark(run: RunDir) -> Bookmark | None:
+def _bookmark(run: RunDir, state: Callable[[RunDir], Path]) -> Bookmark | None:
     try:
-        return adapter(Bookmark).validate_json(run.door.whole(run.search_state, _MAX_STATE_BYTES))
+        return adapter(Bookmark).validate_json(run.door.whole(state(run), _MAX_STATE_BYTES))
     except (OSError, ValueError):
         return None
 

@@ -14,6 +14,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
     Origin,
+    Parsed,
     from_plain,
     in_order,
     merged,
@@ -29,6 +30,7 @@ from nsa_harness.subject.program import PROGRAM
 SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8
 _SUFFIXES = (".yaml", ".yml")
+CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # what `ready` asks: no scenarios, wherever they lie
 _PARENTS = "base"  # files in a folder of this name are parents, not scenarios
 PLANS = "plans"  # the folder of the files that say what was agreed of several scenarios
 _NOT_INHERITED = ("name", "aliases", "extends", "schema")
@@ -101,6 +103,13 @@ def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
     return declared
 
 
+def read_tree(path: Path, working_dir: Path) -> Parsed:
+    """The tree of a YAML file that is no scenario, with what is wrong with its text alone."""
+    reader = ScenarioReader(working_dir)
+    text = reader.text(path)
+    return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
+
+
 def _in_root(
     reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
 ) -> list[Declared]:
@@ -124,7 +133,8 @@ def yaml_files(root: Path) -> Iterator[Path]:
         slips = [name for name in folders if name.endswith(_SUFFIXES)]
         others = (*slips, PLANS) if Path(folder) == root else slips
         folders[:] = sorted(name for name in folders if name not in others and not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
+        found = (name for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
+        yield from (Path(folder, name) for name in found if not name.endswith(CHECKLISTS))
 
 
 class ScenarioReader:
@@ -221,6 +231,7 @@ class ScenarioReader:
         return parsed.root  # with its mistakes noted: its parent may be wrong as well
 
     def text(self, path: Path) -> str | None:
+        """What stands in the file; None where it cannot be read, which is noted."""
         try:
             content = _content(path)
             # A byte order mark is what some editors put first; it is not part of the text.

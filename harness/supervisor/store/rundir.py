@@ -94,6 +94,9 @@ class RunDir:
         self.worktrees = path / "worktrees"  # of commits, while it runs
         self.mixtures = path / "mixtures"  # of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
+        self.readiness = path / "READINESS.md"  # this and what follows: of a check before production
+        self.readiness_record = path / "readiness.json"
+        self.readiness_state = path / "readiness_state.json"  # what it rests on, and whether it has ended
 
     @property
     def run_id(self) -> str:
