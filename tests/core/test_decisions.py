@@ -317,7 +317,7 @@ def test_one_failure_that_is_not_explained_is_enough_to_ask_on() -> None:
     assert answer("gloo_too", sure(run("known", HANG, STATIC)), run("open", HANG)).why == "open HANG"
 
 
-@pytest.mark.parametrize("cause", ["exception", "unknown"])
+@pytest.mark.parametrize("cause", ["exception", "unknown", "bad_exit", "segfault", "aborted"])
 def test_that_something_was_raised_is_certain_and_explains_nothing(cause: str) -> None:
     outcome = sure(run("ddp", FAIL, cause=cause))
     assert explained([outcome]) == ()

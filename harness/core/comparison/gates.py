@@ -84,8 +84,8 @@ class Condition:
 
     @property
     def goes_before_the_rest(self) -> bool:
-        """It asks how runs failed and not what makes them fail, so that no certain cause makes it idle."""
-        return self.form is Form.FLAKY or bool(self.causes)
+        """It asks how runs failed, or by name, and not what makes runs fail: no certain cause makes it idle."""
+        return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
 
 
 @dataclass(frozen=True, kw_only=True)
