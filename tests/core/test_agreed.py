@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from runs import PLAN, run
+from runs import PLAN, run, sure
 
 from nsa_harness.core.comparison.agreed import COMMANDS, PlanText, ReadPlan, is_plan, read_plan
 from nsa_harness.core.comparison.decisions import decided, walked
@@ -118,6 +118,12 @@ def test_a_user_asks_about_scenarios_of_a_program_of_their_own(
 ) -> None:
     told = answer(condition, outcomes)
     assert (told.state, told.why) == (GateState(state), why)
+
+
+def test_what_was_agreed_about_a_run_by_its_name_leads_whatever_its_cause() -> None:
+    explained = sure(theirs("smoke", HANG))
+    assert answer("{fails: smoke}", [explained]).leads
+    assert not answer("{fails: {run.ranks: 2}}", [explained]).leads
 
 
 def test_fewer_ranks_that_fail_are_not_more() -> None:

@@ -15,7 +15,6 @@ from enum import StrEnum
 from nsa_harness.core.comparison.contrasts import (
     Contrast,
     Factor,
-    is_evidence,
     is_number,
     passed,
     setting,
@@ -24,7 +23,7 @@ from nsa_harness.core.comparison.contrasts import (
 from nsa_harness.core.comparison.hypotheses import silenced, takes_our_keys
 from nsa_harness.core.diagnosis.causes import Cause, EntersTree, row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN
-from nsa_harness.core.report import Finding, GateState, Outcome
+from nsa_harness.core.report import Finding, GateState, Outcome, Status
 from nsa_harness.core.scenario.checks import OURS_ONLY
 
 
@@ -85,8 +84,8 @@ class Condition:
 
     @property
     def goes_before_the_rest(self) -> bool:
-        """It asks how runs failed and not what makes them fail, so that no certain cause makes it idle."""
-        return self.form is Form.FLAKY or bool(self.causes)
+        """It asks how runs failed, or by name, and not what makes runs fail: no certain cause makes it idle."""
+        return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +110,14 @@ def is_of_ours(key: str) -> bool:
     return key.partition(".")[0] in OURS_ONLY
 
 
+def _is_judged(outcome: Outcome) -> bool:
+    """The run that counts, with a verdict on which its attempts agree."""
+    return outcome.final and not outcome.flaky and outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
+
+
 def failed(outcome: Outcome) -> bool:
     """A gate asks for failures that nobody announced; an announced one decides nothing new."""
-    return is_evidence(outcome) and not passed(outcome) and not outcome.expected
+    return _is_judged(outcome) and not passed(outcome) and not outcome.expected
 
 
 def from_outside(outcome: Outcome) -> bool:
@@ -166,8 +170,8 @@ def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> Reply:
         return _fired(bad, fails=bad[0])
     if condition.causes:
         such = f" with {_told(condition.where)}" if condition.where.values else ""
-        return _held(f"no run{such} ended so", [one for one in asked if is_evidence(one)])
-    judged = [one for one in asked if is_evidence(one)]
+        return _held(f"no run{such} ended so", [one for one in asked if _is_judged(one)])
+    judged = [one for one in asked if _is_judged(one)]
     explained = [one for one in judged if condition.uncertain and certain_cause(one)]
     if explained:
         return _held(f"{named(explained)}: {_causes(explained)} is certain", explained)
@@ -177,7 +181,7 @@ def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> Reply:
 
 def _passes(condition: Condition, outcomes: Sequence[Outcome]) -> Reply:
     asked = _asked(condition.of, outcomes)
-    judged = [one for one in asked if is_evidence(one) and not from_outside(one)]
+    judged = [one for one in asked if _is_judged(one) and not from_outside(one)]
     bad = [one for one in judged if not passed(one)]
     if bad:
         return _held(named(bad), bad)
@@ -215,7 +219,7 @@ def _each(condition: Condition, outcomes: Sequence[Outcome]) -> Reply:
 
 
 def _missing(_: Condition, outcomes: Sequence[Outcome]) -> Reply:
-    traced = [one for one in outcomes if is_evidence(one) and one.missing_gradients is not None]
+    traced = [one for one in outcomes if _is_judged(one) and one.missing_gradients is not None]
     short = [one for one in traced if one.missing_gradients]
     if not traced:
         return _not_reached("missing: a run with trace.grads=true whose backward was finished")
@@ -320,7 +324,7 @@ def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> Reply:
     meant = [*_asked(condition.of, outcomes), *_asked(condition.other, outcomes)]
     outside = [one for one in meant if from_outside(one)]
     flaky = [one for one in meant if one.flaky]
-    why = silenced(_factor(condition), meant) or (_outside(outside) if outside else "")
+    why = _outside(outside) if outside else silenced(_factor(condition), meant)
     why = why or (f"{named(flaky)}: attempts disagree" if flaky else "")
     ends = dict.fromkeys((_end(condition.of), _end(condition.other)))
     alone = f"in two runs that differ in {' and '.join(condition.differ_in)} alone"

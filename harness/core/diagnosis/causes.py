@@ -1359,6 +1359,7 @@ class Cause(StrEnum):
     BAD_EXIT = Row(
         code="bad_exit",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.ALWAYS,
         certain_by=(Seen.ENDED,),
         shown_by=(by_program("exit_bad_option"), by_program("exit_three")),
         advice="The program chose to leave: read the end of the rank's stderr.log.",
@@ -1395,6 +1396,7 @@ class Cause(StrEnum):
     SEGFAULT = Row(
         code="segfault",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.ALWAYS,
         certain_by=(Seen.ENDED,),
         shown_by=(by_program("signal_bus"), by_program("signal_segfault")),
         advice="The stack at death names the Python line; a native fault needs `py-spy --native` or a core file.",
@@ -1412,6 +1414,7 @@ class Cause(StrEnum):
     ABORTED = Row(
         code="aborted",
         verdicts=(Status.FAIL,),
+        enters_tree=EntersTree.ALWAYS,
         certain_by=(Seen.ENDED,),
         certain_unless=(Doubt.ENDED_IN_A_COLLECTIVE,),
         shown_by=(by_program("signal_abort"),),
