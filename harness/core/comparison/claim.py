@@ -277,7 +277,7 @@ def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None
 class Terms:
     """What was agreed before the first trial."""
 
-    confidence: float = 0.95
+    confidence: float
     most_pairs: int = MOST_PAIRS
     controls: int = CONTROLS  # so many passes of the first side, and no failure, end it
     computes_the_same: bool = False  # what differs may change how, and never what, is computed
