@@ -175,9 +175,9 @@ def test_a_mitigation_that_changes_the_gradients_is_refuted_though_it_fails_less
     launched.ends = {"=false": [HANG]}
     launched.leaves = write_training({"=false": 2.0, "=true": 1.0})
     assert run_command_line([*CLAIM]) == 1
-    assert "REFUTED  it changes what is computed: grad_norm of step 1 is 2 without it and 1 with it" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "REFUTED  it changes what is computed: grad_norm of step 1 is 2 without it and 1 with it" in out
+    assert "sure)" not in out
     assert ledger()[0]["computes"].startswith("grad_norm of step 1 is 2 without it")
 
 
