@@ -145,7 +145,7 @@ def computes_text(report: ClaimReport) -> str:
         lacking = [name for side, name in enumerate(SIDES) if not any(one.computed for one in _of(report, side))]
         if len(lacking) == 1:
             return f"not known: {lacking[0]} no step was finished"
-        return "not known: the program wrote no loss and no norm of its gradients"
+        return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
     if seen.alike:
         steps = words.plural(seen.steps, "step")
         return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
