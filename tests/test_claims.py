@@ -221,7 +221,7 @@ def test_ctrl_c_leaves_what_was_counted_and_says_what_the_same_command_does(laun
     said = capsys.readouterr().out
     assert "UNDECIDED  interrupted at 2 of 2 without it and 0 of 1 with it; the same command starts anew" in said
     (line,) = ledger()
-    assert [(side["failed"], side["of"]) for side in line["sides"]] == [(2, 2), (0, 1)]
+    assert [(side["failed"], side["of"], side["rate"]) for side in line["sides"]] == [(2, 2, 1.0), (0, 1, 0.0)]
     assert json.loads((Path("reports", line["runs"][0]) / "run.json").read_text())["interrupted"] is True
 
 
