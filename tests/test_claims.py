@@ -109,6 +109,21 @@ def test_a_true_mitigation_is_supported_with_its_counts_and_filed(launched: Laun
     assert len(json.loads((run_dir / "report.json").read_text())["outcomes"]) == 8
 
 
+def test_fewer_failures_and_none_are_two_things_and_both_are_told_with_their_counts(
+    launched: Launched, capsys: Any
+) -> None:
+    launched.ends = {"=false": [HANG, HANG, PASS] * 20, "=true": [HANG, *[PASS] * 60]}
+    assert run_command_line([*CLAIM]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    (line,) = ledger()
+    (first, second) = line["sides"]
+    assert (second["failed"], line["fixed"]) == (1, "no")
+    counts = f"{first['failed']} of {first['of']} without it and 1 of {second['of']} with it"
+    assert f"SUPPORTED it fails less often: {counts} (95 % sure)" in out
+    assert f"with it failed 1 of {second['of']} (0 % to " in out
+    assert f"fixed no: it still fails with it, 1 of {second['of']}" in out
+
+
 @pytest.mark.parametrize(
     ("first", "second", "code", "said"),
     [
