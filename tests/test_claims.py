@@ -109,6 +109,21 @@ def test_a_true_mitigation_is_supported_with_its_counts_and_filed(launched: Laun
     assert len(json.loads((run_dir / "report.json").read_text())["outcomes"]) == 8
 
 
+def test_fewer_failures_and_none_are_two_things_and_both_are_told_with_their_counts(
+    launched: Launched, capsys: Any
+) -> None:
+    launched.ends = {"=false": [HANG, HANG, PASS] * 20, "=true": [HANG, *[PASS] * 60]}
+    assert run_command_line([*CLAIM]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    (line,) = ledger()
+    (first, second) = line["sides"]
+    assert (second["failed"], line["fixed"]) == (1, "no")
+    counts = f"{first['failed']} of {first['of']} without it and 1 of {second['of']} with it"
+    assert f"SUPPORTED it fails less often: {counts} (95 % sure)" in out
+    assert f"with it failed 1 of {second['of']} (0 % to " in out
+    assert f"fixed no: it still fails with it, 1 of {second['of']}" in out
+
+
 @pytest.mark.parametrize(
     ("first", "second", "code", "said"),
     [
@@ -175,9 +190,9 @@ def test_a_mitigation_that_changes_the_gradients_is_refuted_though_it_fails_less
     launched.ends = {"=false": [HANG]}
     launched.leaves = write_training({"=false": 2.0, "=true": 1.0})
     assert run_command_line([*CLAIM]) == 1
-    assert "REFUTED  it changes what is computed: grad_norm of step 1 is 2 without it and 1 with it" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "REFUTED  it changes what is computed: grad_norm of step 1 is 2 without it and 1 with it" in out
+    assert "sure)" not in out
     assert ledger()[0]["computes"].startswith("grad_norm of step 1 is 2 without it")
 
 
@@ -221,7 +236,7 @@ def test_ctrl_c_leaves_what_was_counted_and_says_what_the_same_command_does(laun
     said = capsys.readouterr().out
     assert "UNDECIDED  interrupted at 2 of 2 without it and 0 of 1 with it; the same command starts anew" in said
     (line,) = ledger()
-    assert [(side["failed"], side["of"]) for side in line["sides"]] == [(2, 2), (0, 1)]
+    assert [(side["failed"], side["of"], side["rate"]) for side in line["sides"]] == [(2, 2, 1.0), (0, 1, 0.0)]
     assert json.loads((Path("reports", line["runs"][0]) / "run.json").read_text())["interrupted"] is True
 
 

@@ -372,8 +372,9 @@ def _line(session: Session, request: ClaimRequest, sides: Sides, report: ClaimRe
 def ledger_side(what: str, spec_hash: str, bad: int, of: int, confidence: float, ends: dict[str, int]) -> LedgerSide:
     low, high = interval(bad, of, confidence)
     return LedgerSide(
-        what=what, spec_hash=spec_hash, failed=bad, of=of, low=round(low, 4), high=round(high, 4), ends=ends
-    )
+        what=what, spec_hash=spec_hash, failed=bad, of=of, rate=round(bad / of, 4) if of else None,
+        low=round(low, 4), high=round(high, 4), ends=ends,
+    )  # fmt: skip
 
 
 def now() -> str:

@@ -16,7 +16,6 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.comparison.claim import (
-    MATTERS,
     SECOND,
     ClaimReport,
     Count,
@@ -24,8 +23,8 @@ from nsa_harness.core.comparison.claim import (
     Fixed,
     Mended,
     Repetition,
-    Result,
     Spread,
+    Trial,
     VerifyReport,
     difference_text,
     effects,
@@ -57,15 +56,12 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
     budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
     agreed = (
         f"both in turn until {percent(terms.confidence)} sure, at most {terms.most_pairs} pairs{budget};"
-        f" what takes away less than {MATTERS_WORD} of the failures is no mitigation"
+        " what takes away less than half of the failures is no mitigation"
     )
     yield from labelled("agreed", agreed, width, _LABEL)
     for note in report.notes:
         yield from labelled("note", note, width, _LABEL)
     yield ""
-
-
-MATTERS_WORD = "half" if MATTERS == 0.5 else f"{MATTERS:.0%}"
 
 
 def trial_line(report: ClaimReport, width: int) -> str:
@@ -101,9 +97,9 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     """The answer, what it rests on, and what else differs."""
     report = escaped(report)
     assert report.conclusion is not None
-    result = report.conclusion.result
-    sure = f"   ({percent(report.terms.confidence)} sure)" if result in (Result.SUPPORTED, Result.REFUTED) else ""
-    yield from paragraph(f"{result.value.upper()}  {report.conclusion.why}{sure}", width, "", "  ")
+    found = report.conclusion
+    sure = f"   ({percent(report.terms.confidence)} sure)" if found.by_counts else ""
+    yield from paragraph(f"{found.result.value.upper()}  {found.why}{sure}", width, "", "  ")
     yield ""
     for name, counted in zip(SIDES, report.counts, strict=True):
         yield from labelled(name, count_text(counted, report.terms.confidence), width, _LABEL)
@@ -146,12 +142,19 @@ def fixed_text(report: ClaimReport) -> str:
 def computes_text(report: ClaimReport) -> str:
     seen, same = report.agreement, report.terms.computes_the_same
     if seen.alike is None:
-        return "not known: no step was finished on both sides, or the program writes no loss and no norm"
+        lacking = [name for side, name in enumerate(SIDES) if not any(one.computed for one in _of(report, side))]
+        if len(lacking) == 1:
+            return f"not known: {lacking[0]} no step was finished"
+        return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
     if seen.alike:
         steps = words.plural(seen.steps, "step")
         return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
     told = "" if same else "; that may be what was asked for, and refutes nothing"
     return f"something else: {difference_text(seen)}{told}"
+
+
+def _of(report: ClaimReport, side: int) -> list[Trial]:
+    return [one for one in report.trials if one.side == side]
 
 
 def _passes(number: int) -> str:

@@ -48,9 +48,13 @@ def trial(side: int, bad: bool | None = False, end: str = "", **facts: object) -
     return Trial(side=side, bad=bad, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
 
 
+def agreed(**terms: object) -> Terms:
+    return Terms(confidence=0.95, **terms)  # type: ignore[arg-type]
+
+
 def contest(first: list[bool | None], second: list[bool | None], **terms: object) -> Contest:
     """In turn, until one of both lists ends."""
-    made, ends = Contest(terms=Terms(**terms)), ([*first], [*second])  # type: ignore[arg-type]
+    made, ends = Contest(terms=agreed(**terms)), ([*first], [*second])
     while made.conclusion() is None and ends[made.next_side]:
         side = made.next_side
         made.learn(trial(side, ends[side].pop(0)))
@@ -59,7 +63,7 @@ def contest(first: list[bool | None], second: list[bool | None], **terms: object
 
 def simulated(first: float, second: float, seed: int) -> Contest:
     """Until it is decided, as the command asks; the failure has been seen before."""
-    random, rates, made = Random(seed), (first, second), Contest(terms=Terms(controls=14))
+    random, rates, made = Random(seed), (first, second), Contest(terms=agreed(controls=14))
     while made.conclusion() is None:
         made.learn(trial(made.next_side, random.random() < rates[made.next_side]))
     return made
@@ -134,7 +138,7 @@ def test_sides_that_always_end_alike_take_few_pairs(
 
 
 def test_sides_are_asked_in_turn_and_what_could_not_be_judged_is_asked_again() -> None:
-    made, asked = Contest(terms=Terms()), []
+    made, asked = Contest(terms=agreed()), []
     for bad in (True, None, False, True, False):
         asked.append(made.next_side)
         made.learn(trial(made.next_side, bad))
@@ -257,8 +261,8 @@ def test_only_the_first_steps_are_compared() -> None:
 
 
 def test_a_mitigation_that_changes_what_is_computed_is_refuted_once_each_side_was_seen_twice() -> None:
-    made = Contest(terms=Terms(computes_the_same=True, tolerance=1e-3))
-    told = Contest(terms=Terms(tolerance=1e-3))
+    made = Contest(terms=agreed(computes_the_same=True, tolerance=1e-3))
+    told = Contest(terms=agreed(tolerance=1e-3))
     for number in range(2):
         assert made.conclusion() is None, number
         for one in (computing(FIRST, 1.0, bad=True), computing(SECOND, 2.0)):
@@ -293,7 +297,7 @@ def test_effects_are_those_of_the_runs_that_passed_with_their_spread() -> None:
 
 
 def test_a_report_tells_what_is_left_at_most() -> None:
-    report = ClaimReport(text="", scenario="", key="", labels=("", ""), terms=Terms(most_pairs=10))
+    report = ClaimReport(text="", scenario="", key="", labels=("", ""), terms=agreed(most_pairs=10))
     begun = ClaimReport(**{**vars(report), "trials": (trial(FIRST), trial(SECOND, True))})
     assert (report.left_s, begun.left_s, begun.took_s) == (None, 18.0, 2.0)
     assert ClaimReport(**{**vars(begun), "budget_s": 5.0}).left_s == 3.0

@@ -66,3 +66,12 @@ def test_a_mitigation_that_no_longer_averages_the_gradients_is_refuted_for_that(
     assert refused.code == 2
     assert "parallel.wrapper and gc.layers" in refused.err
     assert len(ledger(refused)) == 1
+
+
+@pytest.mark.slow
+def test_words_of_a_script_are_a_side_each(workspace: Workspace) -> None:
+    (workspace.directory / "train.py").write_text('import sys\n\nsys.exit("--bad" in sys.argv)\n')
+    ran = workspace.harness("claim", "train.py", "--ranks", "1", "--arg=--bad,--good", "--", "--steps", "5")
+    (line,) = ledger(ran)
+    assert (ran.code, line["result"], counts(line)) == (0, "supported", [(4, 4), (0, 4)]), ran.out + ran.err
+    assert [side["what"] for side in line["sides"]] == ["--bad", "--good"]

@@ -277,7 +277,7 @@ def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None
 class Terms:
     """What was agreed before the first trial."""
 
-    confidence: float = 0.95
+    confidence: float
     most_pairs: int = MOST_PAIRS
     controls: int = CONTROLS  # so many passes of the first side, and no failure, end it
     computes_the_same: bool = False  # what differs may change how, and never what, is computed
@@ -288,6 +288,7 @@ class Terms:
 class Conclusion:
     result: Result
     why: str  # a sentence
+    by_counts: bool = False  # so it is as sure as was asked for
 
 
 @dataclass(kw_only=True)
@@ -352,11 +353,13 @@ class Contest:
         confidence = self.terms.confidence
         if self._differ.shown(confidence):
             if self._differ.first_bad > self._differ.second_bad:
-                return Conclusion(result=Result.SUPPORTED, why=f"it fails less often: {self._counts()}")
-            return Conclusion(result=Result.REFUTED, why=f"it fails more often with it: {self._counts()}")
+                why = f"it fails less often: {self._counts()}"
+                return Conclusion(result=Result.SUPPORTED, why=why, by_counts=True)
+            why = f"it fails more often with it: {self._counts()}"
+            return Conclusion(result=Result.REFUTED, why=why, by_counts=True)
         if self._remains.shown(confidence):
             why = f"it does not take away half of the failures: {self._counts()}"
-            return Conclusion(result=Result.REFUTED, why=why)
+            return Conclusion(result=Result.REFUTED, why=why, by_counts=True)
         return None
 
     def _given_up(self) -> Conclusion | None:

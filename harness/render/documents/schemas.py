@@ -516,6 +516,7 @@ _ABOUT = {
     "LedgerSide.what": "the value of the side",
     "failed": "runs that failed",
     "of": "runs that were judged",
+    "rate": "share of them that failed; null where none was judged",
     "low": "the least that the share of failures can be, at the confidence",
     "high": "the most that it can be",
     "ends": "how they failed, and how often",

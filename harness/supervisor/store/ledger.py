@@ -32,6 +32,7 @@ class LedgerSide:
     spec_hash: str
     failed: int
     of: int
+    rate: float | None  # of failures; None: nothing was judged
     low: float
     high: float
     ends: Mapping[str, int] = field(default_factory=dict)  # each bad end
