@@ -142,9 +142,10 @@ def margin_words(row: CriterionRow) -> str:
     """How far inside its limit."""
     if row.margin is None or row.measured is None:
         return ""
+    from_below = any(key in ("gt", "ge") for key, _ in row.limit)
     if row.result is Result.MISSED:
-        return "missed" if not row.margin else f"missed by {-row.margin:.3g} of the limit"
-    if any(key in ("gt", "ge") for key, _ in row.limit) and row.margin >= 1:
+        return f"{-row.margin:.0%} short" if from_below else f"{1 - row.margin:.3g} times the limit"
+    if from_below and row.margin >= 1:
         return f"{row.margin + 1:.3g} times the limit"
     return f"{row.margin:.0%}" if row.margin else "just met"
 
