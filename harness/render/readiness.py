@@ -37,8 +37,9 @@ from nsa_harness.render.text import (
 from nsa_harness.supervisor.store.adapters import plain
 
 SCHEMA = 1
-_LABEL = 12
+_LABEL = 13
 _SIGNS = {"lt": "<", "le": "≤", "gt": ">", "ge": "≥", "eq": "="}
+_BYTES = "bytes"
 _LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -135,7 +136,8 @@ def measured_words(row: CriterionRow) -> str:
 def _interval(number: Number, unit: str) -> str:
     if number.low is None or number.high is None:
         return ""
-    return f" ({amount(number.low, '' if unit else unit, unit)} to {amount(number.high, '', unit)})"
+    bare = _BYTES if unit.startswith(_BYTES) else ""
+    return f" ({amount(number.low, bare)} to {amount(number.high, bare)})"
 
 
 def margin_words(row: CriterionRow) -> str:
@@ -150,14 +152,12 @@ def margin_words(row: CriterionRow) -> str:
     return f"{row.margin:.0%}" if row.margin else "just met"
 
 
-def amount(value: float, unit: str, scale: str = "") -> str:
-    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"; `scale`: the unit that is told elsewhere."""
-    told = scale or unit
-    first, _, rest = told.partition(" ")
-    if first != "bytes":
+def amount(value: float, unit: str) -> str:
+    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"."""
+    if not unit.startswith(_BYTES):
         return f"{value:.4g} {unit}".strip()
-    size, letter = next(((size, letter) for size, letter in _LARGE if abs(value) >= size), (1.0, "bytes"))
-    return f"{value / size:.3g} {letter} {rest if unit else ''}".strip()
+    size, letters = next(((size, letters) for size, letters in _LARGE if abs(value) >= size), (1.0, _BYTES))
+    return f"{value / size:.3g} {letters}{unit.removeprefix(_BYTES)}"
 
 
 def _untested(record: ReadinessRecord) -> str:
