@@ -19,7 +19,7 @@ from nsa_harness.core.readiness import (
     Result,
     Untested,
 )
-from nsa_harness.core.report import MachineFacts, Report
+from nsa_harness.core.report import MachineFacts, Report, Status
 from nsa_harness.render import words
 from nsa_harness.render.answer import sentence
 from nsa_harness.render.terminal.layout import command, labelled, paragraph, table
@@ -90,12 +90,8 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 def headline(record: ReadinessRecord) -> str:
     """Why, in one sentence."""
-    missed = [row for row in record.criteria if row.result is Result.MISSED]
-    failed = [row for row in record.phases if row.result is Result.MISSED]
     if record.verdict is Decision.NO_GO:
-        bad = [run for row in failed for run in row.runs if not run.as_it_should]
-        told = [f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed]
-        told += [f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}" for run in bad]
+        told = _missed(record)
         return "; ".join(told[:_TOLD]) + (f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
     met = sum(row.result is Result.MET for row in record.criteria)
     counts = f"{met} of {_criteria(len(record.criteria))} met"
@@ -113,6 +109,18 @@ def _criteria(count: int) -> str:
 
 
 _TOLD = 3
+
+
+def _missed(record: ReadinessRecord) -> list[str]:
+    """What did not pass goes before the numbers that it misses, and these before what is wrong in a run that did."""
+    missed = [row for row in record.criteria if row.result is Result.MISSED]
+    bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
+    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
+    return [
+        *(text for run, text in runs if run.verdict != Status.PASS),
+        *(f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed),
+        *(text for run, text in runs if run.verdict == Status.PASS),
+    ]
 
 
 def blames(record: ReadinessRecord) -> list[Blame]:

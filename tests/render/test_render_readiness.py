@@ -189,6 +189,11 @@ def test_a_go_says_what_was_not_tested_and_what_is_open_is_said_first() -> None:
     assert headline(undecided) == "0 of 2 criteria met; throughput: stable reported no tokens_per_s; and 1 more open"
 
 
+def test_a_run_that_did_not_pass_goes_before_the_numbers_that_it_misses() -> None:
+    hang = replace(RECORD.phases[0], runs=(replace(RUN, verdict="HANG", cause="starved"),))
+    assert headline(replace(RECORD, phases=(hang,))).startswith("stable was HANG (starved); memory_slope: 2.1 MB")
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "told"),
     [
