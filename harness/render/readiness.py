@@ -19,7 +19,7 @@ from nsa_harness.core.readiness import (
     Result,
     Untested,
 )
-from nsa_harness.core.report import MachineFacts, Report
+from nsa_harness.core.report import MachineFacts, Report, Status
 from nsa_harness.render import words
 from nsa_harness.render.answer import sentence
 from nsa_harness.render.terminal.layout import command, labelled, paragraph, table
@@ -37,8 +37,9 @@ from nsa_harness.render.text import (
 from nsa_harness.supervisor.store.adapters import plain
 
 SCHEMA = 1
-_LABEL = 12
+_LABEL = 13
 _SIGNS = {"lt": "<", "le": "≤", "gt": ">", "ge": "≥", "eq": "="}
+_BYTES = "bytes"
 _LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -89,12 +90,8 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 def headline(record: ReadinessRecord) -> str:
     """Why, in one sentence."""
-    missed = [row for row in record.criteria if row.result is Result.MISSED]
-    failed = [row for row in record.phases if row.result is Result.MISSED]
     if record.verdict is Decision.NO_GO:
-        bad = [run for row in failed for run in row.runs if not run.as_it_should]
-        told = [f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed]
-        told += [f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}" for run in bad]
+        told = _missed(record)
         return "; ".join(told[:_TOLD]) + (f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
     met = sum(row.result is Result.MET for row in record.criteria)
     counts = f"{met} of {_criteria(len(record.criteria))} met"
@@ -112,6 +109,18 @@ def _criteria(count: int) -> str:
 
 
 _TOLD = 3
+
+
+def _missed(record: ReadinessRecord) -> list[str]:
+    """What did not pass goes before the numbers that it misses, and these before what is wrong in a run that did."""
+    missed = [row for row in record.criteria if row.result is Result.MISSED]
+    bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
+    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
+    return [
+        *(text for run, text in runs if run.verdict != Status.PASS),
+        *(f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed),
+        *(text for run, text in runs if run.verdict == Status.PASS),
+    ]
 
 
 def blames(record: ReadinessRecord) -> list[Blame]:
@@ -135,28 +144,28 @@ def measured_words(row: CriterionRow) -> str:
 def _interval(number: Number, unit: str) -> str:
     if number.low is None or number.high is None:
         return ""
-    return f" ({amount(number.low, '' if unit else unit, unit)} to {amount(number.high, '', unit)})"
+    bare = _BYTES if unit.startswith(_BYTES) else ""
+    return f" ({amount(number.low, bare)} to {amount(number.high, bare)})"
 
 
 def margin_words(row: CriterionRow) -> str:
     """How far inside its limit."""
     if row.margin is None or row.measured is None:
         return ""
+    from_below = any(key in ("gt", "ge") for key, _ in row.limit)
     if row.result is Result.MISSED:
-        return "missed" if not row.margin else f"missed by {-row.margin:.3g} of the limit"
-    if any(key in ("gt", "ge") for key, _ in row.limit) and row.margin >= 1:
+        return f"{-row.margin:.0%} short" if from_below else f"{1 - row.margin:.3g} times the limit"
+    if from_below and row.margin >= 1:
         return f"{row.margin + 1:.3g} times the limit"
     return f"{row.margin:.0%}" if row.margin else "just met"
 
 
-def amount(value: float, unit: str, scale: str = "") -> str:
-    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"; `scale`: the unit that is told elsewhere."""
-    told = scale or unit
-    first, _, rest = told.partition(" ")
-    if first != "bytes":
+def amount(value: float, unit: str) -> str:
+    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"."""
+    if not unit.startswith(_BYTES):
         return f"{value:.4g} {unit}".strip()
-    size, letter = next(((size, letter) for size, letter in _LARGE if abs(value) >= size), (1.0, "bytes"))
-    return f"{value / size:.3g} {letter} {rest if unit else ''}".strip()
+    size, letters = next(((size, letters) for size, letters in _LARGE if abs(value) >= size), (1.0, _BYTES))
+    return f"{value / size:.3g} {letters}{unit.removeprefix(_BYTES)}"
 
 
 def _untested(record: ReadinessRecord) -> str:
