@@ -31,6 +31,7 @@ from nsa_harness.core.report import (
     Place,
     Standing,
     Status,
+    StepCost,
     Timing,
     Usage,
     Verdict,
@@ -324,6 +325,36 @@ def outcome_of(
             for one in call_stacks(evidence, judgement, culprit)
         ),
         divergence=diagnosis.divergence,
+        cost=_cost(evidence),
+    )
+
+
+def _cost(evidence: Evidence) -> StepCost | None:
+    """From the row of the program's own tables that tells of it."""
+    row = next((row for row in evidence.reported if "step_cost" in row), None)
+    if row is None:
+        return None
+
+    def number(name: str) -> float | None:
+        value = row.get(name)
+        return float(value) if isinstance(value, float | int) else None
+
+    def whole(name: str) -> int | None:
+        value = number(name)
+        return None if value is None else int(value)
+
+    return StepCost(
+        tokens=whole("seq_len") or 0,
+        layers=whole("layers") or 0,
+        batch=whole("batch") or 0,
+        seconds=number("seconds"),
+        error=number("error") or 0.0,
+        steps=whole("steps") or 0,
+        nodes=whole("nodes"),
+        bytes=whole("saved_bytes"),
+        peak_bytes=whole("peak_bytes"),
+        implementations=tuple(one for one in str(row.get("implementations", "")).split(", ") if one),
+        until_tokens=whole("until_tokens"),
     )
 
 
