@@ -1,13 +1,13 @@
 """Does the fit of a sweep meet what a step of four times the length costs? Measured points, predictions, and the truth.
 
     python benchmarks/fits.py                    every implementation, into benchmarks/results/fits.json
-    python benchmarks/fits.py --only vanilla     one of them, into no file without --out
+    python benchmarks/fits.py --only vanilla     one of them anew, beside what is recorded of the others
     python benchmarks/fits.py --table            what is recorded, as Markdown
 
-Shape ci with two layers, one sequence, float32: real runs of the scenario sweep_seq_len from 256 to 2048 tokens, the fit
-of the harness, and a run of 8192 tokens that it has not seen. Each implementation for itself: NSA by blocks (which a CPU
-takes from 1024 tokens on, so that its fit begins there), the vanilla control, and the selected branch as a loop over
-tokens. What the fit refuses is recorded as well: NSA from its short cells alone.
+Shape ci with two layers, one sequence, float32: real runs of the scenario sweep_seq_len from 256 to 2048 tokens, the
+fit of the harness, and a run of 8192 tokens that it has not seen. Each implementation for itself: NSA by blocks (which
+a CPU takes from 1024 tokens on, so that its fit begins there), the vanilla control, and the selected branch as a loop
+over tokens. What the fit refuses is recorded as well: NSA from its short cells alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
-from nsa_harness.core.comparison.sweeps import Refused, Sweep, measured, size_of, sweeps  # noqa: E402
-from nsa_harness.core.fits import Quantity, Size  # noqa: E402
+from nsa_harness.core.comparison.sweeps import Refused, measured, size_of, sweeps  # noqa: E402
+from nsa_harness.core.fits import Quantity  # noqa: E402
 from nsa_harness.core.report import Outcome  # noqa: E402
 from nsa_harness.render.documents.report_json import from_json  # noqa: E402
 
@@ -60,36 +60,31 @@ SIDES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[side.name for side in SIDES])
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    if arguments.table:
-        print("\n".join(table(json.loads(RESULTS.read_text(encoding="utf-8")))))
-        return 0
-    sides = [side for side in SIDES if arguments.only in (None, side.name)]
-    result = {**circumstances(__file__, sys.argv[1:]), "layers": LAYERS, "target_tokens": TARGET}
-    result["sides"] = {side.name: side_of(side) for side in sides}
-    out = arguments.out or (None if arguments.only else RESULTS)
-    text = json.dumps(result, indent=1) + "\n"
-    print("\n".join(table(result)))
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
-    return 1 if [side for side in result["sides"].values() if side["over_limit"]] else 0
+    recorded = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sides": {}}
+    if not arguments.table:
+        sides = [side for side in SIDES if arguments.only in (None, side.name)]
+        recorded["sides"] |= {side.name: side_of(side) for side in sides}
+        RESULTS.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(table(recorded)))
+    return 1 if any(side["over_limit"] for side in recorded["sides"].values()) else 0
 
 
 def side_of(side: Side) -> dict[str, Any]:
     """What was measured, predicted and found."""
-    load = os.getloadavg()[0]
+    before = circumstances(__file__, sys.argv[1:])
     cells = run(side.keys, LENGTHS, side.steps)
     (truth,) = run(side.keys, (TARGET,), side.target_steps)
-    return {"load_1min": [load, os.getloadavg()[0]], **judged(cells, truth)}
+    known = {"layers": LAYERS, "target_tokens": TARGET, "load_1min_after": os.getloadavg()[0]}
+    return {**before, **known, **judged(cells, truth)}
 
 
 def run(keys: Sequence[str], lengths: Sequence[int], steps: int) -> Sequence[Outcome]:
     """Real runs of the sweep; raises where one of them did not pass."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            *(sys.executable, "-m", "nsa_harness.cli.main", "run", "sweep_seq_len", "--out", folder),
+            *(sys.executable, "-m", "nsa_harness", "run", "sweep_seq_len", "--out", folder),
             *("--matrix", f"model.seq_len={','.join(map(str, lengths))}"),
             *(f"model.layers={LAYERS}", f"train.steps={steps}", *keys),
         ]

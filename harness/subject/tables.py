@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained
+from nsa_harness.core.diagnosis.case import Case, Explanation, bytes_text, counted, explained
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, given, rule
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 
@@ -131,4 +131,77 @@ def gate_collapse(case: Case) -> Explanation | None:
     )
 
 
-RULES = (gate_collapse,)
+# A layer of this model has about two hundred nodes, at every length.
+_NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
+_COST_PROOF = ("nsa/step_cost.csv",)
+
+
+def _counted(case: Case) -> tuple[dict[str, float]] | None:
+    """What the step was seen to cost: its numbers."""
+    row = next((row for row in case.evidence.reported if "step_cost" in row), None)
+    return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
+
+
+@rule(RulePhase.SILENT, Cause.PER_TOKEN_NODES, outranks=("quadratic_cost",), outranked_by=("gate_collapse",))
+@given(_counted)
+def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """A graph that has nodes for each token."""
+    nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
+    each = nodes / (tokens * layers)
+    if each < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
+        return None
+    return explained(
+        Cause.PER_TOKEN_NODES,
+        f"the graph of the first step has {nodes:.0f} autograd nodes, {each:.0f} for each of {tokens:.0f} tokens in"
+        f" each of {counted(int(layers), 'layer')}: the program computes token by token",
+        seen=Seen.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
+
+
+@rule(RulePhase.SILENT, Cause.QUADRATIC_COST, outranks=("memory_excess",))
+@given(_counted)
+def quadratic_cost(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """Most of what the graph keeps has a row and a column for each token."""
+    square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
+    if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
+        return None
+    return explained(
+        Cause.QUADRATIC_COST,
+        f"of {bytes_text(kept)} that the graph of the first step keeps, {bytes_text(square)} are of tensors with a row"
+        f" and a column for each of {cost['seq_len']:.0f} tokens: twice the tokens take four times that",
+        seen=Seen.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_TIMES = 4
+_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above what is expected; of a process other things grow as well
+
+
+@rule(RulePhase.SILENT, Cause.MEMORY_EXCESS, outranks=("idle_device",))
+@given(_counted)
+def memory_excess(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """More memory than parameters, optimizer and activations of the shape explain."""
+    expected = cost.get("expected_bytes", math.inf)
+    kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
+    if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
+        what, taken, seen = "the graph of the first step keeps", kept, Seen.FACT
+    elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
+        what, taken, seen = "the first step took", grown, Seen.PART
+    else:
+        return None
+    return explained(
+        Cause.MEMORY_EXCESS,
+        f"{what} {bytes_text(taken)}, {taken / expected:.0f} times the {bytes_text(expected)} that parameters,"
+        f" gradients, optimizer and activations of {counted(int(cost['layers']), 'layer')} and"
+        f" {cost['batch']:.0f} x {cost['seq_len']:.0f} tokens need",
+        seen=seen,
+        proof=_COST_PROOF,
+    )
+
+
+RULES = (gate_collapse, memory_excess, per_token_nodes, quadratic_cost)

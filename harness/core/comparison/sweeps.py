@@ -108,7 +108,8 @@ def _ran(regime: Regime) -> str:
 
 def _unfitted(regime: Regime) -> str:
     sizes = len({size_of(cost) for cost in regime.costs})
-    return f"{sizes} sizes ran{regime.by}, and a fit takes {LEAST_SIZES} lengths or numbers of layers"
+    ran = f"{sizes} size{'s' if sizes > 1 else ''} ran{regime.by}"
+    return f"{ran}, and a fit takes {LEAST_SIZES} lengths or numbers of layers"
 
 
 def unfitted(regime: Regime) -> str | None:

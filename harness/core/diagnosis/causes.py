@@ -1712,6 +1712,105 @@ class Cause(StrEnum):
         """,
     )
 
+    PER_TOKEN_NODES = Row(
+        code="per_token_nodes",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"),),
+        advice=(
+            "Compute all tokens in one call: a batched matmul or attention with a mask, or a kernel. Until then run"
+            " fewer tokens; more ranks, another backend or less checkpointing change nothing."
+        ),
+        means="""
+        the autograd graph of a step has nodes for each token: four or more for each token and layer, and two thousand
+        or more a layer, where a layer of this model has about two hundred whatever the length. A Python loop over
+        tokens builds it. Forward and backward then take minutes at full CPU and an idle GPU, checkpointing doubles
+        that, and every other rank waits: it looks like a hang, and is none.
+        """,
+        proven_by="""
+        `nsa/step_cost.csv`: nsa.train counts the nodes after its first forward pass, before the backward pass begins,
+        so that one step tells, also one that never ends.
+        """,
+        remedy="""
+        compute all tokens in one call. `fallback_counters.csv` names the implementation of each branch; `nsa-harness
+        fit` says what more tokens would cost.
+        """,
+    )
+
+    QUADRATIC_COST = Row(
+        code="quadratic_cost",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its graph keeps"),),
+        advice=(
+            "Keep no scores of all tokens against all: scaled_dot_product_attention, or a kernel that goes by tiles,"
+            " needs memory that grows with the tokens alone."
+        ),
+        means="""
+        a step costs what grows with the square of the tokens. Of one run it is said of memory: half or more of what the
+        graph keeps, and 16 MiB or more, are tensors with a row and a column for each token. Of a sweep it is said of
+        its largest run, where the time of a step grows with an exponent of 1.5 or more, doubt included.
+        """,
+        proven_by="""
+        `nsa/step_cost.csv` of a run with `trace.step_cost=true` (`square_bytes`); for a sweep its fit, in SUMMARY.md.
+        """,
+        remedy="""
+        use an attention that keeps no scores. A length that equals a width of the model is not told apart: run another.
+        """,
+    )
+
+    MEMORY_EXCESS = Row(
+        code="memory_excess",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its shape needs"),),
+        advice=(
+            "Run it with trace.step_cost=true, which tells tensors that grow with the square of the tokens, and with"
+            " trace.profile_memory=true, which names the operators that take most."
+        ),
+        means="""
+        a step took four times the memory, or more, that its shape needs: parameters, their gradients, two moments of
+        the optimizer, and activations of 32 times the width for each token and layer and four times the vocabulary for
+        each token, all in float32. What the graph keeps counts where it was asked for (`trace.step_cost=true`), from 64
+        MiB above that on, and is *certain*; else the memory of the first step, from 512 MiB above it on, which is
+        *likely*: of a process on a CPU other things grow as well.
+        """,
+        proven_by="""
+        `nsa/step_cost.csv`: `expected_bytes` beside `saved_bytes`, or `peak_bytes` less `begin_bytes`.
+        """,
+        remedy="""
+        look for scores of all tokens against all, for a mask that was expanded, for activations that a loop keeps.
+        """,
+    )
+
+    IDLE_DEVICE = Row(
+        code="idle_device",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_test("tests/core/test_resources.py", "two GPUs were never at hand: recorded values alone"),),
+        advice=(
+            "Print torch.cuda.current_device() on each rank: call torch.cuda.set_device(LOCAL_RANK) before the first"
+            " tensor, and look whether CUDA_VISIBLE_DEVICES leaves each rank its own GPU."
+        ),
+        means="""
+        at every look a GPU of the node was at 0 % and held nothing of the run, while ranks of it worked on fewer GPUs
+        than there are ranks. It is *likely* at most, and has been tested with recorded values alone, never on two GPUs.
+        """,
+        proven_by="""
+        what nvidia-smi said at each look, in `dumps/`.
+        """,
+        remedy="""
+        give each rank its own GPU. Where two ranks share one on purpose, this is none.
+        """,
+    )
+
     DIRTY_EXIT = Row(
         code="dirty_exit",
         beside=True,
