@@ -88,10 +88,10 @@ class Sweep:
                 reason=f"the cells up to {regime.last} tokens ran {_ran(regime)}, and from {regime.until} tokens on"
                 " another implementation runs: measure three lengths from there on"
             )
-        if above is not None and size.tokens > regime.last:
+        if above is not None and size.tokens > regime.last and regime.until is None:
             return Refused(
-                reason=f"the implementation changes between {regime.last} and {above.first} tokens{above.by}:"
-                f" where, no cell says"
+                reason=f"from {above.first} tokens on the cells ran{above.by}, up to {regime.last} tokens{regime.by}, and"
+                " where between it changes no cell says"
             )
         if not regime.fits:
             return Refused(reason=_unfitted(regime))
